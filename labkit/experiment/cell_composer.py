@@ -39,6 +39,7 @@ from labkit.experiment.python_environment import (
     imports_of,
     known_options,
 )
+from labkit.experiment.reachable_looks import with_reachable_looks
 from labkit.experiment.sweep_as_arms import with_swept_arms
 from labkit.experiment.turn_protocol import VERSION
 from labkit.experiment.user_class_check import check_workload_class
@@ -89,6 +90,12 @@ class ComposedCell:
     def metrics(self) -> tuple[str, ...]:
         """The primary metrics (:attr:`labkit.config.Experiment.primary_metrics`)."""
         return self.experiments[self.arms[0].name].primary_metrics
+
+    @property
+    def tested_arms(self) -> int:
+        """The number of arms that are tested together; the settings of a sweep are ranked."""
+        arms = sum(arm.role == "arm" for arm in self.arms)
+        return 1 if self.experiment.ablation.sweep else max(1, arms)
 
 
 def compose_cell(
@@ -331,17 +338,19 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
     )
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
     design = as_begun(separate, Isolation.process, folder, blocks_given=False)
+    design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
     return [cell, replace(cell, dir=folder, name=cell.name + PROCESSES_SUFFIX, design=design)]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> Cell:
     """Return the cell that runs a composed cell in ``folder``."""
-    experiment = composed.experiment
+    experiment, given = composed.experiment, composed.blocks_given
+    design = as_begun(experiment.design, composed.isolation, folder, given)
     return Cell(
         dir=folder,
         name=composed.name,
         arms=composed.arms,
-        design=as_begun(experiment.design, composed.isolation, folder, composed.blocks_given),
+        design=with_reachable_looks(design, composed.tested_arms, folder, given),
         seed=experiment.seed,
         question=experiment.ablation.question,
         sweep=experiment.ablation.sweep,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.analysis.statistics.power import attained_alpha
-from labkit.config import CONTROL, Isolation, PlannedLook, count_text
+from labkit.config import CONTROL, Isolation, count_text
 from labkit.experiment import noise_history, power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
@@ -56,7 +55,7 @@ class CellPlan:
     separate_processes_reason
         The reason that the arms do not share a process; None if they do.
     warnings
-        Warnings about the arms' requests, for example that the server will refuse some.
+        Warnings, for example that the server will refuse some of the arms' requests.
     """
 
     cell: Cell
@@ -100,8 +99,19 @@ def _plan(
         one_minute=one_minute,
         start_up=power_forecast.start_up_line(composed, history),
         separate_processes_reason=composed.separate_processes_reason,
-        warnings=tuple(_warnings({arm.name: costs[arm.name] for arm in composed.arms})),
+        warnings=(
+            *_growth(cell, composed),
+            *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
+        ),
     )
+
+
+def _growth(cell: Cell, composed: ComposedCell) -> Iterator[str]:
+    """Yield a line if the cell has more blocks than its design, for its number of arms."""
+    declared, blocks = composed.experiment.design.blocks, cell.design.blocks
+    if blocks > declared and cell.design.runs_per_block == 1 and not composed.blocks_given:
+        arms = count_text(composed.tested_arms, "arm")
+        yield f"{blocks} blocks instead of {declared}: {arms} could claim nothing with fewer"
 
 
 def _measured_run_s(
@@ -205,7 +215,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     if plan.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
     if design.looks:
-        looks = ", ".join(_look_text(look, plan.cell) for look in design.looks)
+        looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
         done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
     if design.eliminate:
@@ -214,13 +224,6 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:
         yield plan.one_minute
-
-
-def _look_text(look: PlannedLook, cell: Cell) -> str:
-    arms = 1 if cell.sweep else max(1, sum(arm.role == "arm" for arm in cell.arms))
-    can_decide = attained_alpha(look.blocks, cell.design.runs_per_block, look.alpha / arms) > 0
-    few = "" if can_decide else f": too few blocks to decide {count_text(arms, 'arm')}"
-    return f"{look.blocks} (alpha {look.alpha:g}{few})"
 
 
 def _measured_in(plan: CellPlan) -> str:

@@ -1,0 +1,81 @@
+"""Looks and blocks with which a cell's number of arms can claim something.
+
+The smallest adjusted p after ``b`` blocks grows with the number of arms that are tested together. A
+look that cannot reach its part of alpha would spend it for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.analysis.statistics.permutation_test import min_p
+from labkit.config import Design, PlannedLook, require
+from labkit.records import RecordError, read_cell
+
+MAX_BLOCKS = 1000
+
+
+def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: bool) -> Design:
+    """Return a design that can claim something about ``arms`` arms at each of its looks.
+
+    A look out of reach gives its alpha to the next one. A design that claims nothing even after
+    its last block has as many blocks as it needs; a first look, which has too few blocks for one
+    arm as well, stays one. A cell that an earlier version began with looks out of reach continues
+    unchanged.
+
+    Parameters
+    ----------
+    arms
+        The number of arms that are tested together; 1 for a sweep.
+    folder
+        The cell's folder, which need not exist.
+    blocks_given
+        Whether the command sets ``design.blocks``, so that it is refused instead of changed.
+
+    Raises
+    ------
+    ConfigError
+        The command sets too few blocks for the arms.
+    """
+    if not _reaches(design.blocks, design.alpha, design, 1):
+        return design
+    if not all(_reaches(look.blocks, look.alpha, design, arms) for look in _begun_looks(folder)):
+        return design
+    blocks = range(design.blocks, MAX_BLOCKS + 1)
+    needed = next((n for n in blocks if _reaches(n, design.alpha, design, arms)), None)
+    fewer = f"compare fewer arms than {arms}"
+    require(needed is not None, f"design.alpha={design.alpha:g}: {fewer}, or set a larger alpha")
+    require(
+        needed == design.blocks or not blocks_given,
+        f"design.blocks={design.blocks}: with {arms} arms, no difference can reach "
+        f"p = {design.alpha:g} (smallest: {arms * min_p(design.blocks, design.runs_per_block):.2g})"
+        f"; set design.blocks={needed}, or {fewer}",
+    )
+    design = replace(design, blocks=needed or design.blocks)
+    looks = list(_reachable(design, arms))
+    return replace(design, looks=looks if len(looks) > 1 else [])
+
+
+def _reachable(design: Design, arms: int) -> Iterator[PlannedLook]:
+    unspent = 0.0
+    for look in design.all_looks:
+        alpha = round(look.alpha + unspent, 12)
+        if _reaches(look.blocks, alpha, design, arms) or look.blocks == design.blocks:
+            yield PlannedLook(look.blocks, alpha)
+            unspent = 0.0
+        else:
+            unspent = alpha
+
+
+def _reaches(blocks: int, alpha: float, design: Design, arms: int) -> bool:
+    return arms * min_p(blocks, design.runs_per_block) <= alpha
+
+
+def _begun_looks(folder: Path) -> list[PlannedLook]:
+    """Return the looks with which the cell in ``folder`` began; empty if there is none."""
+    with suppress(RecordError):  # there is no such cell, or the runner will refuse it
+        return [PlannedLook(**look) for look in read_cell(folder)["design"].get("looks", ())]
+    return []
