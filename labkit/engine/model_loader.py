@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit.config import ConfigError
 from labkit.cpu.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
@@ -18,6 +18,7 @@ from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSp
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
+from labkit.models import model_json
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {
@@ -148,19 +149,17 @@ def load_model(
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
     _check_indexer(caches, settings, model_type)
-    eos_token_ids = read_eos_token_ids(settings, model_dir)
+    eos_token_ids = read_eos_token_ids(model_dir)
     return LoadedModel(model, model_type, caches, eos_token_ids, matrix_storage)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
-    if not path.is_file():
-        raise EngineError(f"{model_dir} is not a model directory: it has no config.json")
     try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
-        raise EngineError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(settings, dict) or "model_type" not in settings:
+        settings = model_json.read_object(path)
+    except ConfigError as error:
+        raise EngineError(str(error)) from None
+    if "model_type" not in settings:
         raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
     return settings
@@ -370,14 +369,9 @@ def make_prompt_cache(model: Any) -> Sequence[Any]:
     return caches
 
 
-def read_eos_token_ids(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
-    """Return the end-of-text ids. Those in generation_config.json override config.json's."""
-    generation = model_dir / "generation_config.json"
-    sources = [settings, settings.get("text_config") or {}]
-    if generation.is_file():
-        sources.insert(0, json.loads(generation.read_text()))
-    for source in sources:
-        value = source.get("eos_token_id")
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()
+def read_eos_token_ids(model_dir: Path) -> frozenset[int]:
+    """Return ``model_json.read_eos_token_ids``; a mistake in a file is an ``EngineError``."""
+    try:
+        return frozenset(model_json.read_eos_token_ids(model_dir))
+    except ConfigError as error:
+        raise EngineError(str(error)) from None

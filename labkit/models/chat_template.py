@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
+from labkit.models import model_json
 
 # ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
 # have ``tool_calls``.
@@ -232,13 +233,7 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
     The template is read from ``chat_template.jinja``, or else from ``chat_template`` in
     tokenizer_config.json. If that is a list of templates, the one named ``default`` is returned.
     """
-    path = model_dir / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({one_line(error)})") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} is not a JSON object")
+    config = model_json.read_optional(model_dir / "tokenizer_config.json")
     source = config.get("chat_template")
     jinja_file = model_dir / "chat_template.jinja"
     if jinja_file.is_file():
@@ -252,13 +247,9 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = config.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    tokens = ((name, model_json.special_token(config, name)) for name in names)
+    return {name: token for name, token in tokens if token is not None}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from labkit.config import ConfigError, require
+from labkit.models import model_json
 
 MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size are hashed completely
 GGUF_HEAD_BYTES = 1 << 24  # the beginning of a GGUF file, hashed completely for its metadata
@@ -97,30 +97,20 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     ConfigError
         A file is missing or invalid.
     """
-    config = _read_json(path / "config.json", option)
+    config = model_json.read_object(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
     weights = sorted(path.glob("model*.safetensors"))
     require(bool(weights), f"{option}: the folder has no model*.safetensors")
     require((path / "tokenizer.json").is_file(), f"{option}: the folder has no tokenizer.json")
-    text_config = {**config, **config.get("text_config", {})}
+    text_config = {**config, **(config.get("text_config") or {})}
     return ModelDir(
         path=path,
         digest=_directory_digest(path, weights),
         name=name,
         vocab_size=_vocab_size(path, text_config, option),
-        eos_token_ids=_eos_token_ids(path, text_config, option),
+        eos_token_ids=model_json.read_eos_token_ids(path, option),
         max_context=_max_context(text_config),
     )
-
-
-def _read_json(path: Path, option: str) -> dict[str, Any]:
-    require(path.is_file(), f"{option}: the folder has no {path.name}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {path.name} is not valid JSON ({error})") from None
-    require(isinstance(value, dict), f"{option}: {path.name} is not a JSON object")
-    return dict(value)
 
 
 def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
@@ -134,26 +124,6 @@ def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
 def _max_context(config: dict[str, Any]) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any], option: str) -> tuple[int, ...]:
-    """Return the EOS token ids of the first source that has them, as mlx_lm does.
-
-    The sources are generation_config.json, config.json and the tokenizer.
-    """
-    eos = config.get("eos_token_id")
-    if (path / "generation_config.json").is_file():
-        eos = _read_json(path / "generation_config.json", option).get("eos_token_id") or eos
-    if eos is None and (path / "tokenizer_config.json").is_file():
-        token = _read_json(path / "tokenizer_config.json", option).get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            from labkit.models import tokenizer
-
-            eos = tokenizer.load(path).token_id(token)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
 
 def _directory_digest(path: Path, weights: list[Path]) -> str:

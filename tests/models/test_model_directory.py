@@ -82,18 +82,34 @@ def test_the_digest_covers_both_ends_of_large_weights(model):
     assert local(model).digest != before
 
 
-def test_sources_of_the_end_tokens(model):
-    write(model, "config.json", CONFIG | {"eos_token_id": [4, 5]})
-    assert local(model).eos_token_ids == (4, 5)
-    write(model, "generation_config.json", {"eos_token_id": 6})
-    assert local(model).eos_token_ids == (6,)
-    write(model, "generation_config.json", {})
-    assert local(model).eos_token_ids == (4, 5)
-    write(model, "config.json", {k: v for k, v in CONFIG.items() if k != "eos_token_id"})
-    assert local(model).eos_token_ids == ()
-    for token in ("<end>", {"content": "<end>"}):
-        write(model, "tokenizer_config.json", {"eos_token": token})
-        assert local(model).eos_token_ids == (2,)
+ENDED = {"eos_token": "<end>"}
+
+
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({"config": {"eos_token_id": [5, 4]}}, (4, 5)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": 6}}, (6,)),
+        ({"config": {"eos_token_id": [4, 5]}, "generation_config": {}}, (4, 5)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": []}}, (4,)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": 0}}, (0,)),
+        ({"config": {"text_config": {"eos_token_id": 4}}}, (4,)),
+        ({"config": {"eos_token_id": -1}}, ()),
+        ({"config": {}}, ()),
+        ({"config": {}, "tokenizer_config": ENDED}, (2,)),
+        ({"config": {}, "tokenizer_config": {"eos_token": {"content": "<end>"}}}, (2,)),
+        ({"config": {}, "special_tokens_map": ENDED}, (2,)),
+        ({"config": {"eos_token_id": []}, "tokenizer_config": ENDED}, (2,)),
+        # A chat model's turn ends with the tokenizer's token, a text with the config's.
+        ({"generation_config": {"eos_token_id": 6}, "tokenizer_config": ENDED}, (2, 6)),
+        ({"config": {}, "tokenizer_config": {"eos_token": "unknown"}}, ()),
+    ],
+)
+def test_all_tokens_that_end_a_request_are_found(model, files, ids):
+    bare = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    for name, value in files.items():
+        write(model, f"{name}.json", bare | value if name == "config" else value)
+    assert local(model).eos_token_ids == ids
 
 
 def test_a_nested_config_and_one_without_vocab_size(model):
@@ -112,6 +128,12 @@ def test_a_nested_config_and_one_without_vocab_size(model):
         (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
         (lambda m: (m / "model.safetensors").unlink(), r"the folder has no model\*.safetensors"),
         (lambda m: (m / "tokenizer.json").unlink(), "the folder has no tokenizer.json"),
+        (lambda m: write(m, "generation_config.json", "{"), "generation_config.json is not valid"),
+        (
+            lambda m: write(m, "generation_config.json", {"eos_token_id": ["</s>"]}),
+            r"generation_config.json: eos_token_id is \['</s>'\]; must be a token id or a list",
+        ),
+        (lambda m: write(m, "tokenizer_config.json", "[" * 100_000), "is not valid JSON"),
     ],
 )
 def test_a_broken_directory_is_one_line(model, break_it, message):

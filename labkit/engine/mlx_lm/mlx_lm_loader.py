@@ -60,7 +60,7 @@ def load(
     _check_batchable(caches, settings["model_type"])
     # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
-    eos_token_ids = read_eos_token_ids(settings, model_dir)
+    eos_token_ids = read_eos_token_ids(model_dir)
     weights = compute_dtype.weight_bytes_by_dtype(model)
     return MlxLmModel(
         model, vocab_size, eos_token_ids, kv_bytes_by_window(caches), key_dtype(caches), weights
