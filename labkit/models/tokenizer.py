@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +96,18 @@ class Tokenizer:
         sequence, and the text of the first is removed. The text of an unknown id is empty.
         """
         return self.decode([token, token])[len(self.decode([token])) :]
+
+    @cached_property
+    def byte_tokens(self) -> Mapping[int, int]:
+        """The byte that each byte token (``<0xE6>``) stands for, by id.
+
+        Only a tokenizer that decodes with ByteFallback, such as Llama 2's, has such tokens.
+        """
+        decoder = self._tokenizer.decoder
+        if decoder is None or b'"ByteFallback"' not in decoder.__getstate__():
+            return {}
+        ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return {token: byte for byte, token in enumerate(ids) if token is not None}
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """A fake engine and its tokenizer."""
 
+from types import MappingProxyType
+
 from chat_model import TEMPLATE
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
@@ -12,6 +14,7 @@ class CharTokenizer:
     template = None
     max_token_characters = 1
     special_tokens = ("<s>",)
+    byte_tokens = MappingProxyType({})
 
     def __init__(self):
         self.encoded = []
