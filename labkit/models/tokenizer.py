@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from labkit.models.chat_template import ChatTemplate, Message, RenderOptions, Tools
 
 LONG_TEXT = 10_000  # characters or ids
+# Splits a text for ``encode_pieces``: no token merges this character, which is none of Unicode's.
+SEPARATOR = "\U0010fffe"
 
 
 class Tokenizer:
@@ -49,6 +52,41 @@ class Tokenizer:
         # A batch releases the GIL, so other threads run during the seconds this may take.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return list(encoding.ids)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of consecutive pieces of a text, where no token spans two pieces.
+
+        No special tokens are added, and no space is put before a piece other than the first.
+        """
+        if len(pieces) == 1:
+            return self.encode(pieces[0], special=False)
+        ends = itertools.accumulate(len(piece) + 1 for piece in pieces[:-1])
+        separators = {end - 1 for end in ends}
+        text = SEPARATOR.join(pieces)
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return [
+            token
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if not (start in separators and end <= start + 1 and token in self._separator_ids)
+        ]
+
+    @cached_property
+    def _separator_ids(self) -> frozenset[int]:
+        """The ids of the separator; none in a tokenizer that drops unknown characters."""
+        return frozenset(self.encode(SEPARATOR, special=False))
+
+    def encode_turns(self, turns: Sequence[str]) -> list[int]:
+        """Return the ids of one text, whose first turns have the same ids in a longer text.
+
+        The model's special tokens are added once, around the whole text.
+        """
+        text = "a"
+        bare, whole = self.encode(text, special=False), self.encode(text)
+        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        first, *others = turns
+        ids = self.encode(first, special=False)
+        ids += [token for turn in others for token in self.encode_pieces(["", turn])]
+        return [*whole[:start], *ids, *whole[start + len(bare) :]]
 
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.

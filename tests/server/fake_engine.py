@@ -23,6 +23,9 @@ class CharTokenizer:
         self.encoded.append(text)
         return [ord(char) for char in text]
 
+    def encode_pieces(self, pieces):
+        return [token for piece in pieces for token in self.encode(piece)]
+
     def render_chat(self, messages, tools=(), options=None):
         return "".join(f"{message['role'][0]}{message['content']}" for message in messages)
 

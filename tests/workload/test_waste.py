@@ -86,8 +86,8 @@ def test_the_questions_name_their_requests_in_the_articles_order(compose_experim
     class Words:
         template = None
 
-        def encode(self, text):
-            return list(range(len(text.split())))
+        def encode_turns(self, turns):
+            return list(range(len("".join(turns).split())))
 
     monkeypatch.setattr("labkit.models.tokenizer.load", lambda path: Words())
 
