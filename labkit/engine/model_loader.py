@@ -68,6 +68,8 @@ class LoadedModel:
         Token ids that end a request.
     matrix_storage
         How loading stored the matrices of linear layers and embeddings.
+    max_context
+        The context in tokens, or None if config.json has none.
     num_all_reduces
         The number of layers whose outputs are summed over the ranks (tensor parallelism).
     """
@@ -77,6 +79,7 @@ class LoadedModel:
     caches: tuple[CacheSpec, ...]
     eos_token_ids: frozenset[int]
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
+    max_context: int | None = None
     num_all_reduces: int = 0
 
     @property
@@ -149,8 +152,14 @@ def load_model(
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
     _check_indexer(caches, settings, model_type)
-    eos_token_ids = read_eos_token_ids(model_dir)
-    return LoadedModel(model, model_type, caches, eos_token_ids, matrix_storage)
+    return LoadedModel(
+        model,
+        model_type,
+        caches,
+        read_eos_token_ids(model_dir),
+        matrix_storage,
+        model_json.max_context(settings),
+    )
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
     ``digest``: a hex digest of the small files and of samples of the weights. ``max_context``: the
-    context length in config.json (tokens), or None if config.json has none.
+    context in tokens (``model_json.max_context``).
     """
 
     path: Path
@@ -109,7 +109,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
         name=name,
         vocab_size=_vocab_size(path, text_config, option),
         eos_token_ids=model_json.read_eos_token_ids(path, option),
-        max_context=_max_context(text_config),
+        max_context=model_json.max_context(config),
     )
 
 
@@ -119,11 +119,6 @@ def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
     from labkit.models import tokenizer
 
     return tokenizer.load(path).vocab_size
-
-
-def _max_context(config: dict[str, Any]) -> int | None:
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
 
 
 def _directory_digest(path: Path, weights: list[Path]) -> str:

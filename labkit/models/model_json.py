@@ -1,4 +1,4 @@
-"""Read the JSON files of a model directory, and the ids of the tokens that end a request."""
+"""Read the JSON files of a model directory: the tokens that end a request, the context."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine.exception_text import one_line
+
+# The keys of config.json that hold the length of the context.
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 def read_object(path: Path, where: str | None = None) -> dict[str, Any]:
@@ -43,6 +46,25 @@ def special_token(config: Mapping[str, Any], name: str) -> str | None:
     token = config.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
+
+
+def max_context(config: Mapping[str, Any]) -> int | None:
+    """Return the context in tokens of a model's config.json, or None if the file has none.
+
+    YaRN extends the original context, to which many models set ``max_position_embeddings``.
+    """
+    config = {**config, **(config.get("text_config") or {})}
+    lengths = (config.get(key) for key in CONTEXT_KEYS)
+    context = next((int(length) for length in lengths if isinstance(length, int)), None)
+    scaling = config.get("rope_scaling") or {}
+    original = scaling.get("original_max_position_embeddings")
+    if context is None or original is None or "yarn" not in _scaling_types(scaling):
+        return context
+    return max(context, int(original * scaling.get("factor", 1.0)))
+
+
+def _scaling_types(scaling: Mapping[str, Any]) -> tuple[Any, ...]:
+    return scaling.get("rope_type"), scaling.get("type")
 
 
 def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, ...]:

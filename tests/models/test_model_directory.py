@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
-from labkit.models import model_directory, resolve
+from labkit.models import model_directory, model_json, resolve
 
 CONFIG = {
     "model_type": "llama",
@@ -80,6 +80,25 @@ def test_the_digest_covers_both_ends_of_large_weights(model):
     data[-1] ^= 1
     path.write_bytes(data)
     assert local(model).digest != before
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 32}, 32),
+        ({"n_positions": 64, "model_type": "gpt2"}, 64),
+        ({"text_config": {"max_position_embeddings": 32}}, 32),
+        ({"max_position_embeddings": 32, "rope_scaling": YARN}, 128),
+        ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
+        ({"max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 2.0}}, 32),
+        ({"max_position_embeddings": None, "rope_scaling": None, "text_config": None}, None),
+    ],
+)
+def test_the_context_of_a_model(config, context):
+    assert model_json.max_context(config) == context
 
 
 ENDED = {"eos_token": "<end>"}

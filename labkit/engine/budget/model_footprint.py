@@ -14,6 +14,7 @@ from typing import Any
 from labkit import config
 from labkit.cpu.gguf_block_formats import is_gguf_only
 from labkit.engine.compute_dtype import MatrixStorage
+from labkit.models import model_json
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default
 FLOAT32_BYTES = 4
@@ -137,7 +138,6 @@ def _from_config(
     cached = _cached_numbers(settings, keys, head_dim)
     if cached is None:
         return None
-    context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
     loaded = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
@@ -147,7 +147,7 @@ def _from_config(
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
-        max_context=context if isinstance(context, int) else None,
+        max_context=model_json.max_context(settings),
         float_bytes=loaded.float_bytes,
         weights=loaded.weights,
         lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
