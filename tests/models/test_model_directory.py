@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import gguf_files
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -73,13 +74,24 @@ def test_the_digest_depends_on_the_content_and_not_the_path(model):
     assert len(digests) == 4
 
 
-def test_the_digest_covers_both_ends_of_large_weights(model):
+@pytest.mark.parametrize("place", [0.123, 0.5, 1.0])
+def test_the_digest_covers_every_byte_of_the_weights(model, place):
+    """One of samples missed most edits of a single matrix."""
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())
     before = local(model).digest
-    data[-1] ^= 1
+    data[round(place * (len(data) - 1))] ^= 1
     path.write_bytes(data)
     assert local(model).digest != before
+
+
+def test_an_edited_gguf_file_is_converted_anew(tmp_path, no_cache):
+    path = gguf_files.model(tmp_path / "m.gguf")
+    before = local(path)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
+    assert local(path).path != before.path and local(path).digest != before.digest
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -147,6 +159,10 @@ def test_a_nested_config_and_one_without_vocab_size(model):
         (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
         (lambda m: (m / "model.safetensors").unlink(), r"the folder has no model\*.safetensors"),
         (lambda m: (m / "tokenizer.json").unlink(), "the folder has no tokenizer.json"),
+        (
+            lambda m: (m / "model-2.safetensors").symlink_to("nowhere"),
+            "model-2.safetensors: No such file",
+        ),
         (lambda m: write(m, "generation_config.json", "{"), "generation_config.json is not valid"),
         (
             lambda m: write(m, "generation_config.json", {"eos_token_id": ["</s>"]}),
