@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSp
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
-from labkit.models import model_json
+from labkit.models import model_directory, model_json
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {
@@ -48,6 +49,7 @@ UNSUPPORTED_CACHES = {
 ONE_AT_A_TIME = (
     "set engine=openai engine.server.preset=mlx_lm, whose server computes one request at a time"
 )
+MAX_NAMES = 4  # of parameters in a message
 # Settings of models in which an indexer selects the keys that a query attends to.
 INDEXER_SETTINGS = ("index_topk", "index_topk_blocks")
 
@@ -164,10 +166,8 @@ def load_model(
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
-    try:
+    with config_errors():
         settings = model_json.read_object(path)
-    except ConfigError as error:
-        raise EngineError(str(error)) from None
     if "model_type" not in settings:
         raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
@@ -234,12 +234,14 @@ def _load_weights(
 ) -> None:
     import mlx.core as mx
 
-    files = sorted(model_dir.glob("model*.safetensors"))
-    if not files:
-        raise EngineError(f"{model_dir} has no model*.safetensors")
     weights: dict[str, Any] = {}
+    with config_errors():
+        files = model_directory.find_weights(model_dir, str(model_dir))
     for file in files:
-        loaded: Any = mx.load(str(file))
+        try:
+            loaded: Any = mx.load(str(file))
+        except RuntimeError as error:  # such as a type that MLX does not have
+            raise EngineError(f"{file}: {one_line(error)}") from None
         weights.update(loaded)
     if layers is not None:
         weights = {name: value for name, value in weights.items() if _layer_index(name) < layers}
@@ -250,8 +252,24 @@ def _load_weights(
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
+        raise EngineError(f"{model_dir}: {some_names(error)}") from None
     model.eval()
+
+
+def some_names(error: Exception) -> str:
+    """Return MLX's message about wrong parameters in one line, with the first of their names."""
+    first, *names = str(error).splitlines() or [type(error).__name__]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return " ".join([first.strip(), *names[:MAX_NAMES]]).rstrip(",") + more
+
+
+@contextlib.contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise a ``ConfigError`` about a file of the model as an ``EngineError``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise EngineError(str(error)) from None
 
 
 def _layer_index(name: str) -> int:
@@ -380,7 +398,5 @@ def make_prompt_cache(model: Any) -> Sequence[Any]:
 
 def read_eos_token_ids(model_dir: Path) -> frozenset[int]:
     """Return ``model_json.read_eos_token_ids``; a mistake in a file is an ``EngineError``."""
-    try:
+    with config_errors():
         return frozenset(model_json.read_eos_token_ids(model_dir))
-    except ConfigError as error:
-        raise EngineError(str(error)) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine import file_digest
-from labkit.models import model_json
+from labkit.models import model_json, safetensors_header
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -100,8 +100,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     """
     config = model_json.read_object(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
-    weights = sorted(path.glob("model*.safetensors"))
-    require(bool(weights), f"{option}: the folder has no model*.safetensors")
+    weights = find_weights(path, option)
     require((path / "tokenizer.json").is_file(), f"{option}: the folder has no tokenizer.json")
     text_config = {**config, **(config.get("text_config") or {})}
     return ModelDir(
@@ -112,6 +111,26 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
         eos_token_ids=model_json.read_eos_token_ids(path, option),
         max_context=model_json.max_context(config),
     )
+
+
+def find_weights(path: Path, where: str) -> list[Path]:
+    """Return the files with a model's weights, in order. ``where``: the beginning of messages.
+
+    Raises
+    ------
+    ConfigError
+        There are none, or one is not whole.
+    """
+    files = sorted(path.glob("model*.safetensors"))
+    require(bool(files), f"{where}: the folder has no model*.safetensors")
+    for file in files:
+        try:
+            safetensors_header.read_header(file)
+        except OSError as error:
+            raise ConfigError(f"{where}: {file.name}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{where}: {file.name} {error}") from None
+    return files
 
 
 def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:

@@ -37,6 +37,11 @@ def write(folder, name, value):
     (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
 
 
+def cut(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+
+
 def local(path):
     return resolve(Model(name="local", path=str(path)))
 
@@ -162,6 +167,18 @@ def test_a_nested_config_and_one_without_vocab_size(model):
         (
             lambda m: (m / "model-2.safetensors").symlink_to("nowhere"),
             "model-2.safetensors: No such file",
+        ),
+        (
+            lambda m: write(m, "model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
+            "model.safetensors is a pointer of Git LFS .* git lfs pull",
+        ),
+        (lambda m: write(m, "model.safetensors", ""), "model.safetensors is empty"),
+        (lambda m: cut(m, 1 << 20), "model.safetensors is cut: its tensors end at byte"),
+        (lambda m: cut(m, 40), "model.safetensors is cut or not a safetensors file"),
+        (lambda m: cut(m, 9), "model.safetensors is cut or not a safetensors file"),
+        (
+            lambda m: (m / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"[]"),
+            "model.safetensors is not a safetensors file",
         ),
         (lambda m: write(m, "generation_config.json", "{"), "generation_config.json is not valid"),
         (

@@ -12,9 +12,14 @@ import mlx.core as mx
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.mlx_lm_directory import mlx_lm_directory
-from labkit.engine.model_loader import ONE_AT_A_TIME, is_batchable, read_eos_token_ids
-from labkit.machine.exception_text import one_line
-from labkit.models import model_json
+from labkit.engine.model_loader import (
+    ONE_AT_A_TIME,
+    config_errors,
+    is_batchable,
+    read_eos_token_ids,
+    some_names,
+)
+from labkit.models import model_directory, model_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,12 @@ def load(
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
+    with config_errors():
+        model_directory.find_weights(Path(model_dir), f"engine=mlx_lm: {model_dir}")
     try:
         model, settings = load_model(mlx_lm_directory(Path(model_dir)))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = make_prompt_cache(model)
     _check_batchable(caches, settings["model_type"])
