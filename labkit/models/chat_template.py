@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import meta
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
@@ -64,6 +65,18 @@ class RenderOptions:
             raise ValueError("add_generation_prompt cannot be combined with continue_final_message")
 
 
+class GenerationTag(Extension):
+    """``{% generation %}`` marks the model's own text for training; a prompt has its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the content of the block, with a scope of its own as in transformers."""
+        line = next(parser.stream).lineno
+        content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(content, lineno=line)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with the settings of transformers, and without large multiplications.
 
@@ -73,7 +86,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
 
@@ -232,12 +247,20 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
 
     The template is read from ``chat_template.jinja``, or else from ``chat_template`` in
     tokenizer_config.json. If that is a list of templates, the one named ``default`` is returned.
+
+    Raises
+    ------
+    ConfigError
+        A file cannot be read, or the template is not valid Jinja.
     """
     config = model_json.read_optional(model_dir / "tokenizer_config.json")
     source = config.get("chat_template")
     jinja_file = model_dir / "chat_template.jinja"
     if jinja_file.is_file():
-        source = jinja_file.read_text("utf-8")
+        try:
+            source = jinja_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{jinja_file}: {one_line(error)}") from None
     elif isinstance(source, list):
         default = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
         source = default[0].get("template") if default else None

@@ -25,15 +25,20 @@ class Tokenizer:
     """A model's tokenizer and its chat template.
 
     Special tokens are added as the model's files specify. ``template``: the chat template, or None
-    where the model has none.
+    where the model has none. ``template_error``: why a model's template cannot be used, else None;
+    such a model can complete texts.
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        template: ChatTemplate | None = None,
+        template_error: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._decode_one = lru_cache(maxsize=1 << 16)(self._decode)
         self.template = template
+        self.template_error = template_error
 
     @property
     def vocab_size(self) -> int:
@@ -109,9 +114,8 @@ class Tokenizer:
         Raises the same errors as ``encode_chat``.
         """
         if self.template is None:
-            raise ConfigError(
-                "the model has no chat template; send a text instead of a conversation"
-            )
+            reason = self.template_error or "the model has no chat template"
+            raise ConfigError(f"{reason}; send a text instead of a conversation")
         return self.template.render(messages, tools, options)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -165,8 +169,7 @@ def load(model_dir: Path) -> Tokenizer:
     Raises
     ------
     ConfigError
-        ``tokenizer.json`` is missing or the tokenizers library cannot read it, or the template is
-        not valid Jinja.
+        ``tokenizer.json`` is missing or the tokenizers library cannot read it.
     """
     import tokenizers
 
@@ -179,4 +182,7 @@ def load(model_dir: Path) -> Tokenizer:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {one_line(error)}") from None
-    return Tokenizer(loaded, chat_template.load_template(model_dir))
+    try:
+        return Tokenizer(loaded, chat_template.load_template(model_dir))
+    except ConfigError as error:
+        return Tokenizer(loaded, template_error=str(error))

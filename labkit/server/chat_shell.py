@@ -68,7 +68,8 @@ class Shell:
         mode = (
             "chat"
             if chat
-            else "the model has no chat template, so each line is completed as plain text"
+            else f"{self._tokenizer.template_error or 'the model has no chat template'}, so each "
+            "line is completed as plain text"
         )
         self._print(
             f"{mode}; ctrl-C stops a reply, {NEW_CONVERSATION} clears the chat, ctrl-D exits"

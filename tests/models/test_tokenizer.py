@@ -5,6 +5,8 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import tokenizer, train_bpe
+from labkit.workload.sources import text_requests
+from labkit.workload.sources.text_requests import TextRequest
 
 
 @pytest.fixture
@@ -104,3 +106,17 @@ def test_turns_are_one_text_with_special_tokens_around_it(spaces, added):
         longer = loaded.encode_turns([*turns[:count], "b"])
         assert longer[: len(ids) - added.count("</s>")] == ids[: len(ids) - added.count("</s>")]
     assert loaded.encode_turns(["a b"]) == loaded.encode("a b")
+
+
+@pytest.mark.parametrize("template", [b"{% for %}", b"\xff"])
+def test_a_template_that_cannot_be_parsed_matters_only_to_chats(folder, template):
+    (folder / "chat_template.jinja").write_bytes(template)
+    loaded = tokenizer.load(folder)
+    assert loaded.decode(loaded.encode("so it goes")) == "so it goes"
+    messages = [{"role": "user", "content": "so"}]
+    with pytest.raises(ConfigError, match=r"chat.template.*; send a text instead of a conv"):
+        loaded.encode_chat(messages)
+    text = TextRequest(("so",), 1, tuple(messages))
+    with pytest.raises(ConfigError, match=r"chat.template"):  # its plain text is another prompt
+        text_requests._ids(loaded, text)
+    assert text_requests._ids(loaded, TextRequest(("so",), 1)) == tuple(loaded.encode("so"))

@@ -11,7 +11,7 @@ from labkit.models.chat_template import ChatTemplate
 class CharTokenizer:
     """A tokenizer whose ids are the code points of characters; ``encoded`` lists its texts."""
 
-    template = None
+    template = template_error = None
     max_token_characters = 1
     special_tokens = ("<s>",)
     byte_tokens = MappingProxyType({})

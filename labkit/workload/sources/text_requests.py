@@ -95,7 +95,7 @@ class TextSource:
 
 
 def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
-    if reader.template is not None and text.messages is not None:
+    if text.messages is not None and (reader.template or reader.template_error):
         return tuple(reader.encode_chat(text.messages))
     return tuple(reader.encode_turns(text.parts))
 
