@@ -200,6 +200,7 @@ def _assemble(
         loop=loop,
         counters=counters,
         vocab_size=vocab_size,
+        max_context=prepared.loaded.max_context,
         notes={
             "model_type": prepared.loaded.model_type,
             "forward": choice.forward.name,

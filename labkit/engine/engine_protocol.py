@@ -20,6 +20,20 @@ class EngineError(ValueError):
     """An engine cannot serve a request or a configuration. The message is a single line."""
 
 
+def check_context(request: Request, max_context: int | None) -> None:
+    """Raise ``EngineError`` if a request may get longer than the model's context (tokens).
+
+    The token that follows a scored prompt is not part of the request's length.
+    """
+    num_prompt, params = len(request.prompt_token_ids), request.params
+    scored = params.prompt_logprobs is not None and params.max_tokens == 1
+    if max_context is not None and num_prompt + (0 if scored else params.max_tokens) > max_context:
+        raise EngineError(
+            f"{num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the model's "
+            f"context of {max_context} tokens"
+        )
+
+
 class StaleLaunchError(RuntimeError):
     """An attention kernel wrote the stamp of another launch, so its output may be stale.
 

@@ -23,6 +23,7 @@ from labkit.engine.engine_protocol import EngineError, PromptLogprobs
 from labkit.engine.incremental_detokenizer import Tokenizer
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
+from labkit.models import model_json
 from labkit.models.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -96,6 +97,9 @@ class LLM:
         engine_options, model_dir = engine_config(options), _model_directory(Path(path))
         self._tokenizer: Tokenizer = load_tokenizer(model_dir)
         self._engine = create(engine_options, model_dir)
+        self._max_context = model_json.max_context(
+            model_json.read_object(model_dir / "config.json")
+        )
         self._ids = itertools.count()
         self._live: dict[str, LiveRequest] = {}
 
@@ -120,8 +124,9 @@ class LLM:
         """Complete all prompts in batches, and return the outputs in the order of the prompts.
 
         ``prompts`` are texts or lists of token ids. ``params`` is one ``SamplingParams`` for all
-        prompts, or one for each. A request that cannot be served has ``finish_reason="error"``,
-        and the others are still served.
+        prompts, or one for each. An output ends with the model's context
+        (``finish_reason="length"``). A request that cannot be served has
+        ``finish_reason="error"``, and the others are still served.
 
         Raises
         ------
@@ -191,6 +196,9 @@ class LLM:
             raise EngineError(f"{params!r}: sampling parameters must be SamplingParams")
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        room = params.max_tokens if self._max_context is None else self._max_context - len(ids)
+        if 0 < room < params.max_tokens and not params.ignore_eos:
+            params = dataclasses.replace(params, max_tokens=room)
         return Request(str(next(self._ids)), tuple(ids), params), text
 
     def _serve(

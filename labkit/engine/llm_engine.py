@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, KVBytes, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    KVBytes,
+    TokenEvent,
+    check_context,
+)
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
@@ -39,6 +46,8 @@ class LLMEngine:
         The engine's parts.
     vocab_size
         Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
+    max_context
+        The model's context in tokens (None: unknown). Longer requests are refused.
     notes
         Decisions made at load (the forward and its reason, the dtype, ...), for the records.
     load_counters
@@ -56,6 +65,7 @@ class LLMEngine:
         loop: StepLoop,
         counters: Counters,
         vocab_size: int,
+        max_context: int | None,
         notes: Mapping[str, str | float | None],
         load_counters: Mapping[str, float],
         name: str,
@@ -68,6 +78,7 @@ class LLMEngine:
         self._loop = loop
         self._counters = counters
         self._vocab_size = vocab_size
+        self._max_context = max_context
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
@@ -94,6 +105,10 @@ class LLMEngine:
         prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise EngineError(f"request {request.request_id}: the prompt is empty")
+        try:
+            check_context(request, self._max_context)
+        except EngineError as error:
+            raise EngineError(f"request {request.request_id}: {error}") from None
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise EngineError(
                 f"request {request.request_id}: token ids must be 0 to {self._vocab_size - 1}"
@@ -173,9 +188,11 @@ class LLMEngine:
     def max_request_tokens(self) -> int:
         """Return the largest number of tokens (prompt and output) that a request may have.
 
-        It is the capacity of the KV memory plus 1, because the last token is never computed.
+        It is the model's context, or the capacity of the KV memory plus 1, because the last token
+        is never computed.
         """
-        return self._cache.capacity_tokens + 1
+        capacity = self._cache.capacity_tokens + 1
+        return capacity if self._max_context is None else min(capacity, self._max_context)
 
     def lingering_requests(self) -> Collection[str]:
         """Return the ids of the finished requests whose rows every step still computes."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit.config import ConfigError
 from labkit.cpu.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
@@ -18,6 +19,7 @@ from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSp
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
+from labkit.models import model_directory, model_json
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {
@@ -47,6 +49,7 @@ UNSUPPORTED_CACHES = {
 ONE_AT_A_TIME = (
     "set engine=openai engine.server.preset=mlx_lm, whose server computes one request at a time"
 )
+MAX_NAMES = 4  # of parameters in a message
 # Settings of models in which an indexer selects the keys that a query attends to.
 INDEXER_SETTINGS = ("index_topk", "index_topk_blocks")
 
@@ -67,6 +70,8 @@ class LoadedModel:
         Token ids that end a request.
     matrix_storage
         How loading stored the matrices of linear layers and embeddings.
+    max_context
+        The context in tokens, or None if config.json has none.
     num_all_reduces
         The number of layers whose outputs are summed over the ranks (tensor parallelism).
     """
@@ -76,6 +81,7 @@ class LoadedModel:
     caches: tuple[CacheSpec, ...]
     eos_token_ids: frozenset[int]
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
+    max_context: int | None = None
     num_all_reduces: int = 0
 
     @property
@@ -148,19 +154,21 @@ def load_model(
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
     _check_indexer(caches, settings, model_type)
-    eos_token_ids = read_eos_token_ids(settings, model_dir)
-    return LoadedModel(model, model_type, caches, eos_token_ids, matrix_storage)
+    return LoadedModel(
+        model,
+        model_type,
+        caches,
+        read_eos_token_ids(model_dir),
+        matrix_storage,
+        model_json.max_context(settings),
+    )
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
-    if not path.is_file():
-        raise EngineError(f"{model_dir} is not a model directory: it has no config.json")
-    try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
-        raise EngineError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(settings, dict) or "model_type" not in settings:
+    with config_errors():
+        settings = model_json.read_object(path)
+    if "model_type" not in settings:
         raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
     return settings
@@ -226,12 +234,14 @@ def _load_weights(
 ) -> None:
     import mlx.core as mx
 
-    files = sorted(model_dir.glob("model*.safetensors"))
-    if not files:
-        raise EngineError(f"{model_dir} has no model*.safetensors")
     weights: dict[str, Any] = {}
+    with config_errors():
+        files = model_directory.find_weights(model_dir, str(model_dir))
     for file in files:
-        loaded: Any = mx.load(str(file))
+        try:
+            loaded: Any = mx.load(str(file))
+        except RuntimeError as error:  # such as a type that MLX does not have
+            raise EngineError(f"{file}: {one_line(error)}") from None
         weights.update(loaded)
     if layers is not None:
         weights = {name: value for name, value in weights.items() if _layer_index(name) < layers}
@@ -242,8 +252,24 @@ def _load_weights(
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
+        raise EngineError(f"{model_dir}: {some_names(error)}") from None
     model.eval()
+
+
+def some_names(error: Exception) -> str:
+    """Return MLX's message about wrong parameters in one line, with the first of their names."""
+    first, *names = str(error).splitlines() or [type(error).__name__]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return " ".join([first.strip(), *names[:MAX_NAMES]]).rstrip(",") + more
+
+
+@contextlib.contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise a ``ConfigError`` about a file of the model as an ``EngineError``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise EngineError(str(error)) from None
 
 
 def _layer_index(name: str) -> int:
@@ -370,14 +396,7 @@ def make_prompt_cache(model: Any) -> Sequence[Any]:
     return caches
 
 
-def read_eos_token_ids(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
-    """Return the end-of-text ids. Those in generation_config.json override config.json's."""
-    generation = model_dir / "generation_config.json"
-    sources = [settings, settings.get("text_config") or {}]
-    if generation.is_file():
-        sources.insert(0, json.loads(generation.read_text()))
-    for source in sources:
-        value = source.get("eos_token_id")
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()
+def read_eos_token_ids(model_dir: Path) -> frozenset[int]:
+    """Return ``model_json.read_eos_token_ids``; a mistake in a file is an ``EngineError``."""
+    with config_errors():
+        return frozenset(model_json.read_eos_token_ids(model_dir))

@@ -155,9 +155,10 @@ class Candidates:
 def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].
 
-    Equal logits are ordered by token id, so that the result is the same with every sort.
+    The candidates are in the order of their ids. In the order of their logits, two that are nearly
+    equal would change places with a last bit, which depends on the batch.
     """
-    ids = top_ids(logits, params.top_k) if params.top_k else np.arange(len(logits))
+    ids = np.sort(top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
     lead = logits[ids].astype(np.float64) - float(logits.max())
     with np.errstate(over="ignore"):
         weights = np.exp(lead / params.temperature)
@@ -165,7 +166,8 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
         order = np.argsort(-lead, kind="stable")
         cumulative = np.cumsum(weights[order])
         count = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
-        ids, weights = ids[order[:count]], weights[order[:count]]
+        chosen = np.sort(order[:count])
+        ids, weights = ids[chosen], weights[chosen]
     selected = weights >= params.min_p if params.min_p else weights > 0
     return Candidates(ids[selected], weights[selected])
 

@@ -6,6 +6,7 @@ processes may build the same entry at the same time, and no process ever reads a
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The list that ``recorded_entries`` has yielded in this context; None outside of it.
 _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
 
@@ -79,7 +81,8 @@ def building_file(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.touch(exist_ok=False)
     try:
-        yield temporary
+        with _full_disk(path):
+            yield temporary
         with _one_line_errors(path):
             _fsync(temporary)
             temporary.replace(path)
@@ -100,7 +103,8 @@ def building_directory(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.mkdir()
     try:
-        yield temporary
+        with _full_disk(path):
+            yield temporary
         for item in temporary.iterdir():
             _fsync(item)
         with _one_line_errors(path):
@@ -129,6 +133,20 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         raise CacheError(
             f"cannot write {path.parent}: {error.strerror or error}; "
             "set LABKIT_CACHE to a folder that can be written"
+        ) from None
+
+
+@contextmanager
+def _full_disk(path: Path) -> Iterator[None]:
+    """Raise ``CacheError`` if the disk is full; other errors are the caller's own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise CacheError(
+            f"cannot write {path.parent}: {error.strerror}; free space there, or set LABKIT_CACHE "
+            "to a folder on another disk"
         ) from None
 
 

@@ -34,6 +34,7 @@ RECIPE_VERSION = "2"  # part of the cache key: raise it when the steps below cha
 SCIPY_PREFIX = "scipy_"
 PRIVATE_PREFIX = "labkit_private_"
 LIBRARY_NAME = "liblabkit_openblas"
+ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
 class BlasUnavailable(ValueError):
@@ -143,9 +144,31 @@ def _build_if_missing() -> Path:
     digest.update(f"{RECIPE_VERSION}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
     path = cache_dir.root() / "blas" / f"{LIBRARY_NAME}-{key}.so"
-    if not path.is_file():
+    if not is_whole(path):
+        if not is_whole(source):
+            raise ValueError(f"{source} is cut, or not a 64-bit ELF file; reinstall scipy")
         _build(source, path)
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a 64-bit little-endian ELF library exists and has all its segments.
+
+    Loading a library that is cut would end the process with a bus error.
+    """
+    try:
+        image = path.read_bytes()
+        if image[:6] != ELF_MAGIC:
+            return False
+        segments, sections = struct.unpack_from("<QQ", image, 32)
+        size, count, section_size, num_sections = struct.unpack_from("<HHHH", image, 54)
+        ends = [sections + section_size * num_sections]
+        for index in range(count):
+            offset, _, _, length = struct.unpack_from("<QQQQ", image, segments + index * size + 8)
+            ends.append(offset + length)
+    except (OSError, struct.error):
+        return False
+    return bool(max(ends) <= len(image))
 
 
 def _source_library() -> Path:
@@ -204,7 +227,7 @@ def exported_names(image: bytes) -> Iterator[str]:
 
     Source: the ELF-64 object file format (section header and symbol table entries).
     """
-    if image[:6] != b"\x7fELF\x02\x01":
+    if image[:6] != ELF_MAGIC:
         raise ValueError("the library is not a 64-bit little-endian ELF file")
     (offset,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import meta
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
+from labkit.models import model_json
 
 # ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
 # have ``tool_calls``.
@@ -63,6 +65,18 @@ class RenderOptions:
             raise ValueError("add_generation_prompt cannot be combined with continue_final_message")
 
 
+class GenerationTag(Extension):
+    """``{% generation %}`` marks the model's own text for training; a prompt has its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the content of the block, with a scope of its own as in transformers."""
+        line = next(parser.stream).lineno
+        content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(content, lineno=line)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with the settings of transformers, and without large multiplications.
 
@@ -72,7 +86,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
 
@@ -231,18 +247,20 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
 
     The template is read from ``chat_template.jinja``, or else from ``chat_template`` in
     tokenizer_config.json. If that is a list of templates, the one named ``default`` is returned.
+
+    Raises
+    ------
+    ConfigError
+        A file cannot be read, or the template is not valid Jinja.
     """
-    path = model_dir / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({one_line(error)})") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} is not a JSON object")
+    config = model_json.read_optional(model_dir / "tokenizer_config.json")
     source = config.get("chat_template")
     jinja_file = model_dir / "chat_template.jinja"
     if jinja_file.is_file():
-        source = jinja_file.read_text("utf-8")
+        try:
+            source = jinja_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{jinja_file}: {one_line(error)}") from None
     elif isinstance(source, list):
         default = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
         source = default[0].get("template") if default else None
@@ -252,13 +270,9 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = config.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    tokens = ((name, model_json.special_token(config, name)) for name in names)
+    return {name: token for name, token in tokens if token is not None}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from labkit.config import ConfigError, require
+from labkit.machine import file_digest
+from labkit.models import model_json, safetensors_header
 
-MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size are hashed completely
-GGUF_HEAD_BYTES = 1 << 24  # the beginning of a GGUF file, hashed completely for its metadata
-NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a larger file, only these samples are hashed
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -21,8 +19,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
-    ``digest``: a hex digest of the small files and of samples of the weights. ``max_context``: the
-    context length in config.json (tokens), or None if config.json has none.
+    ``digest``: a hex digest of the configuration, the tokenizer and the weights.
+    ``max_context``: the context in tokens (``model_json.max_context``).
     """
 
     path: Path
@@ -43,13 +41,16 @@ def find_model(model_path: str) -> ModelDir:
     ------
     ConfigError
         There is no such model, or a file is missing. The message is one line.
+    CacheError
+        The cache folder cannot be written.
     """
     option = f"model.path={model_path}"
     path = Path(model_path).expanduser()
     if path.is_dir():
         return inspect(path.absolute(), name=path.absolute().name, option=option)
     if path.is_file():
-        return from_gguf(path.absolute(), name=path.stem, digest=_gguf_digest(path), option=option)
+        digest = _file_digest(path, option)
+        return from_gguf(path.absolute(), name=path.stem, digest=digest, option=option)
     is_gguf = path.suffix.lower() == ".gguf"
     require(not is_gguf, f"{option}: no such file")
     require(bool(HUB_ID.fullmatch(model_path)), f"{option}: no such directory or GGUF file")
@@ -97,30 +98,39 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     ConfigError
         A file is missing or invalid.
     """
-    config = _read_json(path / "config.json", option)
+    config = model_json.read_object(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
-    weights = sorted(path.glob("model*.safetensors"))
-    require(bool(weights), f"{option}: the folder has no model*.safetensors")
+    weights = find_weights(path, option)
     require((path / "tokenizer.json").is_file(), f"{option}: the folder has no tokenizer.json")
-    text_config = {**config, **config.get("text_config", {})}
+    text_config = {**config, **(config.get("text_config") or {})}
     return ModelDir(
         path=path,
-        digest=_directory_digest(path, weights),
+        digest=_directory_digest(path, weights, option),
         name=name,
         vocab_size=_vocab_size(path, text_config, option),
-        eos_token_ids=_eos_token_ids(path, text_config, option),
-        max_context=_max_context(text_config),
+        eos_token_ids=model_json.read_eos_token_ids(path, option),
+        max_context=model_json.max_context(config),
     )
 
 
-def _read_json(path: Path, option: str) -> dict[str, Any]:
-    require(path.is_file(), f"{option}: the folder has no {path.name}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {path.name} is not valid JSON ({error})") from None
-    require(isinstance(value, dict), f"{option}: {path.name} is not a JSON object")
-    return dict(value)
+def find_weights(path: Path, where: str) -> list[Path]:
+    """Return the files with a model's weights, in order. ``where``: the beginning of messages.
+
+    Raises
+    ------
+    ConfigError
+        There are none, or one is not whole.
+    """
+    files = sorted(path.glob("model*.safetensors"))
+    require(bool(files), f"{where}: the folder has no model*.safetensors")
+    for file in files:
+        try:
+            safetensors_header.read_header(file)
+        except OSError as error:
+            raise ConfigError(f"{where}: {file.name}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{where}: {file.name} {error}") from None
+    return files
 
 
 def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
@@ -131,63 +141,23 @@ def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
     return tokenizer.load(path).vocab_size
 
 
-def _max_context(config: dict[str, Any]) -> int | None:
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any], option: str) -> tuple[int, ...]:
-    """Return the EOS token ids of the first source that has them, as mlx_lm does.
-
-    The sources are generation_config.json, config.json and the tokenizer.
-    """
-    eos = config.get("eos_token_id")
-    if (path / "generation_config.json").is_file():
-        eos = _read_json(path / "generation_config.json", option).get("eos_token_id") or eos
-    if eos is None and (path / "tokenizer_config.json").is_file():
-        token = _read_json(path / "tokenizer_config.json", option).get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            from labkit.models import tokenizer
-
-            eos = tokenizer.load(path).token_id(token)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
-
-
-def _directory_digest(path: Path, weights: list[Path]) -> str:
+def _directory_digest(path: Path, weights: list[Path], option: str) -> str:
     small = (
         "config.json",
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "special_tokens_map.json",
         "chat_template.jinja",
     )
     digest = hashlib.sha256()
     for file in [*(path / name for name in small if (path / name).is_file()), *weights]:
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            if size <= MAX_WHOLE_HASH_BYTES:
-                digest.update(stream.read())
-            else:
-                _hash_samples(stream, size, digest)
+        digest.update(f"{file.name}\0{_file_digest(file, option)}\0".encode())
     return digest.hexdigest()[:32]
 
 
-def _gguf_digest(path: Path) -> str:
-    """Return a hex digest of a GGUF file's size, beginning and samples from the whole file."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{size}\0".encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(GGUF_HEAD_BYTES))
-        if size > GGUF_HEAD_BYTES:
-            _hash_samples(stream, size, digest)
-    return digest.hexdigest()
-
-
-def _hash_samples(stream: BinaryIO, size: int, digest: hashlib._Hash) -> None:
-    for index in range(NUM_SAMPLES):
-        stream.seek((size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
-        digest.update(stream.read(SAMPLE_BYTES))
+def _file_digest(path: Path, option: str) -> str:
+    try:
+        return file_digest.sha256(path)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path.name}: {error.strerror or error}") from None

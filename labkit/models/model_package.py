@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from pathlib import Path
 
 from labkit.config import ConfigError, PackagedFile, require
+from labkit.machine import file_digest
 from labkit.models import model_directory
 from labkit.models.gguf.gguf_to_mlx_lm import converted_path
 from labkit.models.model_directory import ModelDir
@@ -29,8 +29,7 @@ def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
     if model_dir.is_dir():
         return model_directory.inspect(model_dir, name=name, option=option)
     path = _installed_file(packaged, option)
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = file_digest.sha256(path)
     require(
         digest == packaged.sha256,
         f"{option}: {path} is another version of the file (SHA-256 {digest}, expected "

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.models.safetensors_header import read_header
+
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -44,18 +46,15 @@ def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
-            np.ascontiguousarray(array).tofile(stream)
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file that ``write`` has written, memory-mapped. bfloat16 is uint16."""
-    with path.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    data = np.memmap(path, np.uint8, "r", offset=8 + size)
+    header, offset = read_header(path)
+    data = np.memmap(path, np.uint8, "r", offset=offset)
     arrays: dict[str, npt.NDArray[Any]] = {}
     for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            arrays[name] = data[start:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        start, end = entry["data_offsets"]
+        arrays[name] = data[start:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return arrays

@@ -12,9 +12,9 @@ class SpecialTokenEscape:
     """Keeps special tokens that a user wrote from acting as control tokens.
 
     A marker is inserted inside every special token in the user's strings. The rendered prompt is
-    then split at the markers and tokenised piece by piece. The chat template's own special tokens
-    stay whole and keep their effect. The user's are cut in two and become plain text. If
-    ``special_tokens`` is empty, nothing is marked.
+    then split at the markers into pieces for ``Tokenizer.encode_pieces``. The chat template's own
+    special tokens stay whole and keep their effect. The user's are cut in two and become plain
+    text. If ``special_tokens`` is empty, nothing is marked.
     """
 
     def __init__(self, special_tokens: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,21 +17,28 @@ if TYPE_CHECKING:
     from labkit.models.chat_template import ChatTemplate, Message, RenderOptions, Tools
 
 LONG_TEXT = 10_000  # characters or ids
+# Splits a text for ``encode_pieces``: no token merges this character, which is none of Unicode's.
+SEPARATOR = "\U0010fffe"
 
 
 class Tokenizer:
     """A model's tokenizer and its chat template.
 
     Special tokens are added as the model's files specify. ``template``: the chat template, or None
-    where the model has none.
+    where the model has none. ``template_error``: why a model's template cannot be used, else None;
+    such a model can complete texts.
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        template: ChatTemplate | None = None,
+        template_error: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._decode_one = lru_cache(maxsize=1 << 16)(self._decode)
         self.template = template
+        self.template_error = template_error
 
     @property
     def vocab_size(self) -> int:
@@ -49,6 +57,41 @@ class Tokenizer:
         # A batch releases the GIL, so other threads run during the seconds this may take.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return list(encoding.ids)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of consecutive pieces of a text, where no token spans two pieces.
+
+        No special tokens are added, and no space is put before a piece other than the first.
+        """
+        if len(pieces) == 1:
+            return self.encode(pieces[0], special=False)
+        ends = itertools.accumulate(len(piece) + 1 for piece in pieces[:-1])
+        separators = {end - 1 for end in ends}
+        text = SEPARATOR.join(pieces)
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return [
+            token
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if not (start in separators and end <= start + 1 and token in self._separator_ids)
+        ]
+
+    @cached_property
+    def _separator_ids(self) -> frozenset[int]:
+        """The ids of the separator; none in a tokenizer that drops unknown characters."""
+        return frozenset(self.encode(SEPARATOR, special=False))
+
+    def encode_turns(self, turns: Sequence[str]) -> list[int]:
+        """Return the ids of one text, whose first turns have the same ids in a longer text.
+
+        The model's special tokens are added once, around the whole text.
+        """
+        text = "a"
+        bare, whole = self.encode(text, special=False), self.encode(text)
+        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        first, *others = turns
+        ids = self.encode(first, special=False)
+        ids += [token for turn in others for token in self.encode_pieces(["", turn])]
+        return [*whole[:start], *ids, *whole[start + len(bare) :]]
 
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
@@ -71,9 +114,8 @@ class Tokenizer:
         Raises the same errors as ``encode_chat``.
         """
         if self.template is None:
-            raise ConfigError(
-                "the model has no chat template; send a text instead of a conversation"
-            )
+            reason = self.template_error or "the model has no chat template"
+            raise ConfigError(f"{reason}; send a text instead of a conversation")
         return self.template.render(messages, tools, options)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -97,6 +139,18 @@ class Tokenizer:
         """
         return self.decode([token, token])[len(self.decode([token])) :]
 
+    @cached_property
+    def byte_tokens(self) -> Mapping[int, int]:
+        """The byte that each byte token (``<0xE6>``) stands for, by id.
+
+        Only a tokenizer that decodes with ByteFallback, such as Llama 2's, has such tokens.
+        """
+        decoder = self._tokenizer.decoder
+        if decoder is None or b'"ByteFallback"' not in decoder.__getstate__():
+            return {}
+        ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return {token: byte for byte, token in enumerate(ids) if token is not None}
+
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens as text."""
@@ -115,8 +169,7 @@ def load(model_dir: Path) -> Tokenizer:
     Raises
     ------
     ConfigError
-        ``tokenizer.json`` is missing or the tokenizers library cannot read it, or the template is
-        not valid Jinja.
+        ``tokenizer.json`` is missing or the tokenizers library cannot read it.
     """
     import tokenizers
 
@@ -129,4 +182,7 @@ def load(model_dir: Path) -> Tokenizer:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {one_line(error)}") from None
-    return Tokenizer(loaded, chat_template.load_template(model_dir))
+    try:
+        return Tokenizer(loaded, chat_template.load_template(model_dir))
+    except ConfigError as error:
+        return Tokenizer(loaded, template_error=str(error))

@@ -7,10 +7,11 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TextIO
 
 from labkit.config import ConfigError
-from labkit.engine.engine_protocol import InferenceEngine
+from labkit.engine.engine_protocol import InferenceEngine, LengthLimited
 from labkit.engine.llm import defer_sigint
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request, SamplingParams
@@ -67,7 +68,8 @@ class Shell:
         mode = (
             "chat"
             if chat
-            else "the model has no chat template, so each line is completed as plain text"
+            else f"{self._tokenizer.template_error or 'the model has no chat template'}, so each "
+            "line is completed as plain text"
         )
         self._print(
             f"{mode}; ctrl-C stops a reply, {NEW_CONVERSATION} clears the chat, ctrl-D exits"
@@ -119,7 +121,11 @@ class Shell:
 
         Ctrl-C takes effect at the end of the current engine step.
         """
-        request = Request(f"shell-{next(self._request_numbers)}", tuple(prompt), self._params)
+        params = self._params
+        if isinstance(self._engine, LengthLimited):
+            room = self._engine.max_request_tokens() - len(prompt)
+            params = replace(params, max_tokens=max(1, min(params.max_tokens, room)))
+        request = Request(f"shell-{next(self._request_numbers)}", tuple(prompt), params)
         processor = OutputProcessor(request, None, self._tokenizer)
         self._engine.submit(request)
         try:

@@ -55,13 +55,12 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         )
         for p in prompts
     ]
-    max_tokens = min(allowed)
     num_top = _num_top_prompt_logprobs(request)
     prompt_logprobs_format.check_count(prompts, n, num_top)
     params = to_params(
         service,
         request,
-        max_tokens=max_tokens,
+        max_tokens=max(allowed),
         logprobs=None if prompt_only else request.logprobs,
         prompt_logprobs=num_top,
     )
@@ -69,10 +68,12 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     if request.structured_outputs is not None:
         constraint = await structured_grammar(service, request, request.structured_outputs)
     else:
-        constraint = min_tokens_constraint(service, request, max_tokens)
+        constraint = min_tokens_constraint(service, request, min(allowed))
     call_id = new_id("cmpl")
     texts = await _prompt_texts(service, request, prompts)
-    generation = service.generate(call_id, prompts, params, n, constraint, prompt_only=prompt_only)
+    generation = service.generate(
+        call_id, prompts, params, n, constraint, max_tokens=allowed, prompt_only=prompt_only
+    )
     writer = CompletionWriter(service, request, call_id, generation, prompts, texts, n)
     timeout_s = service.options.timeout_s
     if request.stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
+from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.server import prompt_logprobs_format
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
@@ -53,6 +53,13 @@ class CompletionWriter:
         self._n = n
         self._started: set[int] = set()
         self._text_offsets = [0] * (len(prompts) * n)
+        # One for each choice. The offset of a token is where its text begins in the choice's text,
+        # so all tokens of a character have the same.
+        self._detokenizers = [
+            IncrementalDetokenizer(service.tokenizer, prompt)
+            for prompt in (prompts if request.logprobs is not None else ())
+            for _ in range(n)
+        ]
         self._has_text_only = not (
             request.echo
             or request.return_token_ids
@@ -149,9 +156,10 @@ class CompletionWriter:
     def _output_logprobs(self, index: int, generated: GeneratedChoice) -> TextLogprobs:
         if self._request.logprobs is None:
             return EMPTY
-        lengths = (len(self._service.token_text(token)) for token in generated.tokens)
-        *offsets, end = itertools.accumulate(lengths, initial=self._text_offsets[index])
-        self._text_offsets[index] = end
+        offsets = []
+        for token in generated.tokens:
+            offsets.append(self._text_offsets[index])
+            self._text_offsets[index] += len(self._detokenizers[index].add(token))
         return self._text_logprobs(generated.tokens, generated.logprobs, offsets)
 
     def _text_logprobs(

@@ -59,7 +59,7 @@ async def encode_conversation(
             raise invalid(str(error), param) from None
         pieces = escape.split(text)
         _check_characters(service, "".join(pieces), param)
-        return [i for piece in pieces for i in service.tokenizer.encode(piece, special=False)]
+        return service.tokenizer.encode_pieces(pieces)
 
     return await service.run_in_thread(encode)
 

@@ -157,10 +157,13 @@ class Service:
         constraint: CopyableConstraint | None = None,
         single_call_parser: Callable[[], ToolCallParser | None] = lambda: None,
         *,
+        max_tokens: Sequence[int] | None = None,
         prompt_only: bool = False,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
+        ``max_tokens`` has a value for each prompt, since the context may leave them different room
+        (None: that of ``params``).
         ``single_call_parser`` returns a parser that ends a choice after its first tool call, or
         None if calls do not end a choice. With ``prompt_only``, outputs have no tokens: ``params``
         must have ``max_tokens=1``, because the engine generates one token at least.
@@ -183,13 +186,14 @@ class Service:
                 code="queue_full",
                 retry_after=RETRY_AFTER_S,
             )
+        rooms = [params.max_tokens] * len(prompts) if max_tokens is None else max_tokens
         requests = [
             Request(
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
-                choice_params(params, choice, constraint),
+                dataclasses.replace(choice_params(params, choice, constraint), max_tokens=room),
             )
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
             for choice in range(n)
         ]
         generation = Generation(

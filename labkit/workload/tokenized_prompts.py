@@ -12,7 +12,7 @@ from labkit.config import Experiment, require
 from labkit.machine import cache_dir
 
 T = TypeVar("T")
-FORMAT = 4  # version of the cached file's format and of its generation; part of the cache key
+FORMAT = 5  # version of the cached file's format and of its generation; part of the cache key
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ def make_engine(
         ),
         counters=counters,
         vocab_size=VOCAB,
+        max_context=None,
         notes={},
         load_counters={},
         name="paged",

@@ -1,14 +1,19 @@
+import functools
 import random
+from types import MappingProxyType
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labkit.engine.incremental_detokenizer import REPLACEMENT, IncrementalDetokenizer
+from labkit.models.tokenizer import Tokenizer
 
 
 class Bytes:
     """Ids are bytes."""
+
+    byte_tokens = MappingProxyType({})
 
     def encode(self, text):
         return list(text.encode())
@@ -19,6 +24,8 @@ class Bytes:
 
 class Pieces:
     """Ids are pieces of bytes of any length, as byte-level BPE has them."""
+
+    byte_tokens = MappingProxyType({})
 
     def __init__(self, pieces):
         self.pieces = pieces
@@ -154,3 +161,65 @@ def test_a_flood_of_wrong_bytes_costs_the_same_per_token():
         return tokenizer.decoded
 
     assert cost(4000) <= 2.1 * cost(2000)
+
+
+@functools.cache
+def fallback(first_space):
+    """A tokenizer like Llama 2's (which adds and strips a first space) or Gemma's."""
+    import tokenizers
+    from tokenizers import decoders, normalizers
+
+    words = ["\u2581", "a", "b", "\u2581a", "\u2581b", "ab", "\n"]
+    vocab = [*(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    built = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={token: i for i, token in enumerate(vocab)},
+            merges=[("\u2581", "a"), ("\u2581", "b"), ("a", "b")],
+            byte_fallback=True,
+        )
+    )
+    space = normalizers.Replace(" ", "\u2581")
+    own = [normalizers.Prepend("\u2581")] if first_space else []
+    built.normalizer = normalizers.Sequence([*own, space])
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip = [decoders.Strip(" ", 1, 0)] if first_space else []
+    built.decoder = decoders.Sequence([*parts, *strip])
+    return Tokenizer(built)
+
+
+FALLBACK_TEXT = st.text(st.sampled_from("ab \n\u00f1\u65e5\u672c\U0001f600"), max_size=20)
+
+
+@given(FALLBACK_TEXT, FALLBACK_TEXT, st.booleans())
+@example("", "\u65e5\u672c", True)
+@example("ab\u65e5\u672c", "\u65e5\u672c", False)
+def test_byte_tokens_stream_the_text_of_their_characters(prompt, text, first_space):
+    tokenizer = fallback(first_space)
+    before, ids = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
+    if ids[: len(before)] != before or not before:
+        before = ids[:1]
+    shown = tokenizer.decode(before)
+    detokenizer = IncrementalDetokenizer(tokenizer, before)
+    if REPLACEMENT in shown:  # the prompt is the first byte of a character
+        shown = ""
+    deltas = [detokenizer.add(token) for token in ids[len(before) :]]
+    assert shown + "".join(deltas) + detokenizer.finish() == prompt + text
+    assert not any(REPLACEMENT in delta for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "deltas", "tail"),
+    [
+        (b"a", "\u65e5\u672c".encode(), ["", "", "\u65e5", "", "", "\u672c"], ""),
+        (b"a", b"\xe6\x97a\xa5b", ["", "", "\ufffda", "\ufffd", "b"], ""),
+        (b"\xe6", b"\x97\xa5", ["", "\u65e5"], ""),  # the prompt ends within a character
+        (b"\xe6", b"ab", ["a", "b"], ""),
+        (b"\xe6", b"\xe6\x97", ["", ""], "\ufffd"),
+        ("\u65e5\u672c".encode() * 9, "\u65e5".encode(), ["", "", "\u65e5"], ""),
+    ],
+)
+def test_characters_of_byte_tokens(prompt, output, deltas, tail):
+    tokenizer = fallback(True)
+    detokenizer = IncrementalDetokenizer(tokenizer, list(prompt))
+    assert [detokenizer.add(byte) for byte in output] == deltas
+    assert detokenizer.finish() == tail

@@ -1,11 +1,12 @@
 import itertools
+import json
 import math
 import signal
 
 import pytest
 
-from labkit.config import ConfigError, Model, ModelShape
-from labkit.engine import LLM, SamplingParams
+from labkit.config import ConfigError, Engine, Model, ModelShape, from_plain
+from labkit.engine import LLM, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
 
@@ -72,6 +73,31 @@ def test_a_request_that_cannot_fit_fails_alone(llm):
     first, second = llm.generate(["Hello", "Hello"], [big, good])
     assert first.finish_reason == "error" and "raise the budget" in first.error
     assert second.finish_reason == "length"
+
+
+@pytest.mark.parametrize("engine", ["paged", "mlx_lm"])
+def test_no_request_is_longer_than_the_models_context(tiny, tmp_path, engine):
+    for name in tiny.iterdir():
+        (tmp_path / name.name).symlink_to(name)
+    settings = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 24}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with LLM(tmp_path, blocks=9) as llm:
+        if engine == "mlx_lm":
+            llm.close()
+            options = from_plain(Engine, {"name": "mlx_lm"})
+            llm._engine = create(options, tmp_path)
+        fixed = SamplingParams(max_tokens=9, ignore_eos=True)
+        open_end = SamplingParams(max_tokens=9, stop_token_ids=(2000,))
+        params = [fixed, fixed, open_end, open_end]
+        prompts = [[5] * 15, [5] * 16, [5] * 20, [5] * 24]
+        outputs = llm.generate(prompts, params)
+        assert [len(out.token_ids) for out in outputs] == [9, 0, 4, 0]
+        expected = "16 prompt tokens and max_tokens=9 exceed the model's context of 24 tokens"
+        assert expected in outputs[1].error
+        assert [out.finish_reason for out in outputs] == ["length", "error"] * 2
+        (scored,) = llm.score([[5] * 24])
+        assert len(scored.token_ids) == 24
 
 
 def test_options_go_by_their_own_names():

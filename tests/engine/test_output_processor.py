@@ -1,3 +1,5 @@
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,26 @@ from labkit.engine.request import Request, SamplingParams
 class Bytes:
     """Ids are bytes."""
 
+    byte_tokens = MappingProxyType({})
+
     def decode(self, ids):
         return bytes(ids).decode(errors="replace")
 
 
-def processor(**params):
-    return OutputProcessor(Request("a", (1,), SamplingParams(**params)), "p", Bytes())
+class Fallback(Bytes):
+    """Ids are byte tokens, as in Llama 2."""
+
+    byte_tokens = MappingProxyType({byte: byte for byte in range(256)})
+
+    def decode(self, ids):
+        try:
+            return bytes(ids).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(ids)
+
+
+def processor(tokenizer=Bytes, **params):
+    return OutputProcessor(Request("a", (1,), SamplingParams(**params)), "p", tokenizer())
 
 
 def feed(text, reason="length", **params):
@@ -62,8 +78,9 @@ def test_a_stop_token_that_would_complete_a_stop_text_is_no_text():
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("one STO", "stop")
 
 
-def test_a_stop_text_within_multi_byte_characters():
-    outputs = feed("a€漢b", stop=["€漢"])
+@pytest.mark.parametrize("tokenizer", [Bytes, Fallback])
+def test_a_stop_text_within_multi_byte_characters(tokenizer):
+    outputs = feed("a€漢b", stop=["€漢"], tokenizer=tokenizer)
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("a", "stop")
     assert bytes(outputs[-1].token_ids) == "a€漢".encode()
 

@@ -1,4 +1,6 @@
+import errno
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,16 @@ def test_a_failed_directory_leaves_nothing(tmp_path):
         (temporary / "half").write_bytes(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("building", [cache_dir.building_file, cache_dir.building_directory])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, building):
+    message = r"cannot write .*: No space left on device; free space there, or set LABKIT_CACHE"
+    with pytest.raises(cache_dir.CacheError, match=message), building(tmp_path / "made"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="absent"), building(tmp_path / "made"):
+        (tmp_path / "absent").read_text()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):

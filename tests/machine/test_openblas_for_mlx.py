@@ -231,6 +231,23 @@ def test_an_invalid_library_is_reported(monkeypatch, tmp_path):
 
 
 @linux
+def test_a_library_that_is_cut_is_built_again(monkeypatch, tmp_path):
+    """To load it would be a bus error."""
+    whole = openblas_for_mlx.build_library()
+    cut = tmp_path / "blas" / whole.name
+    cut.parent.mkdir()
+    for size in (0, 50, 100_000, whole.stat().st_size // 2):
+        cut.write_bytes(whole.read_bytes()[:size])
+        assert not openblas_for_mlx.is_whole(cut)
+    built = []
+    monkeypatch.setattr(openblas_for_mlx, "_build", lambda source, path: built.append(path))
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    assert openblas_for_mlx.build_library() == cut and built == [cut]
+    monkeypatch.setattr(openblas_for_mlx, "_source_library", lambda: cut)
+    assert "is cut" in _unavailable(monkeypatch, tmp_path)
+
+
+@linux
 def test_an_unwritable_cache_is_reported(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "LABKIT_CACHE" in _unavailable(monkeypatch, tmp_path / "file")

@@ -28,6 +28,19 @@ def test_jinja_has_transformers_settings():
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
 
 
+def test_text_for_training_is_part_of_a_prompt():
+    """Many models' templates mark it with this tag of transformers."""
+    source = (
+        "{% set kept = 1 %}{% for m in messages %}{% generation %}{% set kept = 2 %}{{ m.content }}"
+        "{% if true %}!{% endif %}{% endgeneration %}{% endfor %}{{ kept }}"
+    )
+    transformers = pytest.importorskip("transformers.utils.chat_template_utils")
+    theirs = transformers.render_jinja_template(conversations=[HELLO], chat_template=source)
+    assert render(source) == theirs[0][0] == "hello!1"
+    with pytest.raises(ConfigError, match="chat template: "):
+        render("{% generation %}")
+
+
 def test_a_template_has_no_clock():
     assert render("{{ strftime_now is defined }}") == "False"
 

@@ -72,10 +72,22 @@ def test_a_text_has_the_special_tokens_that_llama_cpp_adds(tmp_path, changes, ad
     assert ids(bpe, "in") == [*before, *plain, *after]
 
 
-def test_end_tokens(tmp_path):
-    path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        ("a b c d e", {"eot": 0}, [0, 2]),
+        ("a b c d e", {"eos": 4, "eom": 3}, [3, 4]),
+        ("<|end|> <|im_end|> </s> <|eot_id|> <end_of_turn>", {}, [0, 1, 2, 3]),  # 4 is a word
+        ("<|end|> <|return|> x <|call|> e", {}, [1, 2, 3]),  # gpt-oss: messages end with <|end|>
+        ("</s> <|tool_response> x d e", {}, [1, 2]),
+    ],
+)
+def test_end_tokens_are_those_of_llama_cpp(tmp_path, names, keys, ends):
+    changes = {f"tokenizer__ggml__{key}_token_id": value for key, value in keys.items()}
+    tokens = [*names.split(), *gguf_files.vocabulary()[0][5:]]
+    path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__tokens=tokens, **changes)
     generation = gguf_tokenizer.generation_config(gguf_header.read_header(path))
-    assert generation == {"bos_token_id": 1, "eos_token_id": [0, 2]}
+    assert generation == {"bos_token_id": 1, "eos_token_id": ends}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +111,10 @@ def test_end_tokens(tmp_path):
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
         ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match the tokens"),
         ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
-        ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 entries for"),
+        (
+            {"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]},
+            "token_type must be a",
+        ),
     ],
 )
 def test_an_invalid_vocabulary_is_one_line(tmp_path, changes, message):

@@ -2,13 +2,14 @@ import json
 import subprocess
 import sys
 
+import gguf_files
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
-from labkit.models import model_directory, resolve
+from labkit.models import model_directory, model_json, resolve
 
 CONFIG = {
     "model_type": "llama",
@@ -34,6 +35,11 @@ def model(tmp_path):
 
 def write(folder, name, value):
     (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def cut(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
 
 
 def local(path):
@@ -73,27 +79,73 @@ def test_the_digest_depends_on_the_content_and_not_the_path(model):
     assert len(digests) == 4
 
 
-def test_the_digest_covers_both_ends_of_large_weights(model):
+@pytest.mark.parametrize("place", [0.123, 0.5, 1.0])
+def test_the_digest_covers_every_byte_of_the_weights(model, place):
+    """One of samples missed most edits of a single matrix."""
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())
     before = local(model).digest
-    data[-1] ^= 1
+    data[round(place * (len(data) - 1))] ^= 1
     path.write_bytes(data)
     assert local(model).digest != before
 
 
-def test_sources_of_the_end_tokens(model):
-    write(model, "config.json", CONFIG | {"eos_token_id": [4, 5]})
-    assert local(model).eos_token_ids == (4, 5)
-    write(model, "generation_config.json", {"eos_token_id": 6})
-    assert local(model).eos_token_ids == (6,)
-    write(model, "generation_config.json", {})
-    assert local(model).eos_token_ids == (4, 5)
-    write(model, "config.json", {k: v for k, v in CONFIG.items() if k != "eos_token_id"})
-    assert local(model).eos_token_ids == ()
-    for token in ("<end>", {"content": "<end>"}):
-        write(model, "tokenizer_config.json", {"eos_token": token})
-        assert local(model).eos_token_ids == (2,)
+def test_an_edited_gguf_file_is_converted_anew(tmp_path, no_cache):
+    path = gguf_files.model(tmp_path / "m.gguf")
+    before = local(path)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
+    assert local(path).path != before.path and local(path).digest != before.digest
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 32}, 32),
+        ({"n_positions": 64, "model_type": "gpt2"}, 64),
+        ({"text_config": {"max_position_embeddings": 32}}, 32),
+        ({"max_position_embeddings": 32, "rope_scaling": YARN}, 128),
+        ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
+        ({"max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 2.0}}, 32),
+        ({"max_position_embeddings": None, "rope_scaling": None, "text_config": None}, None),
+    ],
+)
+def test_the_context_of_a_model(config, context):
+    assert model_json.max_context(config) == context
+
+
+ENDED = {"eos_token": "<end>"}
+
+
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({"config": {"eos_token_id": [5, 4]}}, (4, 5)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": 6}}, (6,)),
+        ({"config": {"eos_token_id": [4, 5]}, "generation_config": {}}, (4, 5)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": []}}, (4,)),
+        ({"config": {"eos_token_id": 4}, "generation_config": {"eos_token_id": 0}}, (0,)),
+        ({"config": {"text_config": {"eos_token_id": 4}}}, (4,)),
+        ({"config": {"eos_token_id": -1}}, ()),
+        ({"config": {}}, ()),
+        ({"config": {}, "tokenizer_config": ENDED}, (2,)),
+        ({"config": {}, "tokenizer_config": {"eos_token": {"content": "<end>"}}}, (2,)),
+        ({"config": {}, "special_tokens_map": ENDED}, (2,)),
+        ({"config": {"eos_token_id": []}, "tokenizer_config": ENDED}, (2,)),
+        # A chat model's turn ends with the tokenizer's token, a text with the config's.
+        ({"generation_config": {"eos_token_id": 6}, "tokenizer_config": ENDED}, (2, 6)),
+        ({"config": {}, "tokenizer_config": {"eos_token": "unknown"}}, ()),
+    ],
+)
+def test_all_tokens_that_end_a_request_are_found(model, files, ids):
+    bare = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    for name, value in files.items():
+        write(model, f"{name}.json", bare | value if name == "config" else value)
+    assert local(model).eos_token_ids == ids
 
 
 def test_a_nested_config_and_one_without_vocab_size(model):
@@ -112,6 +164,28 @@ def test_a_nested_config_and_one_without_vocab_size(model):
         (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
         (lambda m: (m / "model.safetensors").unlink(), r"the folder has no model\*.safetensors"),
         (lambda m: (m / "tokenizer.json").unlink(), "the folder has no tokenizer.json"),
+        (
+            lambda m: (m / "model-2.safetensors").symlink_to("nowhere"),
+            "model-2.safetensors: No such file",
+        ),
+        (
+            lambda m: write(m, "model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
+            "model.safetensors is a pointer of Git LFS .* git lfs pull",
+        ),
+        (lambda m: write(m, "model.safetensors", ""), "model.safetensors is empty"),
+        (lambda m: cut(m, 1 << 20), "model.safetensors is cut: its tensors end at byte"),
+        (lambda m: cut(m, 40), "model.safetensors is cut or not a safetensors file"),
+        (lambda m: cut(m, 9), "model.safetensors is cut or not a safetensors file"),
+        (
+            lambda m: (m / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"[]"),
+            "model.safetensors is not a safetensors file",
+        ),
+        (lambda m: write(m, "generation_config.json", "{"), "generation_config.json is not valid"),
+        (
+            lambda m: write(m, "generation_config.json", {"eos_token_id": ["</s>"]}),
+            r"generation_config.json: eos_token_id is \['</s>'\]; must be a token id or a list",
+        ),
+        (lambda m: write(m, "tokenizer_config.json", "[" * 100_000), "is not valid JSON"),
     ],
 )
 def test_a_broken_directory_is_one_line(model, break_it, message):

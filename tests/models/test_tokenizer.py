@@ -5,6 +5,8 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import tokenizer, train_bpe
+from labkit.workload.sources import text_requests
+from labkit.workload.sources.text_requests import TextRequest
 
 
 @pytest.fixture
@@ -69,3 +71,52 @@ def test_no_token_is_longer_than_the_longest(folder):
     loaded = tokenizer.load(folder)
     pieces = [loaded.piece(token) for token in range(loaded.vocab_size)]
     assert loaded.max_token_characters == max(map(len, pieces)) > 1
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+@pytest.mark.parametrize("added", ["<s> $A", "<s> $A </s>", "$A"])
+def test_turns_are_one_text_with_special_tokens_around_it(spaces, added):
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, processors
+
+    words = ["<s>", "</s>", "\u2581", "a", "b", "\n", "\n\n", "\u2581a", "ab"]
+    built = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={word: i for i, word in enumerate(words)},
+            merges=[("\n", "\n"), ("\u2581", "a"), ("a", "b")],
+        )
+    )
+    replace = normalizers.Replace(" ", "\u2581")
+    built.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if spaces else replace
+    )
+    strip = [decoders.Strip(" ", 1, 0)] if spaces else []
+    built.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), *strip])
+    built.post_processor = processors.TemplateProcessing(
+        single=added, special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    built.add_special_tokens(["<s>", "</s>"])
+    loaded = tokenizer.Tokenizer(built)
+    turns = ["a", "b a\n\n", "\n ab", " a"]
+    for count in range(1, 5):
+        ids = loaded.encode_turns(turns[:count])
+        assert [ids.count(0), ids.count(1)] == [added.count("<s>"), added.count("</s>")]
+        plain = ids[added.count("<s>") : len(ids) - added.count("</s>")]
+        assert loaded.decode(plain) == "".join(turns[:count])
+        longer = loaded.encode_turns([*turns[:count], "b"])
+        assert longer[: len(ids) - added.count("</s>")] == ids[: len(ids) - added.count("</s>")]
+    assert loaded.encode_turns(["a b"]) == loaded.encode("a b")
+
+
+@pytest.mark.parametrize("template", [b"{% for %}", b"\xff"])
+def test_a_template_that_cannot_be_parsed_matters_only_to_chats(folder, template):
+    (folder / "chat_template.jinja").write_bytes(template)
+    loaded = tokenizer.load(folder)
+    assert loaded.decode(loaded.encode("so it goes")) == "so it goes"
+    messages = [{"role": "user", "content": "so"}]
+    with pytest.raises(ConfigError, match=r"chat.template.*; send a text instead of a conv"):
+        loaded.encode_chat(messages)
+    text = TextRequest(("so",), 1, tuple(messages))
+    with pytest.raises(ConfigError, match=r"chat.template"):  # its plain text is another prompt
+        text_requests._ids(loaded, text)
+    assert text_requests._ids(loaded, TextRequest(("so",), 1)) == tuple(loaded.encode("so"))

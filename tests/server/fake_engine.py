@@ -1,5 +1,7 @@
 """A fake engine and its tokenizer."""
 
+from types import MappingProxyType
+
 from chat_model import TEMPLATE
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
@@ -9,9 +11,10 @@ from labkit.models.chat_template import ChatTemplate
 class CharTokenizer:
     """A tokenizer whose ids are the code points of characters; ``encoded`` lists its texts."""
 
-    template = None
+    template = template_error = None
     max_token_characters = 1
     special_tokens = ("<s>",)
+    byte_tokens = MappingProxyType({})
 
     def __init__(self):
         self.encoded = []
@@ -19,6 +22,9 @@ class CharTokenizer:
     def encode(self, text, *, special=True):
         self.encoded.append(text)
         return [ord(char) for char in text]
+
+    def encode_pieces(self, pieces):
+        return [token for piece in pieces for token in self.encode(piece)]
 
     def render_chat(self, messages, tools=(), options=None):
         return "".join(f"{message['role'][0]}{message['content']}" for message in messages)

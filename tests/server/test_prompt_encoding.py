@@ -55,6 +55,17 @@ def test_the_longest_prompt_is_served(server):
     assert server.post("/v1/completions", prompts)[0] == 200
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_every_prompt_of_a_completion_has_its_own_room(server, monkeypatch, n):
+    """The context has room for 12 tokens after the first prompt, for 20 after the others."""
+    monkeypatch.setattr(server.service, "max_model_len", 100)
+    request = {"model": "fake", "prompt": ["a" * 88, "b", "aaa"], "max_tokens": 20, "n": n}
+    status, body = server.post("/v1/completions", {**request, "return_token_ids": True})
+    assert status == 200
+    lengths = [len(choice["token_ids"]) for choice in body["choices"]]
+    assert lengths == [12] * n + [20] * n * 2
+
+
 @pytest.mark.parametrize("choice", config.SpecialTokens)
 @pytest.mark.parametrize(
     ("path", "fields", "text"),

@@ -1,6 +1,7 @@
 """Tests of the log probabilities of prompts: ``echo`` and vLLM's ``prompt_logprobs``."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import CharTokenizer
@@ -8,7 +9,9 @@ from in_process import post, run_scenario
 from test_routes import send
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server.completions_writer import top_by_text
+from labkit.server.completions_writer import CompletionWriter, top_by_text
+from labkit.server.endpoint_helpers import GeneratedChoice
+from labkit.server.openai_types import CompletionRequest
 from labkit.server.prompt_logprobs_format import token_offsets
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -178,3 +181,21 @@ def test_offsets_of_tokens_that_the_tokenizer_adds():
     assert token_offsets(Wrapping(), "héy", ids) == [0, 0, 1, 2, 3]
     assert token_offsets(Wrapping(), "<s>héy", ids) == [0, 3, 4, 5, 6]
     assert token_offsets(CharTokenizer(), "other", [ord("a")] * 7) == [0, 1, 2, 3, 4, 5, 5]
+
+
+def test_all_tokens_of_a_character_begin_where_it_begins():
+    class Bytes(CharTokenizer):
+        def decode(self, ids):
+            return bytes(ids).decode(errors="replace")
+
+    tokens = list("a\u65e5b".encode())
+    request = CompletionRequest(model="m", prompt=[[1]], logprobs=0)
+    service = SimpleNamespace(tokenizer=Bytes(), token_text=lambda token: "\ufffd")
+    for sizes in ([5], [2, 1, 2]):  # whole, and streamed
+        writer = CompletionWriter(service, request, "id", None, [[1]], [""], 1)
+        ids, offsets = iter(tokens), []
+        for size in sizes:
+            part = [next(ids) for _ in range(size)]
+            generated = GeneratedChoice(part, logprobs=[Logprobs(-1.0, ())] * size)
+            offsets += writer._output_logprobs(0, generated).text_offset
+        assert offsets == [0, 1, 1, 1, 2]

@@ -84,10 +84,10 @@ def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
 
 def test_the_questions_name_their_requests_in_the_articles_order(compose_experiment, monkeypatch):
     class Words:
-        template = None
+        template = template_error = None
 
-        def encode(self, text):
-            return list(range(len(text.split())))
+        def encode_turns(self, turns):
+            return list(range(len("".join(turns).split())))
 
     monkeypatch.setattr("labkit.models.tokenizer.load", lambda path: Words())
 

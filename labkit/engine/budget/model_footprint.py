@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from labkit import config
 from labkit.cpu.gguf_block_formats import is_gguf_only
 from labkit.engine.compute_dtype import MatrixStorage
+from labkit.models import model_json, safetensors_header
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default
 FLOAT32_BYTES = 4
@@ -123,7 +123,7 @@ def from_directory(
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
         return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage))
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
 
@@ -137,7 +137,6 @@ def _from_config(
     cached = _cached_numbers(settings, keys, head_dim)
     if cached is None:
         return None
-    context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
     loaded = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
@@ -147,7 +146,7 @@ def _from_config(
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
-        max_context=context if isinstance(context, int) else None,
+        max_context=model_json.max_context(settings),
         float_bytes=loaded.float_bytes,
         weights=loaded.weights,
         lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
@@ -190,7 +189,7 @@ def from_weights(
     """
     try:
         loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage), {})
-    except (LookupError, TypeError, ValueError, struct.error):
+    except (LookupError, TypeError, ValueError):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
     return ModelFootprint(
         path.name, loaded.bytes, 0, 0, 0, None, loaded.float_bytes, loaded.weights
@@ -224,7 +223,7 @@ def weight_formats(
         path = resolve(model).path
         headers = _tensor_headers(_tensor_shapes(path), _quantization(path))
         return frozenset(loading.weight_format(tensor) for _, tensor in headers)
-    except (OSError, LookupError, TypeError, ValueError, struct.error):
+    except (OSError, LookupError, TypeError, ValueError):
         return frozenset()
 
 
@@ -383,9 +382,5 @@ def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def _file_shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     """Yield name, dtype and shape of every tensor in a safetensors file's header."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, (entry["dtype"], tuple(entry["shape"]))
+    for name, entry in safetensors_header.read_header(file)[0].items():
+        yield name, (entry["dtype"], tuple(entry["shape"]))

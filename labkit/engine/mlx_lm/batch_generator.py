@@ -20,6 +20,7 @@ from labkit.engine.engine_protocol import (
     InvalidLogitsError,
     KVBytes,
     TokenEvent,
+    check_context,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
 from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
@@ -131,6 +132,7 @@ class MlxLmEngine:
             raise EngineError("the prompt is empty")
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise EngineError(f"token ids must be 0 to {vocab_size - 1}")
+        check_context(request, self._model.max_context)
         check_supported(request.params)
         params = request.params
         if params.prompt_logprobs is not None and params.max_tokens != 1:

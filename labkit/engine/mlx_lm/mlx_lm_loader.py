@@ -12,15 +12,22 @@ import mlx.core as mx
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.mlx_lm_directory import mlx_lm_directory
-from labkit.engine.model_loader import ONE_AT_A_TIME, is_batchable, read_eos_token_ids
-from labkit.machine.exception_text import one_line
+from labkit.engine.model_loader import (
+    ONE_AT_A_TIME,
+    config_errors,
+    is_batchable,
+    read_eos_token_ids,
+    some_names,
+)
+from labkit.models import model_directory, model_json
 
 
 @dataclass(frozen=True, slots=True)
 class MlxLmModel:
     """A loaded mlx_lm model and its sizes.
 
-    Prompts may only have token ids below ``vocab_size``. ``kv_bytes_by_window`` maps each sliding
+    Prompts may only have token ids below ``vocab_size``. ``max_context`` is in tokens (None: not in
+    config.json). ``kv_bytes_by_window`` maps each sliding
     window (tokens, or None for no window) to one token's KV bytes, summed over the layers with that
     window. ``dtype`` is MLX's name of the dtype of the cached keys. ``weights`` maps each weight
     format, named as in counters, to its bytes.
@@ -32,6 +39,7 @@ class MlxLmModel:
     kv_bytes_by_window: Mapping[int | None, int]
     dtype: str
     weights: Mapping[str, int]
+    max_context: int | None
 
 
 def load(
@@ -51,19 +59,25 @@ def load(
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
+    with config_errors():
+        model_directory.find_weights(Path(model_dir), f"engine=mlx_lm: {model_dir}")
     try:
         model, settings = load_model(mlx_lm_directory(Path(model_dir)))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = make_prompt_cache(model)
     _check_batchable(caches, settings["model_type"])
     # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
-    eos_token_ids = read_eos_token_ids(settings, model_dir)
-    weights = compute_dtype.weight_bytes_by_dtype(model)
     return MlxLmModel(
-        model, vocab_size, eos_token_ids, kv_bytes_by_window(caches), key_dtype(caches), weights
+        model,
+        vocab_size,
+        read_eos_token_ids(model_dir),
+        kv_bytes_by_window(caches),
+        key_dtype(caches),
+        compute_dtype.weight_bytes_by_dtype(model),
+        model_json.max_context(settings),
     )
 
 

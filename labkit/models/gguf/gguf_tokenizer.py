@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from labkit.machine.exception_text import one_line
@@ -18,6 +19,19 @@ from labkit.models.gguf.gguf_spm_tokenizer import build_spm
 
 MAX_TOKENS = 1 << 20
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
+# Keys of the ids that end a text, a turn and a message.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+# Control tokens that end a text or a turn in whatever file they are, as in llama.cpp.
+END_TOKENS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>"),
+        *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<|eom_id|>"),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),
+    )
+)
+# With these tokens, a turn has several messages, each of which ends with "<|end|>".
+MULTIPLE_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 
 BYTE_LEVEL_BPE, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
 
@@ -99,15 +113,26 @@ def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the content of generation_config.json: the ids of the BOS and EOS tokens."""
-    eos_ids = [
-        _token_id(file, key)
-        for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        if key in file.metadata
-    ]
+    """Return the content of generation_config.json: the BOS token, and all that end a request."""
     key = "tokenizer.ggml.bos_token_id"
     bos = {"bos_token_id": _token_id(file, key)} if key in file.metadata else {}
-    return {**bos, **({"eos_token_id": sorted(set(eos_ids))} if eos_ids else {})}
+    eos_ids = _end_token_ids(file)
+    return {**bos, **({"eos_token_id": sorted(eos_ids)} if eos_ids else {})}
+
+
+def _end_token_ids(file: GGUFFile) -> set[int]:
+    """Return the ids that the file names as ends, and those of the control tokens that are ends."""
+    tokens, kinds = file.strings("tokenizer.ggml.tokens"), _token_types(file)
+    ends = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in (CONTROL_TOKEN, USER_DEFINED_TOKEN) and token in END_TOKENS
+    }
+    if any(several <= ends.keys() for several in MULTIPLE_MESSAGES):
+        ends.pop("<|end|>", None)
+    if "<|tool_response>" in ends:  # Gemma 4, in which "</s>" is a word
+        ends.pop("</s>", None)
+    return {*ends.values(), *(_token_id(file, key) for key in END_KEYS if key in file.metadata)}
 
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
@@ -122,16 +147,23 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    kinds = file.metadata.get("tokenizer.ggml.token_type", [])
-    if len(kinds) not in (0, len(tokens)):
-        raise GGUFError(
-            f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
-        )
+    kinds = _token_types(file)
     for kind, token in zip(kinds, tokens, strict=bool(len(kinds))):
         if kind == CONTROL_TOKEN:
             built.add_special_tokens([AddedToken(token, normalized=False, special=True)])
         elif kind == USER_DEFINED_TOKEN:
             built.add_tokens([AddedToken(token, normalized=False)])
+
+
+def _token_types(file: GGUFFile) -> list[int]:
+    """Return the type of each token, or an empty list if the file does not have the types."""
+    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    number = len(file.strings("tokenizer.ggml.tokens"))
+    if not isinstance(kinds, np.ndarray | tuple) or len(kinds) not in (0, number):
+        raise GGUFError(
+            f"tokenizer.ggml.token_type must be a list of {number} numbers, one for each token"
+        )
+    return [int(kind) for kind in kinds]
 
 
 def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment, require
@@ -23,9 +22,8 @@ class TextRequest:
     """One request before tokenisation.
 
     ``messages``: the conversation, used if the model has a chat template. ``parts``: the plain
-    text, used otherwise. Each part is tokenised separately, so that a part repeated by a later
-    request gets the same token ids. ``answer``: a recorded answer. Its number of tokens becomes the
-    output length, and ``max_tokens`` is only an estimate of it.
+    text, used otherwise (``Tokenizer.encode_turns``). ``answer``: a recorded answer. Its number of
+    tokens becomes the output length, and ``max_tokens`` is only an estimate of it.
     """
 
     parts: tuple[str, ...]
@@ -74,13 +72,12 @@ class TextSource:
         from labkit.models import tokenizer
 
         reader = tokenizer.load(model.path)
-        ids = _ids(reader)
         named = experiment.workload.per_request
         return tuple(
             Prompt(
                 text.name if named else f"r{index:03d}",
-                ids(text),
-                text.max_tokens if text.answer is None else len(reader.encode(text.answer)),
+                _ids(reader, text),
+                text.max_tokens if text.answer is None else _count(reader, text.answer),
                 text.session,
                 text.timestamp_ms,
                 text.messages,
@@ -97,15 +94,15 @@ class TextSource:
         ]
 
 
-def _ids(reader: Tokenizer) -> Callable[[TextRequest], tuple[int, ...]]:
-    encode = cache(reader.encode)
+def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
+    if text.messages is not None and (reader.template or reader.template_error):
+        return tuple(reader.encode_chat(text.messages))
+    return tuple(reader.encode_turns(text.parts))
 
-    def ids(text: TextRequest) -> tuple[int, ...]:
-        if reader.template is not None and text.messages is not None:
-            return tuple(reader.encode_chat(text.messages))
-        return tuple(token for piece in text.parts for token in encode(piece))
 
-    return ids
+def _count(reader: Tokenizer, answer: str) -> int:
+    """Return an answer's tokens: it follows a prompt, so it has no special token of its own."""
+    return max(1, len(reader.encode_pieces(["", answer])))
 
 
 def plain(message: Mapping[str, str]) -> str:

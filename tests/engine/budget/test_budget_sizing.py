@@ -222,6 +222,7 @@ def test_the_setting_named_by_a_refusal_at_load_works(model_dir):
     assert "policy=fraction" in engine.notes["budget"]
     # It is the budget's pool that admission counts with.
     too_many = (int(counters["blocks.total"]) + 1) * 16
+    engine._max_context = None  # longer than the pool
     engine.submit(Request("huge", (1,) * too_many, SamplingParams(max_tokens=2)))
     engine.submit(Request("good", (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True)))
     ends = {}

@@ -136,7 +136,13 @@ def test_a_closed_engine_holds_no_memory(model_dir):
         engine.step()
 
 
-def test_a_directory_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(EngineError, match="engine=mlx_lm: ") as caught:
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [(None, "has no model"), (b"", "is empty"), (b"version https://git-lfs", "run: git lfs pull")],
+)
+def test_a_directory_that_is_no_model_is_refused(tmp_path, weights, message):
+    if weights is not None:
+        (tmp_path / "model.safetensors").write_bytes(weights)
+    with pytest.raises(EngineError, match=f"engine=mlx_lm: .*{message}") as caught:
         create(options(), tmp_path)
     assert "\n" not in str(caught.value)

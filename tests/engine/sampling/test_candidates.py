@@ -79,3 +79,17 @@ def test_extreme_draws_stay_within_the_likely_tokens(uniform, temperature, top_k
     chosen = candidates_of(logits, temperature=temperature, top_k=top_k)
     assert chosen.pick(uniform) in (0, 1, 3)
     assert not {2, 4} & set(chosen.ids.tolist())
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}])
+def test_a_last_bit_that_reorders_two_candidates_changes_no_draw(params):
+    rng, changed = np.random.default_rng(0), 0
+    for seed in range(200):
+        logits = np.round(rng.normal(size=200), 1).astype(np.float32)  # many are equal
+        ulps = rng.integers(-1, 2, len(logits)).astype(np.int32)
+        moved = (logits.view(np.int32) + ulps).view(np.float32)
+        one, other = (candidates_of(row, **params) for row in (logits, moved))
+        if one.ids.tolist() == other.ids.tolist():  # no tie at the border of the set
+            changed += one.pick(uniform_at(seed, 0)) != other.pick(uniform_at(seed, 0))
+        assert (np.diff(one.ids) > 0).all()
+    assert changed == 0

@@ -1,0 +1,117 @@
+"""Read the JSON files of a model directory: the tokens that end a request, the context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ConfigError, require
+from labkit.machine.exception_text import one_line
+
+# The keys of config.json that hold the length of the context.
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+def read_object(path: Path, where: str | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file of a model directory.
+
+    ``where``: what error messages begin with. None: the directory.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, unreadable or not a JSON object. The message is one line.
+    """
+    where = where or str(path.parent)
+    require(path.is_file(), f"{where}: the folder has no {path.name}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: {path.name}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {path.name} is not valid JSON ({one_line(error)})") from None
+    require(isinstance(value, dict), f"{where}: {path.name} is not a JSON object")
+    return dict(value)
+
+
+def read_optional(path: Path, where: str | None = None) -> dict[str, Any]:
+    """Return ``read_object``, or an empty object if there is no such file."""
+    return read_object(path, where) if path.exists() else {}
+
+
+def special_token(config: Mapping[str, Any], name: str) -> str | None:
+    """Return the text of a special token such as ``eos_token`` in tokenizer_config.json."""
+    token = config.get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def max_context(config: Mapping[str, Any]) -> int | None:
+    """Return the context in tokens of a model's config.json, or None if the file has none.
+
+    YaRN extends the original context, to which many models set ``max_position_embeddings``.
+    """
+    config = {**config, **(config.get("text_config") or {})}
+    lengths = (config.get(key) for key in CONTEXT_KEYS)
+    context = next((int(length) for length in lengths if isinstance(length, int)), None)
+    scaling = config.get("rope_scaling") or {}
+    original = scaling.get("original_max_position_embeddings")
+    if context is None or original is None or "yarn" not in _scaling_types(scaling):
+        return context
+    return max(context, int(original * scaling.get("factor", 1.0)))
+
+
+def _scaling_types(scaling: Mapping[str, Any]) -> tuple[Any, ...]:
+    return scaling.get("rope_type"), scaling.get("type")
+
+
+def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, ...]:
+    """Return the ids that end a request, in ascending order.
+
+    As in mlx_lm, they are the ids of generation_config.json or, if it has none, of config.json, and
+    in any case the tokenizer's EOS token, which ends the turn of a chat model.
+
+    Raises
+    ------
+    ConfigError
+        A file is not a JSON object, or an ``eos_token_id`` is neither an id nor a list of ids.
+    """
+    config = read_object(model_dir / "config.json", where)
+    generation = read_optional(model_dir / "generation_config.json", where)
+    sources = {
+        "generation_config.json": generation,
+        "config.json": config,
+        "text_config of config.json": config.get("text_config") or {},
+    }
+    ids: set[int] = set()
+    for name, source in sources.items():
+        ids = ids or _token_ids(source.get("eos_token_id"), f"{where or model_dir}: {name}")
+    return tuple(sorted(ids | _tokenizer_eos(model_dir, where)))
+
+
+def _token_ids(value: Any, where: str) -> set[int]:
+    """Return the ids in ``eos_token_id``. A negative one stands for none."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        is_id = isinstance(token, int) and not isinstance(token, bool)
+        require(is_id, f"{where}: eos_token_id is {value!r}; must be a token id or a list of ids")
+    return {token for token in ids if token >= 0}
+
+
+def _tokenizer_eos(model_dir: Path, where: str | None) -> set[int]:
+    """Return the id of the tokenizer's EOS token, if it has one.
+
+    tokenizer.json is read as JSON, which is faster than building the tokenizer.
+    """
+    names = ("tokenizer_config.json", "special_tokens_map.json")
+    configs = (read_optional(model_dir / name, where) for name in names)
+    eos = next((token for config in configs if (token := special_token(config, "eos_token"))), None)
+    if eos is None or not (model_dir / "tokenizer.json").exists():
+        return set()
+    tokenizer = read_object(model_dir / "tokenizer.json", where)
+    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
+    vocab = (tokenizer.get("model") or {}).get("vocab")
+    token_id = added.get(eos, vocab.get(eos) if isinstance(vocab, dict) else None)
+    return set() if token_id is None else {int(token_id)}
