@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from labkit import app
+from labkit.analysis.study_analysis import cell_dirs
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides
+from labkit.records import open_study, read_json
 
 TABLES = yaml.safe_load(Path(__file__).with_name("published_tables.yaml").read_text("utf-8"))
 STUDIES = sorted(
@@ -122,3 +124,24 @@ def test_every_column_of_numbers_is_published_or_explained(table):
     assert numeric - used == set(table.get("unpublished", {})) & numeric
     for study in (s for place in table.get("places", ()) for s in place["studies"]):
         assert study in STUDIES
+
+
+STUDY_OF = {study.partition("=")[2]: study for study in STUDIES}  # an experiment before an ablation
+REFERENCE = app.CONF.parent / "outputs" / "reference"
+ARCHIVES = sorted(path for path in REFERENCE.glob("*.zip") if path.stem in STUDY_OF)
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
+def test_a_committed_record_publishes_what_its_study_publishes(archive):
+    """keyframes.zip had the article's times with OpenCV under another arm."""
+    study = STUDY_OF[archive.stem]
+    known = {figure[1:] for figure in transcribed(study)}
+    titles = {table["title"] for table in TABLES if study in table.get("verbatim", ())}
+    for cell in cell_dirs(open_study(archive)):
+        data = read_json(cell / "cell.json").get("published") or {}
+        assert {table["title"] for table in data.get("tables", ())} <= titles
+        for row in data.get("rows") or ():
+            metric = row.get("metric", data.get("metric"))
+            for kind in published_rows.NUMBER_KEYS:
+                for arm, figure in (row.get(kind) or {}).items():
+                    assert (row["case"], metric, kind, arm, figure) in known

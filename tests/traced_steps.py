@@ -7,8 +7,8 @@ from pathlib import Path
 ENGINE_TESTS = str(Path(__file__).parent / "engine")
 
 
-def traced_steps(limit=1_000, **options):
-    """Serve twelve requests and return the trace's report."""
+def traced_steps(limit=1_000, clock=None, **options):
+    """Serve twelve requests and return the trace's report. The default clock counts its reads."""
     if ENGINE_TESTS not in sys.path:
         sys.path.append(ENGINE_TESTS)
     from stub_engine import Adversary, make_engine, request, run
@@ -27,7 +27,7 @@ def traced_steps(limit=1_000, **options):
     }
     engine, _ = make_engine(14, **chosen)
     ticks = itertools.count()
-    trace = engine.trace_steps(limit, lambda: next(ticks) / 1e6)
+    trace = engine.trace_steps(limit, clock or (lambda: next(ticks) / 1e6))
     prompt = list(range(8))
     run(engine, [request(f"r{i}", [*prompt, i, i], 14 + i) for i in range(12)])
     return trace.report()

@@ -8,7 +8,7 @@ share widens the intervals), or they describe the measurement.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,25 +71,35 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     could_change += server_arm_caveats.caveats(analysis.data.records)
     could_change += _impossible_counts(analysis)
     could_change += _emulated(analysis)
-    could_change += _machines(analysis, machine_changes)
+    could_change += _machines(analysis, _machine_changes)
     could_change += _modes(analysis, of_arms=True)
-    record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, machine_caveats)]
+    record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, _machine_caveats)]
     record += _modes(analysis, of_arms=False)
     record += _skipped(analysis)
     return RankedCaveats(tuple(could_change), tuple(record))
 
 
 def _machines(
-    analysis: CellAnalysis, find: Callable[[Iterable[Record]], Iterator[str]]
+    analysis: CellAnalysis, find: Callable[[Sequence[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield the caveats that ``find`` returns for each host's records.
+    """Yield the caveats that ``find`` returns for each host's successful runs.
 
     If there are several hosts, each caveat begins with the host's name.
     """
-    hosts = group_by_host(analysis.data.records)
+    hosts = group_by_host([record for record in analysis.data.records if record.ok])
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
         yield from (f"{where}{line}" for line in find(records))
+
+
+def machine_states(analysis: CellAnalysis) -> dict[str, list[str]]:
+    """Return in which states the machine was during successful runs, with the caveats on each.
+
+    The states are ``busy machine`` and ``slowed machine`` (heat or power); neither if it was quiet.
+    """
+    found = {"busy machine": _busy, "slowed machine": _heat_and_power}
+    states = {state: list(_machines(analysis, find)) for state, find in found.items()}
+    return {state: lines for state, lines in states.items() if lines}
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
@@ -227,23 +237,19 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
         yield f"{count_text(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
 
 
-def machine_changes(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a caveat if settings of the machine changed between the successful runs."""
-    records = [r for r in records if r.ok]
-    changed = _changed_settings(records) if records else ""
+def _machine_changes(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a caveat if settings of the machine changed between the runs."""
+    changed = _changed_settings(records)
     if changed:
         yield f"machine settings changed between runs: {changed}"
 
 
-def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a caveat for each kind of disturbance of the successful runs by the machine.
+def _machine_caveats(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a caveat for each kind of disturbance of the runs by the machine.
 
     The disturbances are derived from the runs' machine fingerprints, the probe that each run's
     process ran before its arm, and the observer's samples.
     """
-    records = [r for r in records if r.ok]
-    if not records:
-        return
     yield from _busy(records)
     clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
     if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:

@@ -9,13 +9,15 @@ Source: "Trace Event Format" (Google, 2016).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Json = Mapping[str, Any]
 ENGINE, REQUESTS = 1, 2  # process ids
 STEPS, HOST, MODEL = 1, 2, 3  # thread ids of the engine
 MODEL_PARTS = ("plan", "forward")
+ROUNDING = 2  # tenths of a microsecond: the largest difference of two ends that are equal
 
 
 def chrome_trace(trace: Json, title: str) -> dict[str, Any]:
@@ -26,10 +28,48 @@ def chrome_trace(trace: Json, title: str) -> dict[str, Any]:
         admitted -= {*step["released"], *step["preempted"]}
         events += _step_events(number, step, trace, admitted)
     return {
-        "traceEvents": events,
+        "traceEvents": _without_overlaps(events),
         "displayTimeUnit": "ms",
         "otherData": {"run": title, "steps": len(trace["steps"]), "of": trace["steps_total"]},
     }
+
+
+def _without_overlaps(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events with times that do not cross on any track.
+
+    Older records have starts and durations in tenths of a microsecond, each rounded. So a slice may
+    seem to end up to ``ROUNDING`` tenths after the next begins, or after the slice that it lies in.
+    It is cut there.
+    """
+    ends, open_slices = dict[int, int](), dict[tuple[int, int], list[int]]()
+    starts = {i: _tenths(event["ts"]) for i, event in enumerate(events) if event["ph"] == "X"}
+    for i in starts:
+        ends[i] = _tenths(events[i]["ts"] + events[i]["dur"])
+    for i in sorted(starts, key=lambda i: (starts[i], -ends[i])):
+        stack = open_slices.setdefault((events[i]["pid"], events[i]["tid"]), [])
+        while stack and ends[stack[-1]] <= starts[i] + (ends[stack[-1]] < ends[i]):
+            last = stack.pop()
+            ends[last] = min(ends[last], starts[i])
+        if stack and ends[i] <= ends[stack[-1]] + ROUNDING:
+            ends[i] = min(ends[i], ends[stack[-1]])
+        stack.append(i)
+    return [
+        {**event, "ts": _us(starts[i]), "dur": _us(ends[i] - starts[i])} if i in starts else event
+        for i, event in enumerate(events)
+    ]
+
+
+def _tenths(us: float) -> int:
+    return round(10 * us)
+
+
+def _us(tenths: int) -> float:
+    """Return tenths in microseconds, such that 1,000 times the number truncates to nanoseconds.
+
+    Readers truncate: 32.3 would be 32,299 ns, and overlap a slice that ends at 32,300 ns.
+    """
+    us = tenths / 10
+    return us if int(1000 * us) == 100 * tenths else math.nextafter(us, math.inf)
 
 
 def _names(trace: Json, title: str) -> Iterator[dict[str, Any]]:

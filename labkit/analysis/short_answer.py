@@ -2,13 +2,14 @@
 
 :mod:`labkit.analysis.headline` has the whole answer. The short answer leaves out what does not fit:
 the names of rows, further metrics, reasons. It names metrics and arms as people do (``E2E p50``).
-The headline and the short answer use the same verdicts.
+The headline and the short answer use the same verdicts. Cells that compare the same arms in the
+same metric have one answer together (:func:`answers_of_cells`), as the rows of a cell have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.analysis.best_setting import setting_text
@@ -19,6 +20,7 @@ from labkit.analysis.number_format import join_names, magnitude_text, scaled, un
 from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.quality_answer import quality_clauses
 from labkit.analysis.verdict_sentences import row_name
+from labkit.config import count_text
 from labkit.records.metric_registry import OUTPUTS, define_metric
 
 Json = Mapping[str, Any]
@@ -33,10 +35,11 @@ UNDECIDED = ("inconclusive", "estimate_only")
 
 @dataclass(frozen=True)
 class _Effect:
-    """The comparison of one arm in one row, from ``cell.json``."""
+    """The comparison of one arm in one row, from ``cell.json``; ``place`` names the row."""
 
     row: Json
     comparison: Json
+    place: str
 
     @property
     def arm(self) -> str:
@@ -90,31 +93,61 @@ class _Effect:
 
 def short_answer(analysis: CellAnalysis) -> str:
     """Return the answer to a cell's question in at most 20 words."""
+    return shortest(answer_wordings(analysis))
+
+
+def answer_wordings(analysis: CellAnalysis) -> list[str]:
+    """Return wordings of the answer to a cell's question, the most detailed first."""
     data = analysis.data
     if data.sweep:
-        return shortest(_best(analysis.json))
+        return _best(analysis.json)
     if OUTPUTS in data.metrics:
         full = outputs_answer(analysis)
-        return shortest([full, f"{full.partition(' (')[0].partition(':')[0].rstrip('.')}."])
+        return [full, f"{full.partition(' (')[0].partition(':')[0].rstrip('.')}."]
     if not data.treatment_arms:
-        return shortest(_alone(analysis))
+        return _alone(analysis)
     effects = _effects(analysis)
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if not effects or all(e.verdict == "invalid" for e in effects):
-        return f"No answer: {_no_answer_reason(analysis, failed)}."
+        return [f"No answer: {_no_answer_reason(analysis, failed)}."]
     valid = [e for e in effects if e.verdict != "invalid"]
     if any(arm.out_of_memory for arm in data.arms) and not failed:
-        return shortest(_out_of_memory(analysis, valid))
-    return shortest([*_with_outputs(analysis, valid), *_candidates(analysis, valid)])
+        return _out_of_memory(analysis, valid)
+    baseline = arm_text(data.baseline)
+    return [*_with_outputs(analysis, valid), *_candidates(valid, baseline, "rows")]
+
+
+def answers_of_cells(analyses: Sequence[CellAnalysis], labels: Sequence[str]) -> list[str]:
+    """Return wordings of one answer to the question of several cells, with the effects' range.
+
+    The list is empty unless the cells compare the same arms in the same metric.
+    """
+    by_cell = [
+        [replace(e, place=f"{label}, {e.place}" if len(own) > 1 else label) for e in own]
+        for analysis, label in zip(analyses, labels, strict=True)
+        for own in [_effects(analysis)]
+    ]
+    effects = [effect for own in by_cell for effect in own]
+    arms = {(one.data.baseline, tuple(one.data.treatment_arms)) for one in analyses}
+    metrics = {e.row["metric"] for e in effects}
+    special = any(one.data.sweep or OUTPUTS in one.data.metrics for one in analyses)
+    if special or len(arms) > 1 or len(metrics) != 1 or not all(by_cell):
+        return []
+    if all(e.verdict == "invalid" for e in effects):
+        return []
+    rows = len({id(e.row) for e in effects})
+    noun = "cells" if rows == len(analyses) else f"rows of {len(analyses)} cells"
+    return _candidates(effects, arm_text(analyses[0].data.baseline), noun)
 
 
 def _out_of_memory(analysis: CellAnalysis, others: Sequence[_Effect]) -> list[str]:
     """Return answers that name the arms that ran out of memory, as they claim."""
     died = join_names([arm_text(arm.name) for arm in analysis.data.arms if arm.out_of_memory])
-    words = [e.word if e.verdict in DECIDED else "undecided" for e in others]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    texts = _candidates(analysis, others) if len(others) <= MAX_NAMED_ARMS else []
-    return [f"Out of memory: {died}. {text}" for text in [*texts, f"Others: {counts}."]]
+    decided = [e for e in others if e.verdict in DECIDED]
+    texts = [f"Others: {_extremes(decided)}{_rest(others)}."] if decided else []
+    if len(others) <= MAX_NAMED_ARMS or not decided:
+        texts = [*_candidates(others, arm_text(analysis.data.baseline), "rows"), *texts]
+    return [f"Out of memory: {died}. {text}" for text in texts]
 
 
 def _with_outputs(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
@@ -156,7 +189,7 @@ def _effects(analysis: CellAnalysis) -> list[_Effect]:
     """Return the effects in the rows of the most important metric that was measured."""
     cell, arms = analysis.json, analysis.data.treatment_arms
     effects = [
-        _Effect(row, comparison)
+        _Effect(row, comparison, row_name(row))
         for row in cell["rows"]
         if row["primary"] and row["metric"] is not None
         for comparison in row["comparisons"]
@@ -166,20 +199,22 @@ def _effects(analysis: CellAnalysis) -> list[_Effect]:
     return [e for e in effects if first is None or e.row["metric"] == first]
 
 
-def _candidates(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
-    """Return wordings of the answer, the most detailed first; :func:`shortest` picks one."""
+def _candidates(effects: Sequence[_Effect], baseline: str, noun: str) -> list[str]:
+    """Return wordings of the answer, the most detailed first; :func:`shortest` picks one.
+
+    ``noun``: what an arm's effects are counted by, ``rows`` or ``cells``.
+    """
     by_arm: dict[str, list[_Effect]] = {}
     for effect in effects:
         by_arm.setdefault(effect.arm, []).append(effect)
-    baseline = arm_text(analysis.data.baseline)
     if len({id(e.row) for e in effects}) == 1 and {e.verdict for e in effects} == {"computed"}:
         return _computed_values(effects)
     if {e.verdict for e in effects} == {"estimate_only"}:
-        return [f"Estimate only: {text}" for text in _several(by_arm, baseline, "looks")]
+        return [f"Estimate only: {text}" for text in _several(by_arm, baseline, "looks", noun)]
     if len(by_arm) == 1:
         ((arm, own),) = by_arm.items()
-        return _one_row(own[0], baseline) if len(own) == 1 else _rows(arm, own, baseline)
-    return _several(by_arm, baseline, "is")
+        return _one_row(own[0], baseline) if len(own) == 1 else _rows(arm, own, baseline, noun)
+    return _several(by_arm, baseline, "is", noun)
 
 
 def _one_row(effect: _Effect, baseline: str) -> list[str]:
@@ -231,17 +266,16 @@ def _verb(effect: _Effect) -> str:
     return "halves" if HALVED[0] <= effect.percent <= HALVED[1] else f"is {effect.size}"
 
 
-def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
-    """Return wordings of the answer for one arm in several rows."""
+def _rows(arm: str, effects: Sequence[_Effect], baseline: str, noun: str) -> list[str]:
+    """Return wordings of the answer for one arm in several rows (``noun``)."""
     name, total = _capitalised(arm_text(arm)), len(effects)
     changed = [e for e in effects if e.verdict in (*DECIDED, "computed")]
     same = [e for e in effects if e.verdict in SAME]
-    undecided = [e for e in effects if e.verdict in UNDECIDED]
-    rest = f"; {len(undecided)} undecided" if undecided else ""
+    undecided, rest = [e for e in effects if e.verdict in UNDECIDED], _rest(effects)
     if same and len(same) >= len(changed):
         limits = [abs(e.comparison[k]) for e in same for k in ("ci_low_pct", "ci_high_pct")]
         differs = f", {len(changed)} differ" if changed else ""
-        where = _of(len(same), total)
+        where = _of(len(same), total, noun)
         beyond = f"beyond {magnitude_text(max(limits))} % in {where}{differs}{rest}."
         return [
             f"No difference between {arm_text(arm)} and {baseline} {beyond}",
@@ -250,7 +284,7 @@ def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
     words = {e.word for e in changed}
     if len(words) == 1:
         size = _range(changed)
-        where = _of(len(changed), total)
+        where = _of(len(changed), total, noun)
         return [
             f"{name} is {words.pop()} than {baseline} in {where}, by {size} %{rest}.",
             f"{name}: {size} % {changed[0].word} in {where}{rest}.",
@@ -258,14 +292,15 @@ def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
     if changed:
         best, worst = (pick(changed, key=lambda e: e.gain) for pick in (max, min))
         return [
-            f"{name} is {best.size} ({row_name(best.row)}) to {worst.size} "
-            f"({row_name(worst.row)}){rest}.",
+            f"{name} is {best.size} ({best.place}) to {worst.size} ({worst.place}){rest}.",
             f"It depends: {name} is {best.size} to {worst.size}{rest}.",
         ]
     return _undecided(undecided)
 
 
-def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) -> list[str]:
+def _several(
+    by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str, noun: str
+) -> list[str]:
     """Return wordings of the answer for several arms, the best arm first.
 
     ``verb`` is ``is`` for verdicts and ``looks`` for estimates.
@@ -275,24 +310,44 @@ def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) 
         for arm, effects in by_arm.items()
         if (own := [e for e in effects if verb == "looks" or e.verdict in (*DECIDED, "computed")])
     }
-    undecided = sum(
-        all(e.verdict in UNDECIDED for e in effects) for arm, effects in by_arm.items()
-    ) * (verb == "is")
-    rest = f"; {undecided} undecided" if undecided else ""
+    open_arms = {
+        arm: effects
+        for arm, effects in by_arm.items()
+        if arm not in decided and not any(e.verdict in SAME for e in effects)
+    }
+    several = any(len(effects) > 1 for effects in by_arm.values())
+    rest = _rest([effects[0] for effects in open_arms.values()], "arm" if several else "")
     if not decided:
         return _no_change(by_arm, baseline, rest)
     order = sorted(decided, key=lambda arm: -_middle(decided[arm]))
-    parts = [f"{arm_text(arm)} {_sizes(decided[arm])}" for arm in order]
-    best = arm_text(order[0])
-    first = f"{_capitalised(best) if verb == 'is' else best} {verb} {_sizes(decided[order[0]])}"
-    shown = [f"{first} than {baseline}{rest}.", f"{first} than {baseline}.", f"{first}."]
+    sizes = {arm: _sizes(decided[arm]) for arm in order}
+    places = {
+        arm: "" if len(own) == len(by_arm[arm]) else f" ({_of(len(own), len(by_arm[arm]), noun)})"
+        for arm, own in decided.items()
+    }
+    best, *others = order
+    name = _capitalised(arm_text(best)) if verb == "is" else arm_text(best)
+    first = f"{name} {verb} {sizes[best]}"
+    than, where = f"{first} than {baseline}", places[best]
+    shown = [f"{than}{where}{rest}.", f"{than}{where}.", f"{first}."]
     if verb == "is" and len(by_arm) > MAX_NAMED_ARMS:
-        return [*_most(by_arm, order[0], baseline), *shown]
-    named = ", ".join(parts[1:])
-    return [f"{first} than {baseline}, {named}{rest}.", *shown] if named else shown
+        return [*_most(by_arm, best, baseline, noun), *shown]
+    if not others:
+        return shown
+    named = ", ".join(f"{arm_text(arm)} {sizes[arm]}{places[arm]}" for arm in others)
+    all_others = _sizes([effect for arm in others for effect in decided[arm]])
+    brief = f"others {all_others}" if len(others) > 1 else f"{arm_text(others[0])} {all_others}"
+    return [
+        f"{than}{where}, {named}{rest}.",
+        f"{than}{where}; {brief}{rest}.",
+        f"{than}{where}; {brief}.",
+        *shown,
+    ]
 
 
-def _most(by_arm: Mapping[str, Sequence[_Effect]], best: str, baseline: str) -> list[str]:
+def _most(
+    by_arm: Mapping[str, Sequence[_Effect]], best: str, baseline: str, noun: str
+) -> list[str]:
     """Return a wording that counts the arms that differ in the same direction as the best arm.
 
     Only arms that differ in every row are counted. The list is empty if there are fewer than two.
@@ -306,7 +361,7 @@ def _most(by_arm: Mapping[str, Sequence[_Effect]], best: str, baseline: str) -> 
     if best not in alike or len(alike) < 2:
         return []
     count = f"All {len(by_arm)}" if len(alike) == len(by_arm) else f"{len(alike)} of {len(by_arm)}"
-    where = f" in {_of(rows, rows)}" if rows > 1 else ""
+    where = f" in {_of(rows, rows, noun)}" if rows > 1 else ""
     lead = f"{arm_text(best)} most: {_range(by_arm[best])} %"
     return [f"{count} arms are {word} than {baseline}{where}, {lead}."]
 
@@ -406,10 +461,26 @@ def _alone(analysis: CellAnalysis) -> list[str]:
 def _sizes(effects: Sequence[_Effect]) -> str:
     """Return the size of an arm's effects: ``55 % faster``, ``75.4 to 95.4 % faster``."""
     words = dict.fromkeys(e.word for e in effects)
-    if len(words) > 1:
-        best, worst = (pick(effects, key=lambda e: e.gain) for pick in (max, min))
-        return f"{best.size} to {worst.size}"
-    return f"{_range(effects)} % {effects[0].word}"
+    return _extremes(effects) if len(words) > 1 else f"{_range(effects)} % {effects[0].word}"
+
+
+def _extremes(effects: Sequence[_Effect]) -> str:
+    """Return the best and the worst effect: ``3 % faster to 12 % slower``."""
+    best, worst = (pick(effects, key=lambda e: e.gain) for pick in (max, min))
+    return best.size if best is worst else f"{best.size} to {worst.size}"
+
+
+def _rest(effects: Sequence[_Effect], noun: str = "") -> str:
+    """Return the number of effects without an answer: ``; 2 undecided; 1 invalid``, or nothing."""
+    counts = {
+        word: sum(e.verdict in verdicts for e in effects)
+        for word, verdicts in (("undecided", UNDECIDED), ("invalid", ("invalid",)))
+    }
+    return "".join(
+        f"; {count_text(count, noun) if noun else count} {word}"
+        for word, count in counts.items()
+        if count
+    )
 
 
 def _range(effects: Sequence[_Effect]) -> str:
@@ -423,10 +494,10 @@ def _middle(effects: Sequence[_Effect]) -> float:
     return gains[len(gains) // 2]
 
 
-def _of(part: int, total: int) -> str:
+def _of(part: int, total: int, noun: str) -> str:
     if part < total:
-        return f"{part} of {total} rows"
-    return "both rows" if total == 2 else f"all {total} rows"
+        return f"{part} of {total} {noun}"
+    return f"both {noun}" if total == 2 else f"all {total} {noun}"
 
 
 def shortest(candidates: Sequence[str]) -> str:

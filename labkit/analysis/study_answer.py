@@ -8,10 +8,18 @@ from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.number_format import join_names
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.short_answer import arm_text, short_answer, shortest
+from labkit.analysis.short_answer import (
+    answer_wordings,
+    answers_of_cells,
+    arm_text,
+    short_answer,
+    shortest,
+)
 from labkit.analysis.summary_verdict import summary_verdict
 from labkit.analysis.verdict_sentences import title
 from labkit.config import count_text
+
+DIRECTED = ("faster", "slower", "mixed")
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
@@ -32,16 +40,27 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
     if len(analyses) == 1:
         return short_answer(analyses[0])
     number, answers = count_text(len(analyses), "cell"), [short_answer(one) for one in analyses]
-    verdicts = [summary_verdict(analysis).text for analysis in analyses]
-    counts = join_names([f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)])
+    verdicts = [summary_verdict(analysis) for analysis in analyses]
+    texts = [verdict.text for verdict in verdicts]
+    counts = join_names([f"{texts.count(text)} {text}" for text in dict.fromkeys(texts)])
     candidates = [f"{number}: {counts}."]
     if len(set(answers)) == 1:
         candidates = [f"{answers[0].rstrip('.')}, in all {number}.", *candidates]
-    elif set(verdicts) == {"computed"}:
-        candidates = [f"At {cell_labels(analyses)[-1]}: {answers[-1]}", *candidates]
+    elif set(texts) == {"computed"}:
+        candidates = [*_at(analyses, -1), *candidates]
+    elif together := answers_of_cells(analyses, cell_labels(analyses)):
+        candidates = together
+    elif directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
+        candidates = [*(f"{counts}. {text}" for text in _at(analyses, directed[0])), *candidates]
     else:
-        candidates = [*_by_verdict(analyses, verdicts), *candidates]
+        candidates = [*_by_verdict(analyses, texts), *candidates]
     return shortest(candidates)
+
+
+def _at(analyses: Sequence[CellAnalysis], index: int) -> list[str]:
+    """Return wordings of the answer of one cell, with its label."""
+    label = cell_labels(analyses)[index]
+    return [f"At {label}: {text}" for text in answer_wordings(analyses[index])]
 
 
 def _by_verdict(analyses: Sequence[CellAnalysis], verdicts: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import operator
+import re
 import signal
 import threading
 from collections import deque
@@ -79,8 +80,9 @@ class LLM:
         ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
         ``engine.parallel.size``, whose ranks are started and ended with the ``LLM``. ``dtype`` is
         ``engine.dtype``; write ``kv_dtype`` for ``engine.kv.dtype``, because ``dtype`` alone means
-        the option outside any group. ``name`` and the group ``server`` are not accepted. Neither
-        are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set
+        the option outside any group. ``kv_layout="padded"`` or ``"contiguous"`` also sets what the
+        engine of that name sets. ``name`` and the group ``server`` are not accepted. Neither are
+        ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set
         before MLX and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own
         variables).
 
@@ -94,9 +96,10 @@ class LLM:
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        engine_options, model_dir = engine_config(options), _model_directory(Path(path))
-        self._tokenizer: Tokenizer = load_tokenizer(model_dir)
-        self._engine = create(engine_options, model_dir)
+        with _advice_for_llm():
+            engine_options, model_dir = engine_config(options), _model_directory(Path(path))
+            self._tokenizer: Tokenizer = load_tokenizer(model_dir)
+            self._engine = create(engine_options, model_dir)
         self._max_context = model_json.max_context(
             model_json.read_object(model_dir / "config.json")
         )
@@ -321,7 +324,25 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
         names[key] = name
         group, _, leaf = key.rpartition(".")
         (tree.setdefault(group, {}) if group else tree)[leaf] = value
+    layout = tree.get("kv", {}).get("layout")
+    for group, preset in LAYOUT_PRESETS.get(layout, {}).items():
+        tree[group] = preset | tree.get(group, {})
+    if layout in LAYOUT_PRESETS:
+        is_static = tree.get("scheduler", {}).get("admission") == "static"
+        tree["name"] = "naive" if is_static and layout == "padded" else layout
     return config.from_plain(config.Engine, tree)
+
+
+@contextlib.contextmanager
+def _advice_for_llm() -> Iterator[None]:
+    """Write the advice of errors in terms of ``LLM``, which has no option ``engine``."""
+    try:
+        yield
+    except (config.ConfigError, EngineError) as error:
+        text = str(error)
+        for pattern, advice in ADVICE:
+            text = re.sub(pattern, advice, text)
+        raise type(error)(text) from error
 
 
 def option_key(name: str, keys: Sequence[str]) -> str:
@@ -356,6 +377,20 @@ def option_name(key: str, keys: Sequence[str]) -> str:
     return leaf if alone else key.replace(".", "_")
 
 
+# What the layouts without blocks need; the same as in conf/engine.
+LAYOUT_PRESETS: dict[Any, dict[str, dict[str, str]]] = {
+    "contiguous": {"attention": {"backend": "sdpa"}},
+    "padded": {
+        "attention": {"backend": "sdpa"},
+        "scheduler": {"order": "prefill_first", "composition": "split"},
+    },
+}
+# Advice to choose another engine, and the same for ``LLM``.
+ADVICE = (
+    (r"set engine=mlx_lm( engine\.scheduler\.max_num_seqs=1)?\b", "generate with mlx_lm itself"),
+    (r"set engine=openai \S+=mlx_lm, whose server", "run mlx_lm's server, which"),
+    (r"\bengine=(padded|contiguous|paged)\b", r'kv_layout="\1"'),
+)
 # Groups and options that ``LLM`` lacks: the preset's name, the servers that only engine=openai
 # starts, and the options that must be set before MLX and numba are imported.
 EXCLUDED_OPTIONS = ("name", "server", "blas", "threads", "memory_limit", "mlx")

@@ -263,10 +263,19 @@ def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dic
         "reserved_bytes": step.reserved_bytes,
         "used_bytes": step.used_bytes,
         "times_us": {
-            part: [round((start - origin) * 1e6, 1), round((end - start) * 1e6, 1)]
+            part: _span_us(start - origin, end - origin)
             for part, (start, end) in step.times.items()
         },
     }
+
+
+def _span_us(start: float, end: float) -> list[float]:
+    """Return start and duration in us from seconds. The end, not the duration, is rounded.
+
+    So a part ends no later than the next begins.
+    """
+    begin = round(start * 1e6, 1)
+    return [begin, round(round(end * 1e6, 1) - begin, 1)]
 
 
 class TracedStepLoop(StepLoop):

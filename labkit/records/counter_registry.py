@@ -243,7 +243,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("attention.kv_blocks_visited", "blocks", "KV blocks visited, summed over all units",
             counted_by_kernel=True),
     Counter("attention.bytes", "bytes", "bytes of keys, values, queries and outputs moved"),
-    Counter("attention.map_us", "us", "host time spent building the resolver's maps"),
+    Counter("attention.map_us", "us", "host time spent building the resolver's maps, without "
+            "their conversion for a GPU"),
     Counter("attention.keys", "keys", "keys read by MLX's own attention, padding included"),
     Counter("attention.keys_padded", "keys", "of those, keys that hold no token"),
     Counter("window.skipped_blocks", "blocks",

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.latency_throughput import METRICS, load_curves
-from labkit.analysis.rendering.chart import Text
+from labkit.analysis.rendering.arm_styles import NUM_STYLES
+from labkit.analysis.rendering.chart import Dots, Line, Text
 from labkit.analysis.rendering.latency_throughput_chart import (
     latency_throughput_chart,
     latency_throughput_figure,
     latency_throughput_table,
 )
 from labkit.analysis.rendering.markdown_report import markdown_table
+from labkit.analysis.rendering.study_overview import MachineOverview
 from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.records import Arm
 
@@ -86,9 +88,24 @@ def test_knees_that_lie_together_are_named_one_above_the_other():
     assert (one.x, one.y) == (3.8, 700.0) and one.dy != other.dy
 
 
-def test_no_knee_is_marked_where_power_still_grows():
+def test_a_curve_without_a_knee_is_named_at_its_largest_load():
+    """It had neither label nor legend; power still grows, so no knee is marked."""
     (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
-    assert curve.knee is None and "knee" not in chart_svg(latency_throughput_chart([curve]))
+    chart = latency_throughput_chart([curve])
+    (label,) = (mark for mark in chart.marks if isinstance(mark, Text))
+    assert (label.x, label.y, label.text) == (4, 500.0, "base")
+    assert curve.knee is None and "knee" not in chart_svg(chart)
+
+
+def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
+    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    curves = [replace(curve, arm=str(i), name=str(i)) for i in range(NUM_STYLES)]
+    chart = latency_throughput_chart(curves)
+    dots = [(mark.style.split()[0], mark.mark) for mark in chart.marks if isinstance(mark, Dots)]
+    lines = [mark.style for mark in chart.marks if isinstance(mark, Line)]
+    assert len(set(dots)) == len(set(lines)) == NUM_STYLES
+    overview = MachineOverview(None, None, curves, "stem")
+    assert overview.charts[0].keys == tuple((str(i), s, "line") for i, s in enumerate(lines))
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():

@@ -52,6 +52,12 @@ def test_runs_that_differ_widen_the_interval():
     assert widths[1] > 1.2 * widths[0]
 
 
+def test_runs_that_differ_less_than_chance_are_no_more_than_their_requests():
+    exact = stats.binomtest(451, 500).proportion_ci(0.95, "exact")
+    alike = load(1.0, *[45] * 9, 46).share_interval(0.05)
+    assert alike == (pytest.approx(exact.low), pytest.approx(exact.high))
+
+
 def test_two_runs_say_nothing():
     assert load(1.0, 50, 50).share_interval(0.05) == (0.0, 1.0)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.machine_or_arm_stalls import (
     OWN_WORK_ALPHA,
     UNCLEAR_ALPHA,
+    attribute_stalls,
     own_work_bound_pct,
     signed_rank_p,
 )
 from labkit.analysis.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_diff import compare_studies
+from labkit.records import Arm
 
 BLOCKS = 10
 ARM = "seq_map"
@@ -119,6 +122,49 @@ def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
     assert verdict(small).comparison.p_adjusted <= 0.05
     assert verdict(small).verdict.word == "inconclusive"
     assert "may be the arm's own work" in verdict(small).verdict.reason
+
+
+def stalled_runs(processes, slow_arms, left_out=()):
+    """Return records in which some arms stall in every process, without the runs ``left_out``."""
+    return [
+        SimpleNamespace(
+            arm=arm,
+            block=block,
+            notes={"stalls": {"steps": 9 * slow, "seconds": 0.5 * slow + 0.01, "of_s": 5.0}},
+        )
+        for block in range(processes)
+        for arm in ("base", "a", "b")
+        for slow in (int(arm in slow_arms),)
+        if (arm, block) not in left_out
+    ]
+
+
+THREE_ARMS = [Arm("base", "baseline", {}, {}), *(Arm(name, "arm", {}, {}) for name in "ab")]
+
+
+@pytest.mark.parametrize(("processes", "own"), [(9, False), (10, True)])
+def test_the_limit_of_an_arm_s_own_work_is_divided_among_the_arms(processes, own):
+    """In 9 processes the smallest p is 0.0039: at most 0.005, but not if two arms are tested."""
+    assert 2 / 2**9 <= OWN_WORK_ALPHA < 2 * 2 / 2**9 and OWN_WORK_ALPHA >= 2 * 2 / 2**10
+    found = attribute_stalls(stalled_runs(processes, {"a"}), THREE_ARMS)
+    assert (found.kept_reason is not None) is own
+    assert own or set(found.unclear_reasons) == {"a"}
+    only_a = [run for run in stalled_runs(9, {"a"}) if run.arm != "b"]
+    alone = attribute_stalls(only_a, THREE_ARMS[:2])
+    assert alone.kept_reason.startswith("the stalls of a differ")
+
+
+def test_a_process_that_lacks_an_arm_is_left_out():
+    """The share is over the processes in which every arm noted its stalls."""
+    runs = stalled_runs(10, {"a"}, left_out={("b", 3), ("base", 4)})
+    for run in runs:
+        if run.block == 3 and run.arm == "a":
+            run.notes["stalls"]["seconds"] = 4.0
+    found = attribute_stalls(runs, THREE_ARMS)
+    assert found.stalled_pct == pytest.approx({"base": 0.2, "a": 10.2, "b": 0.2})
+    assert found.kept_reason is None  # 8 processes: p = 0.0078
+    del runs[0].notes["stalls"]["of_s"]  # an older record
+    assert attribute_stalls(runs, THREE_ARMS).stalled_pct == pytest.approx(found.stalled_pct)
 
 
 def test_stalls_of_few_processes_are_not_removed(make_cell):

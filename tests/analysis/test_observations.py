@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.observations import (
     MetricRow,
     RunValue,
+    build_rows,
     log_values,
     median_over_rounds,
     run_value,
@@ -83,6 +85,17 @@ def test_an_effect_of_position_common_to_all_arms_is_removed():
     # Under swapped labels the estimate is the same with the other sign.
     swapped, theirs = with_places[:, [1, 0, 2]], places[:, [1, 0, 2]]
     assert estimates(swapped, theirs) == pytest.approx(-estimates(with_places, places))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counts"), [("ok", True), ("vacuous", True), ("crashed", False), ("oom", False)]
+)
+def test_a_run_that_failed_has_no_value(make_cell, outcome, counts):
+    """Its record may hold the cases that it measured before."""
+    first, *others = analyse(make_cell(blocks=1)).data.records
+    rows = build_rows([replace(first, outcome=outcome, detail="a reason"), *others])
+    files = [value.file for value in rows[0].arms[first.arm]]
+    assert len(files) == 1 + counts and (f"runs/{first.run}.json" in files) is counts
 
 
 def test_positions_that_do_not_cover_all_rounds_are_ignored():

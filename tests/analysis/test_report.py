@@ -20,7 +20,7 @@ from labkit.analysis.headline import headline
 from labkit.analysis.latency_throughput import METRICS
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
+from labkit.analysis.rendering.arm_styles import NUM_STYLES, arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_files import FORMATS
 from labkit.analysis.rendering.run_timeline_charts import PHASE_COLOURS, run_timelines
@@ -149,8 +149,8 @@ def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
     answers = [headline(analyse(study / name)) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2:5] == [
-        "**Seq map against binary search: slower at chat; faster at kernel.**", "",
-        "| cell | answer | gates |",
+        "**1 slower and 1 faster. At chat: Seq map is 4.8 % slower: throughput 499 to 475 tok/s.**",
+        "", "| cell | answer | gates |",
     ]  # fmt: skip
     assert all(f"| {answer} |" in text for answer in answers)
     page = printed(capsysbinary, study, "html")
@@ -369,6 +369,28 @@ def test_the_html_report_loads_nothing_from_elsewhere(study, capsysbinary):
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
 
 
+@pytest.mark.parametrize(
+    ("samples", "state", "reason"),
+    [
+        ({"foreign_cores": [1.5]}, "busy machine", "other processes used 1.5 cores on average"),
+        ({"thermal_level": [2]}, "slowed machine", "heat slowed the CPU in 2 of 2 runs"),
+    ],
+)
+def test_a_disturbed_machine_is_a_chip_on_its_card_and_above_all_cells(
+    make_cell, capsysbinary, samples, state, reason
+):
+    def change(record):
+        return replace(record, notes={**record.notes, "observer": {"samples": samples}})
+
+    few = {"blocks": 1, "runs": 1, "control": False}
+    make_cell("study/seed=1", change=change, **few)
+    study = make_cell("study/seed=2", **few).parent
+    page = printed(capsysbinary, study, "html")
+    assert page.count(f'#cell0-trust" title="{reason}">{state}</a>') == 1
+    assert page.count(f'title="seed=1">{state} in 1 of 2 cells</span>') == 1
+    assert page.count("gate warn") == 2  # none of the quiet cell
+
+
 def test_names_are_escaped_in_html(make_cell, capsysbinary):
     study = make_cell("study/cell", cases=("<script>alert(1)</script> & | case",)).parent
     page = printed(capsysbinary, study, "html")
@@ -512,9 +534,12 @@ def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
 
 
 def test_no_two_of_many_arms_look_alike():
-    arms = [{"name": f"arm{i}", "role": "arm" if i else "baseline"} for i in range(12)]
-    for styles in (arm_styles({"arms": arms}), arm_classes({"arms": arms})):
-        assert len(set(styles.values())) == 12
+    """A dash shows in a line only, and a mark in a dot only: colour and mark, colour and dashes."""
+    arms = [{"name": f"arm{i}", "role": "arm" if i else "baseline"} for i in range(NUM_STYLES)]
+    assert len(set(arm_styles({"arms": arms}).values())) == NUM_STYLES == 24
+    classes = arm_classes({"arms": arms}).values()
+    assert len({(style.split()[0], mark) for style, mark in classes}) == NUM_STYLES
+    assert len({style for style, _ in classes}) == NUM_STYLES
 
 
 def test_the_title_and_the_published_note_name_the_scale(make_cell, published):

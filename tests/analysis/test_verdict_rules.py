@@ -18,7 +18,7 @@ from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct
 from labkit.analysis.study_analysis import AnalysisCache, study_family
-from labkit.analysis.verdict import exceeds_margin, judge
+from labkit.analysis.verdict import exceeds_margin, judge, target_effect_pct
 from labkit.records import CaseRecord
 
 LEVELS = DecisionCriteria(2, 0.05, 2.0)
@@ -220,6 +220,20 @@ def test_the_probe_is_the_mean_of_logarithms(make_cell):
     record = analyse(make_cell()).data.records[0]
     slow = replace(record, probe={"before": {"matmul_us": 1.0, "copy_us": np.exp(3.0)}})
     assert probe_values([slow]) == {(record.block, record.position): pytest.approx(1.5)}
+
+
+def test_each_run_of_a_block_has_its_own_probe(make_cell):
+    records = analyse(make_cell(blocks=1)).data.records
+    probed = [replace(r, probe={"before": {"copy_us": float(np.exp(r.position))}}) for r in records]
+    expected = {(0, position): pytest.approx(position) for position in range(len(records))}
+    assert len(records) == 6 and probe_values(probed) == expected
+
+
+@pytest.mark.parametrize(
+    ("effect", "target"), [(7.46, 7.5), (-7.46, 7.5), (0.3, 1.0), (-0.3, 1.0), (-1.02, 1.0)]
+)
+def test_a_new_study_is_to_detect_the_size_of_an_effect_in_either_direction(effect, target):
+    assert target_effect_pct(effect) == target
 
 
 def test_the_noise_floor_is_tested_on_one_side():

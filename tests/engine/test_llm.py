@@ -2,13 +2,18 @@ import itertools
 import json
 import math
 import signal
+from pathlib import Path
 
 import pytest
+import yaml
 
 from labkit.config import ConfigError, Engine, Model, ModelShape, from_plain
 from labkit.engine import LLM, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
+from labkit.engine.model_loader import ONE_AT_A_TIME
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,54 @@ def test_options_go_by_their_own_names():
         engine_config({"block_sise": 3})
     with pytest.raises(ConfigError, match=r"engine\.kv\.block_size=3"):
         engine_config({"block_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("padded", {"kv_layout": "padded"}),
+        ("contiguous", {"layout": "contiguous"}),
+        ("naive", {"kv_layout": "padded", "admission": "static"}),
+        ("paged", {"kv_layout": "paged", "max_num_seqs": 4}),
+    ],
+)
+def test_a_layout_brings_what_its_engine_sets(engine, options):
+    """It was refused: "set engine=naive, padded, ...", which is no option of ``LLM``."""
+    preset = yaml.safe_load((ROOT / "conf" / "engine" / f"{engine}.yaml").read_text())
+    if "max_num_seqs" in options:
+        preset["scheduler"] = {"max_num_seqs": 4}
+    assert engine_config(options) == from_plain(Engine, preset)
+
+
+@pytest.mark.parametrize("layout", ["padded", "contiguous"])
+def test_every_layout_generates_the_same_tokens(layout, llm, tiny):
+    params, prompts = SamplingParams(max_tokens=4, ignore_eos=True), ["One.", "Two, and more"]
+    with LLM(tiny, kv_layout=layout, max_num_seqs=2, blocks=40) as other:
+        outputs = other.generate(prompts, params)
+        assert other.counters()[f"layout.{layout}"] > 0
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("which engine=paged cannot do; set engine=mlx_lm",
+         'which kv_layout="paged" cannot do; generate with mlx_lm itself'),
+        ("a slot; set engine=mlx_lm engine.scheduler.max_num_seqs=1",
+         "a slot; generate with mlx_lm itself"),
+        (ONE_AT_A_TIME, "run mlx_lm's server, which computes one request at a time"),
+    ],
+)  # fmt: skip
+def test_advice_to_choose_an_engine_is_written_for_llm(tiny, monkeypatch, text, advice):
+    def refuse(*_):
+        raise EngineError(text)
+
+    with pytest.raises(ConfigError, match=r'holds float32; set kv_layout="paged"$'):
+        LLM(tiny, kv_layout="padded", kv_dtype="float16")
+    monkeypatch.setattr("labkit.engine.llm.create", refuse)
+    with pytest.raises(EngineError) as caught:
+        LLM(tiny)
+    assert str(caught.value) == advice
 
 
 @pytest.mark.parametrize("key", LLM_KEYS)

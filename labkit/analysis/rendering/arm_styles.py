@@ -1,13 +1,14 @@
 """The colour and mark of each arm, on the HTML page and in matplotlib figures.
 
-Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008), and the marks differ
-too. The same records give the same pictures byte for byte, because pictures hold no dates and have
-fixed ids and sizes.
+Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008). No two of the first
+``NUM_STYLES`` arms or curves share both colour and mark, or both colour and dashes. The same
+records give the same pictures byte for byte, because pictures hold no dates and have fixed ids and
+sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"
-MARKS = ("o", "s", "^", "D", "v")  # 5 marks and 6 colours: 30 arms differ
+MARKS = ("o", "s", "^", "D")  # in the order of svg_elements.MARKS
+DASHES = ("", " dashed", " dotted", " dashdot")  # classes of the style sheet
+NUM_STYLES = len(COLOURS) * len(MARKS)
 RC_PARAMS: Mapping[str, Any] = {
     "svg.hashsalt": "labkit",
     "svg.fonttype": "path",
@@ -36,29 +39,38 @@ RC_PARAMS: Mapping[str, Any] = {
 }
 
 
+def mark_index(index: int) -> int:
+    """Return the mark of the arm or curve with this index; the colour is ``index % 6``."""
+    return (index + index // len(COLOURS)) % len(MARKS)
+
+
+def figure_style_of(index: int) -> tuple[str, str]:
+    """Return the matplotlib colour and mark of the arm or curve with this index."""
+    return COLOURS[index % len(COLOURS)], MARKS[mark_index(index)]
+
+
+def page_style_of(index: int) -> tuple[str, str]:
+    """Return the style class and mark, on the HTML page, of the arm or curve with this index."""
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return f"arm{index % len(COLOURS)}{dashes}", svg_elements.MARKS[mark_index(index)]
+
+
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
     """Return the matplotlib colour and mark of every arm. The control is grey."""
-    real, control = real_arms(cell), control_name(cell)
-    styles = {
-        name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
-    }
-    return styles if control is None else {**styles, control: (CONTROL_COLOUR, "x")}
+    return _by_arm(cell, figure_style_of, (CONTROL_COLOUR, "x"))
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Return the style class and mark of every arm on the HTML page. The control has grey crosses.
+    """Return the style class and mark of every arm on the HTML page. The control: grey crosses."""
+    return _by_arm(cell, page_style_of, ("control", "cross"))
 
-    There are six colours. The lines of arms beyond the sixth are dashed.
-    """
-    real, control = real_arms(cell), control_name(cell)
-    styles = {
-        name: (
-            f"arm{i % 6}{' dashed' if i >= 6 else ''}",
-            svg_elements.MARKS[i % len(svg_elements.MARKS)],
-        )
-        for i, name in enumerate(real)
-    }
-    return styles if control is None else {**styles, control: ("control", "cross")}
+
+def _by_arm(
+    cell: Json, style_of: Callable[[int], tuple[str, str]], of_control: tuple[str, str]
+) -> dict[str, tuple[str, str]]:
+    styles = {name: style_of(index) for index, name in enumerate(real_arms(cell))}
+    control = control_name(cell)
+    return styles if control is None else {**styles, control: of_control}
 
 
 @contextmanager

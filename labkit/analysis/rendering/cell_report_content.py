@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from labkit.analysis.caveats import RankedCaveats, ranked_caveats
+from labkit.analysis.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
 from labkit.analysis.headline import headline
@@ -141,6 +141,11 @@ class CellReport:
     def next_command(self) -> NextCommand | None:
         """The command that would answer what the cell leaves open, or None."""
         return next_command(self.analysis)
+
+    @cached_property
+    def machine_states(self) -> dict[str, list[str]]:
+        """The states of the machine that the card shows, such as ``busy machine``, with reasons."""
+        return machine_states(self.analysis)
 
     @property
     def gates(self) -> str:

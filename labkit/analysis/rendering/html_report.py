@@ -107,6 +107,10 @@ def study_html(
 ) -> str:
     """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
     template, labels = _template(), cell_labels(analyses)
+    cells = [
+        _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])
+        for index, a in enumerate(analyses)
+    ]
     return template.render(
         study=study,
         question=study_question(analyses),
@@ -114,10 +118,8 @@ def study_html(
         count=count_text,
         many_arms=lambda report: sum(len(arm) for arm, _ in report.legend) > MAX_LEGEND,
         overviews=machine_overviews(study, analyses),
-        cells=[
-            _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])
-            for index, a in enumerate(analyses)
-        ],
+        cells=cells,
+        machine_states=_machine_states(cells),
         charts=PageCharts(),
         max_lines=MAX_LINES,
         max_pictures=MAX_PICTURES,
@@ -125,6 +127,15 @@ def study_html(
         style=(TEMPLATES / "report.css").read_text("utf-8"),
         scripts=[(TEMPLATES / name).read_text("utf-8") for name in SCRIPTS],
     )
+
+
+def _machine_states(cells: Sequence[PageCell]) -> dict[str, list[str]]:
+    """Return the labels of the cells during which the machine was busy or slowed, by state."""
+    states: dict[str, list[str]] = {}
+    for cell in cells:
+        for state in cell.report.machine_states:
+            states.setdefault(state, []).append(cell.label)
+    return states
 
 
 def _page_cell(report: CellReport, label: str) -> PageCell:

@@ -75,8 +75,8 @@ class IntervalScale:
 class ArmBars:
     """The effects of one arm on a card.
 
-    ``style`` is the arm's style class. ``bars`` has the CSS properties of a bar for each row.
-    ``text`` is the range of the effects, and whether the arm is invalid.
+    ``style`` is the arm's style class and its mark. ``bars`` has the CSS properties of a bar for
+    each row. ``text`` is the range of the effects, and whether the arm is invalid.
     """
 
     arm: str
@@ -141,7 +141,7 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
     lines = [
         ArmBars(
             arm,
-            styles.get(arm, ("", ""))[0],
+            " ".join(styles.get(arm, ())),
             [scale.bar_style(c) for c in own[:MAX_ROWS]],
             _range_text(own),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import significant_text, value_text
-from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
+from labkit.analysis.rendering.arm_styles import figure_style_of, page_style_of
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.point_labels import add_point_labels
 from labkit.analysis.rendering.table_model import Column, Table
@@ -57,7 +57,7 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for index, curve in enumerate(curves):
-        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
+        colour, mark = figure_style_of(index)
         points = _points(curve)
         axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.name)
         for load, point in zip(curve.loads, points, strict=True):
@@ -78,7 +78,7 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
-    """Return a chart of latency over throughput: a line per arm, with the knees marked."""
+    """Return a chart of latency over throughput: a line per arm, named at its knee or its end."""
     points = [point for curve in curves for point in _points(curve)]
     chart = Chart(
         title="throughput against latency",
@@ -89,16 +89,27 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
         height=300,
     )
     for index, curve in enumerate(curves):
-        style = f"arm{index % 6}"
+        style, mark = page_style_of(index)
         chart.line(_points(curve), f"line {style}", curve.name)
         for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
             knee = ", knee" if load is curve.knee else ""
             place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
             tip = f"{curve.name}, {load.size:g} {curve.by}{knee}: {place}"
-            chart.dot(x, y, style, "circle", tip, arm=curve.arm)
-    knees = [(*_point(curve.knee), f"{curve.name}: knee") for curve in curves if curve.knee]
-    add_point_labels(chart, knees)
+            chart.dot(x, y, style, mark, tip, arm=curve.arm)
+    add_point_labels(chart, map(_label, curves))
     return chart
+
+
+def curve_keys(curves: Sequence[LoadCurve]) -> tuple[tuple[str, str, str], ...]:
+    """Return the legend of :func:`latency_throughput_chart`: name, style class, shape."""
+    return tuple((one.name, f"line {page_style_of(i)[0]}", "line") for i, one in enumerate(curves))
+
+
+def _label(curve: LoadCurve) -> tuple[float, float, str]:
+    """Return a curve's label and its place: at the knee, or else at the largest load."""
+    if curve.knee is None:
+        return (*_point(curve.loads[-1]), curve.name)
+    return (*_point(curve.knee), f"{curve.name}: knee")
 
 
 def _points(curve: LoadCurve) -> list[tuple[float, float]]:

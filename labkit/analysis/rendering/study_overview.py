@@ -14,6 +14,7 @@ from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.rendering.latency_throughput_chart import (
     KNEE_NOTE,
     LATENCY_THROUGHPUT_STEM,
+    curve_keys,
     latency_throughput_chart,
     latency_throughput_table,
 )
@@ -62,9 +63,8 @@ class MachineOverview:
     @property
     def charts(self) -> list[ChartPart]:
         """The load curves and the capacities as charts."""
-        curves = (
-            [ChartPart(latency_throughput_chart(self.curves), KNEE_NOTE)] if self.curves else []
-        )
+        chart = latency_throughput_chart(self.curves) if self.curves else None
+        curves = [ChartPart(chart, KNEE_NOTE, curve_keys(self.curves))] if chart else []
         return [*curves, *map(capacity_chart, self.capacities)]
 
     @property

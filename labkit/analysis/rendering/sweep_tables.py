@@ -14,7 +14,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
+from labkit.analysis.rendering.arm_styles import figure_style_of, page_style_of
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
@@ -233,15 +233,15 @@ def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]
         x_ticks=tuple((i, f"{value:g}") for value, i in place.items()),
     )
     for index, curve in enumerate(curves):
-        points = [(place[x], y) for x, y in curve.points]
-        chart.line(points, f"line arm{index}")
+        points, (style, mark) = [(place[x], y) for x, y in curve.points], page_style_of(index)
+        chart.line(points, f"line {style}")
         for (x, _), (at, y) in zip(curve.points, points, strict=True):
             where = f"{curve.name}, " if curve.name else ""
             chart.dot(
                 at,
                 y,
-                f"arm{index}",
-                "circle",
+                style,
+                mark,
                 f"{where}{option.name}={x:g}: {significant_text(y, 4)}",
             )
     return chart
@@ -256,8 +256,8 @@ def curves_figure(best: Json, option: SweptOption, curves: Sequence[SettingCurve
     place = {float(value): i for i, value in enumerate(option.values)}
     for index, curve in enumerate(curves):
         x, y = zip(*((place[x], y) for x, y in curve.points), strict=True)
-        style = f"{MARKS[index % len(MARKS)]}-"
-        axes.plot(x, y, style, color=COLOURS[index], label=curve.name)
+        colour, mark = figure_style_of(index)
+        axes.plot(x, y, f"{mark}-", color=colour, label=curve.name)
     axes.set_xticks(list(place.values()), [f"{value:g}" for value in place])
     axes.set_xlabel(option.name)
     axes.set_ylabel(f"{best['metric']} ({unit_name(best['unit'])})")

@@ -76,12 +76,22 @@ class AttentionMetadata:
     block_size: int  # tokens in a KV block
     resolver: Resolver  # finds the sequence that a unit of the grid works for
     lookup: Any  # the resolver's operand
-    map_us: float  # host time (us) of building the resolver's maps; 0 without maps
+    build_us: float  # host time (us) of building the resolver's maps; 0 without maps
     # Data that the backend derives from the batch at the first launch that needs them. The type is
     # the backend's own (``PagedBackend.new_prepared``). Steps of the same sequences may share them.
     prepared: Any = None
     # The step's launch log: ``forward`` appends, ``report`` drains.
     launches: list[Any] = field(default_factory=list)
+    # Host times (us) of converting the maps for a device; the backend appends them.
+    conversions_us: list[float] = field(default_factory=list)
+
+    @property
+    def map_us(self) -> float:
+        """Host time (us) of the resolver's maps: building them, and converting them for a device.
+
+        They are converted at the first launch that reads them.
+        """
+        return self.build_us + sum(self.conversions_us)
 
     @cached_property
     def slot_mapping(self) -> NDArray[np.int64]:
@@ -120,7 +130,7 @@ class AttentionMetadata:
         if not 1 <= min(lengths) <= longest <= capacity:
             return None
         lens = np.array(seq_lens)
-        lookup, map_us = self.resolver.lookup(self.cu_seqlens_q, lens)
+        lookup, build_us = self.resolver.lookup(self.cu_seqlens_q, lens)
         return AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q,
             seq_lens=lens,
@@ -132,7 +142,7 @@ class AttentionMetadata:
             block_size=self.block_size,
             resolver=self.resolver,
             lookup=lookup,
-            map_us=map_us,
+            build_us=build_us,
             prepared=prepared,
         )
 
@@ -158,7 +168,7 @@ def build(
     query_lens = _check_batch(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
-    lookup, map_us = resolver.lookup(cu, lens)
+    lookup, build_us = resolver.lookup(cu, lens)
     return AttentionMetadata(
         cu_seqlens_q=cu,
         seq_lens=lens,
@@ -170,7 +180,7 @@ def build(
         block_size=block_size,
         resolver=resolver,
         lookup=lookup,
-        map_us=map_us,
+        build_us=build_us,
         prepared=prepared,
     )
 

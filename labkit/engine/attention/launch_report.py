@@ -52,7 +52,7 @@ class LaunchReport:
     surplus_threadgroups: int = 0
     kv_blocks_visited: int = 0  # over all units, counted by the kernel
     bytes: int = 0  # keys and values in the visited blocks, queries, and output
-    map_us: float = 0.0  # host time of building the resolver's maps, once per step
+    map_us: float = 0.0  # host time of the resolver's maps, once per step
     device: str | None = None  # cpu, metal or emulated; None: no fused kernel
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
     sharing_heads: int = 1  # query heads that shared one load of a key or value in decode

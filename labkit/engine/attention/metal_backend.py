@@ -7,6 +7,7 @@ output of the node. They are evaluated with the step and read by ``report``.
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,10 +130,9 @@ class MetalBackend(MlxBackend):
         if not prepared.batch:
             arrays = (metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q)
             prepared.batch = tuple(mx.array(array) for array in arrays)
-        lookup = metadata.resolver.metal_operand(metadata.lookup, dispatch.kernel == "tiled")
         inputs = (
             *prepared.batch,
-            mx.zeros(1, mx.int32) if lookup is None else mx.array(lookup),
+            self._lookup(metadata, dispatch),
             mx.array(layer.scale, mx.float32),
             mx.array(layer.softcap or 0.0, mx.float32),
             mx.array(layer.window or 0, mx.int32),
@@ -152,6 +152,16 @@ class MetalBackend(MlxBackend):
         )
         prepared.params[layer.kind] = params
         return params
+
+    def _lookup(self, metadata: AttentionMetadata, dispatch: Dispatch) -> Any:
+        """Return the resolver's maps on the device, and log how long their conversion took."""
+        start = time.perf_counter()
+        lookup = metadata.resolver.metal_operand(metadata.lookup, dispatch.kernel == "tiled")
+        if lookup is None:
+            return mx.zeros(1, mx.int32)
+        converted = mx.array(lookup)
+        metadata.conversions_us.append((time.perf_counter() - start) * 1e6)
+        return converted
 
     def report(self, metadata: AttentionMetadata) -> Reports:
         """Read the stamps and counters of the kernels; see ``Attention.report``."""

@@ -167,10 +167,8 @@ def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram - reserve - weights - profile_peak``.
 
     The reserve for macOS and other programs is 4 GiB on machines with up to 16 GiB of RAM, 6 GiB
-    up to 64, 8 GiB up to 128 and 12 GiB above. No option sets the reserve.
-
-    Source: an early draft of "Rethinking vllm-metal's Memory Budget for Apple Silicon"
-    (14 February 2026).
+    up to 64, 8 GiB up to 128 and 12 GiB above. No option sets the reserve. The tiers are labkit's
+    own: no published engine or article has them.
     """
     total = inputs.machine.total
     tiers = (reserve for max_gib, reserve in RESERVE_TIERS_GIB if total <= max_gib * GIB)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.analysis.rendering.arm_styles import NUM_STYLES, arm_classes
+
 TEMPLATES = Path(__file__).parents[3] / "labkit" / "analysis" / "rendering" / "templates"
 STYLE = (TEMPLATES / "report.css").read_text("utf-8")
 TEXT = ("ink", "soft", "good", "bad", "calm", "warn")
@@ -44,6 +46,15 @@ def test_text_and_marks_have_the_contrast_of_wcag_aa(scheme):
         for name in MARKS:
             assert contrast(palette[name], palette[background]) >= 3.0, (name, background)
     assert contrast(palette["ink"], palette["warnbg"]) >= 4.5
+
+
+def test_every_style_of_an_arm_is_in_the_style_sheet():
+    """A bar on a card shows the arm's mark as well as its colour."""
+    arms = [{"name": str(i), "role": "arm"} for i in range(NUM_STYLES)]
+    classes = {word for style in arm_classes({"arms": arms}).values() for word in style}
+    words = {word for text in classes for word in text.split()} - {"circle"}
+    assert words == {word for word in words if re.search(rf"\.{word}\b", STYLE)}
+    assert re.search(r"\.bars \.ci:is\(\.square, \.triangle, \.diamond\) i::after", STYLE)
 
 
 @pytest.mark.parametrize("name", ["report.css", "charts.js", "report.js"])

@@ -74,6 +74,22 @@ def test_resolvers_give_the_same_bits_and_the_same_counts(batch):
         assert other.kv_blocks_visited == report.kv_blocks_visited
 
 
+@pytest.mark.parametrize(
+    ("device", "resolver", "conversions"),
+    [("emulated", "seq_map", 1), ("emulated", "binary_search", 0), ("cpu", "seq_map", 0)],
+)
+def test_the_time_of_maps_includes_their_conversion(batch, device, resolver, conversions):
+    """The published 96 us are 86 to build a list and 10 to convert it."""
+    backend = attention.create(device=device, resolver=resolver)
+    plan = batch.plan(backend)
+    assert plan.map_us == plan.build_us
+    for _ in range(2):  # later layers of the step convert nothing
+        _, report = batch.forward(backend, plan)
+    assert len(plan.conversions_us) == conversions
+    assert report.map_us == plan.map_us == plan.build_us + sum(plan.conversions_us)
+    assert (report.map_us > plan.build_us) is bool(conversions)
+
+
 def test_maps_of_a_user_resolver(batch, monkeypatch):
     class Mine:
         name = "mine"

@@ -26,8 +26,9 @@ connect((state, form) => {
   fill("unitsTitle", tiled ? `${count(units)} Q-blocks of ${data.rows} rows` : `${count(units)} packed query tokens`);
   fill("keysTitle", tiled ? `The keys: cu_seqlens_q[i] // ${data.rows} + i` : "The keys: cu_seqlens_q");
   const steps = all.reduce((sum, found) => sum + found.steps.length, 0), bound = maxSteps(lengths.length);
-  fill("total", `All ${count(units)} ${tiled ? "Q-blocks" : "tokens"} take ${plural(steps, "step")} per attention head (the counter attention.search_iterations), ` +
-    `${(steps / units).toFixed(2)} each. A host-built map (resolver=seq_map) takes none: one load per unit.`);
+  fill("total", `All ${count(units)} ${tiled ? "Q-blocks" : "tokens"} take ${plural(steps, "step")}, ${(steps / units).toFixed(2)} each, in every column of the grid: ` +
+    "each head, or group of heads, that has units of its own searches anew. The counter attention.search_iterations adds up all columns. " +
+    `A host-built map (resolver=seq_map) takes none: one load per unit.`);
   fill("owners", ...lengths.map((length, i) => element("span", {}, element("span", { class: `swatch owner${i}` }), `request ${i}: ${plural(length, "token")}`)),
     ...(tiled ? [element("span", {}, element("span", { class: "swatch waste" }), "surplus block, exits")] : []));
   const cells = all.map((found) => {
