@@ -41,6 +41,8 @@ def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):
         (["server.timeout_s=0"], "server.timeout_s=0.0: must be above 0 (seconds)"),
         (["server.api_key=' '"], "server.api_key: must be printable ASCII"),
         (["server.host=''"], "server.host: must be an address"),
+        (["server.hosts=http://a.example"], "server.hosts=http://a.example: must be names"),
+        (["server.hosts=a.example:80"], "server.hosts=a.example:80: must be names"),
         (["model=local"], "model=local: set model.path=PATH"),
         (["engine.attention.resolver=identity"], "resolver=identity: it handles decode only"),
         (["engine=openai"], "engine=openai: it forwards to another server"),
