@@ -190,7 +190,10 @@ class LLM:
         if not isinstance(params, SamplingParams):
             raise EngineError(f"{params!r}: sampling parameters must be SamplingParams")
         text = prompt if isinstance(prompt, str) else None
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        try:
+            ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        except config.ConfigError as error:
+            raise EngineError(f"{prompt!r:.100}: {error}") from None
         return Request(str(next(self._ids)), tuple(ids), params), text
 
     def _serve(
