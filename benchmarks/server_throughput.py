@@ -136,8 +136,10 @@ class Served:
         data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(self._host, int(self._port))
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            % len(data)
+            + data
         )
         tail = b""
         while part := await reader.read(1 << 16):

@@ -8,6 +8,7 @@ messages show (:mod:`labkit.config.option_index`). Rules that involve several op
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -198,6 +199,8 @@ class Group:
         """Check every option's value, and refuse options that are set but have no effect."""
         for name, spec, value in self.options():
             where = f"{self.key(name)}={override_text(value)}"
+            infinite = isinstance(value, float) and not math.isfinite(value)
+            require(not infinite, f"{where}: must be a finite number")
             require(spec.accepts(value), f"{where}: must be {spec.allowed}")
         for key in dict.fromkeys(spec.read_by.key for _, spec, _ in self.options() if spec.read_by):
             place, _, name = key.rpartition(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,6 +45,12 @@ class Server(Group, place="server"):
         None,
         "Origins of web pages that may call the server, separated by spaces, or '*'.",
         null_means="none",
+    )
+    hosts: str | None = option(
+        None,
+        "Names of this server in Host headers besides localhost, IP addresses and server.host, "
+        "separated by spaces, or '*'; requests for other names are refused (403).",
+        null_means="none on a loopback address, and any on others",
     )
     special_tokens_in_content: SpecialTokens = option(SpecialTokens.act)
     max_body_bytes: int = option(
@@ -120,9 +127,19 @@ class Server(Group, place="server"):
             "http://localhost:3000, separated by spaces, or '*'",
         )
         require(
+            all(name == "*" or re.fullmatch(r"[\w.-]+", name) for name in self.host_names),
+            f"server.hosts={self.hosts}: must be names such as gpu.example, without a port, "
+            "separated by spaces, or '*'",
+        )
+        require(
             key is None or (key.isascii() and key.isprintable() and bool(key.strip())),
             "server.api_key: must be printable ASCII with at least one character besides spaces",
         )
+
+    @property
+    def host_names(self) -> list[str]:
+        """The names of ``hosts`` in lower case."""
+        return (self.hosts or "").lower().split()
 
 
 @dataclass

@@ -198,7 +198,10 @@ class LLM:
         if not isinstance(params, SamplingParams):
             raise EngineError(f"{params!r}: sampling parameters must be SamplingParams")
         text = prompt if isinstance(prompt, str) else None
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        try:
+            ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        except config.ConfigError as error:
+            raise EngineError(f"{prompt!r:.100}: {error}") from None
         room = params.max_tokens if self._max_context is None else self._max_context - len(ids)
         if 0 < room < params.max_tokens and not params.ignore_eos:
             params = dataclasses.replace(params, max_tokens=room)

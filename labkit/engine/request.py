@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +17,13 @@ MAX_LOGPROBS = 20
 # The largest number of prompt tokens whose logits one step computes, over all requests. At a
 # vocabulary of 128k tokens they take 128 MiB.
 MAX_SCORED_ROWS = 256
+NUMBERS = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+# Whether each may be None.
+INTEGERS = {
+    "top_k": False, "max_tokens": False, "logprobs": True, "prompt_logprobs": True, "seed": True,
+}  # fmt: skip
 
 
 class SamplingError(ValueError):
@@ -95,7 +104,7 @@ class SamplingParams:
     Raises
     ------
     ValueError
-        A value is out of range.
+        A value is out of range or not of its type.
     """
 
     temperature: float = 0.0
@@ -124,7 +133,8 @@ class SamplingParams:
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the ranges, copy mutable values and derive ``adjusts`` and ``plain``."""
+        """Check types and ranges, copy mutable values and derive ``adjusts`` and ``plain``."""
+        self._check_types()
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature}: must be 0 or more")
         if self.top_k < 0:
@@ -150,14 +160,26 @@ class SamplingParams:
             raise ValueError(f"seed={self.seed}: must be 0 to 2**64 - 1")
         self._freeze()
 
+    def _check_types(self) -> None:
+        """Check the numbers here, because a wrong type would fail in a step of the whole batch."""
+        for name in NUMBERS:
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name}={getattr(self, name)!r}: not a number")
+        for name, nullable in INTEGERS.items():
+            value = getattr(self, name)
+            if value is not None or not nullable:
+                object.__setattr__(self, name, as_integers(name, [value])[0])
+
     def _freeze(self) -> None:
         """Copy the values that the caller could still change, and set the derived fields."""
-        bias = {int(token): float(value) for token, value in dict(self.logit_bias).items()}
+        ids = as_integers("logit_bias", self.logit_bias)
+        bias = dict(zip(ids, self.logit_bias.values(), strict=True))
         for token, value in bias.items():
-            if token < 0 or not math.isfinite(value):
+            if token < 0 or not (isinstance(value, Real) and math.isfinite(value)):
                 raise ValueError(
-                    f"logit_bias={{{token}: {value}}}: the id must be 0 or more, the bias finite"
+                    f"logit_bias={{{token}: {value!r}}}: the id must be 0 or more, the bias finite"
                 )
+            bias[token] = float(value)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop={stop}: every text must be a string that is not empty")
@@ -167,7 +189,7 @@ class SamplingParams:
         for name, item in {
             "logit_bias": bias,
             "stop": stop,
-            "stop_token_ids": tuple(self.stop_token_ids),
+            "stop_token_ids": as_integers("stop_token_ids", self.stop_token_ids),
             "adjusts": adjusts,
             "plain": plain,
         }.items():
@@ -197,8 +219,25 @@ class Request:
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        """Make the prompt a tuple."""
-        object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
+        """Make the prompt a tuple of integers."""
+        ids = as_integers("prompt_token_ids", self.prompt_token_ids)
+        object.__setattr__(self, "prompt_token_ids", ids)
+
+
+def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Return values as a tuple of integers, which ``name`` describes in the error message.
+
+    Raises
+    ------
+    ValueError
+        A value is not an integer.
+    """
+    values = tuple(values)
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        wrong = next(value for value in values if not hasattr(value, "__index__"))
+        raise ValueError(f"{name}: {wrong!r} is not an integer") from None
 
 
 class RequestStatus(Enum):

@@ -51,11 +51,20 @@ class Tokenizer:
         return max(map(len, self._tokenizer.get_vocab()))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return a text's token ids; ``special``: whether to add the model's special tokens."""
-        if len(text) < LONG_TEXT:
-            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-        # A batch releases the GIL, so other threads run during the seconds this may take.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        """Return a text's token ids; ``special``: whether to add the model's special tokens.
+
+        Raises
+        ------
+        ConfigError
+            The text is not valid Unicode.
+        """
+        try:
+            if len(text) < LONG_TEXT:
+                return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+            # A batch releases the GIL, so other threads run during the seconds this may take.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        except TypeError:
+            raise ConfigError("the text is not valid Unicode (lone surrogate)") from None
         return list(encoding.ids)
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:

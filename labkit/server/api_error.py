@@ -67,6 +67,7 @@ class ApiError(Exception):
 ERROR_TYPES_BY_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",

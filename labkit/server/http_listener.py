@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from errno import EADDRNOTAVAIL
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,11 +20,14 @@ from labkit.server.http_protocol import HttpProtocol
 from labkit.server.serving_service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BACKLOG = 2048
 CLOSE_S = 1.0  # until connections that are still open when the service has stopped are dropped
 
 
 def bind(options: config.Server) -> socket.socket:
     """Return a socket bound to the server's address. It does not listen until ``serve`` runs.
+
+    The port is taken at once, so that a second server on it fails before it loads its model.
 
     Raises
     ------
@@ -38,17 +42,34 @@ def bind(options: config.Server) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"server.host={host}: {error.strerror}") from None
     bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind(address)
+        try:
+            bound.bind(address)
+        except OSError:  # possibly only connections of an earlier server, which still linger
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
     except OSError as error:
         bound.close()
-        option = f"server.host={host}" if error.errno in NO_SUCH_ADDRESS else f"server.port={port}"
+        option = f"server.host={host}" if error.errno == EADDRNOTAVAIL else f"server.port={port}"
         raise ConfigError(f"{option}: {error.strerror}") from None
     return bound
 
 
-NO_SUCH_ADDRESS = (99, 49)  # EADDRNOTAVAIL on Linux and on macOS
+def listen(bound: socket.socket) -> None:
+    """Listen on a bound socket.
+
+    With ``SO_REUSEADDR``, Linux lets several sockets bind one port until one of them listens.
+
+    Raises
+    ------
+    ConfigError
+        Another server listens on the port by now.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections inherit it
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"server.port={bound.getsockname()[1]}: {error.strerror}") from None
 
 
 def url(bound: socket.socket) -> str:
@@ -96,7 +117,13 @@ async def serve(
     ``server.grace_s`` seconds to finish. A second signal ends these requests immediately. When no
     request is left, connections have another ``CLOSE_S`` seconds to close; those that are still
     open, for example because half a request has arrived, are then dropped.
+
+    Raises
+    ------
+    ConfigError
+        Another server has taken the port meanwhile.
     """
+    listen(bound)
     listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []
 

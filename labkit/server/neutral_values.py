@@ -77,7 +77,8 @@ def _clean_message(message: Any) -> Any:
     cleaned = {
         name: value
         for name, value in message.items()
-        if value is not None and not _is_neutral(value, MESSAGE_VALUES.get(name, ()))
+        if value is not None
+        and not (name in MESSAGE_VALUES and _is_neutral(value, MESSAGE_VALUES[name]))
     }
     for name in PART_LISTS:
         if isinstance(cleaned.get(name), list):

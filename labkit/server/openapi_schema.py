@@ -23,6 +23,7 @@ EVENT_SCHEMA = {
 ERROR_DESCRIPTIONS = {
     400: "the request is invalid",
     401: "the API key is missing or invalid",
+    403: "the Host header has a name that is not this server's",
     404: "no such model",
     409: "requests are running",
     408: "the request did not arrive in time",
@@ -34,7 +35,7 @@ ERROR_DESCRIPTIONS = {
     503: "the engine cannot serve",
     504: "the request timed out",
 }
-POST_ERRORS = (400, 401, 404, 408, 413, 415, 429, 431, 500, 503, 504)
+POST_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _bodyless(route: BodylessRoute) -> dict[str, Any]:
         "content": text if route.response_type is None else _content(route.response_type),
     }
     operation: dict[str, Any] = {
-        "responses": {"200": response, **_errors(route.error_statuses, ErrorBody)},
+        "responses": {"200": response, **_errors((403, *route.error_statuses), ErrorBody)},
     }
     if "{model}" in route.path:
         operation["parameters"] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +17,9 @@ from labkit.server.neutral_values import REQUEST_VALUES, without_neutral_values
 
 T = TypeVar("T", bound=msgspec.Struct)
 FUNCTION_TYPES = ("function", "custom")  # a tool's type; the Messages API has "custom"
+# Objects and arrays of a body in which unknown fields may be tolerated, while the event loop waits.
+MAX_CLEANED = 1 << 17
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character
 MAX_VALUE_CHARACTERS = 100  # of an invalid value that a message repeats
 
 
@@ -28,20 +33,42 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         of the invalid field, for example ``messages[0].role``, or None if it is not known.
     """
     try:
-        try:
-            return decoder.decode(body)
-        except msgspec.ValidationError:
-            known = decoder.type.__struct_fields__
-            request = msgspec.json.decode(body)
-            _check_tool_types(request)
-            cleaned = without_neutral_values(request, known)
-            return decoder.decode(msgspec.json.encode(cleaned))
+        with _no_garbage_collection():
+            return _decode(decoder, body)
     except msgspec.ValidationError as error:
         raise _validation_error(decoder.type, str(error)) from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
+        text = "it may have a lone surrogate" if SURROGATE.search(body) else str(error)
+        raise invalid(f"the body is not valid JSON: {text}") from None
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from scanning a million new lists again and again, with the GIL held."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if body.count(b"{") + body.count(b"[") > MAX_CLEANED:
+            raise
+        try:
+            request = msgspec.json.decode(body)
+        except msgspec.ValidationError:  # a number is out of range; this error does not say where
+            raise error from None
+    _check_tool_types(request)
+    cleaned = without_neutral_values(request, decoder.type.__struct_fields__)
+    return decoder.decode(msgspec.json.encode(cleaned))
 
 
 def _check_tool_types(request: Any) -> None:

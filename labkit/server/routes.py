@@ -25,6 +25,7 @@ from labkit.server import (
 )
 from labkit.server.api_error import ApiError
 from labkit.server.endpoint_helpers import model_not_found
+from labkit.server.host_check import HostCheck
 from labkit.server.messages_types import (
     CountTokensRequest,
     MessageError,
@@ -126,6 +127,7 @@ def create_app(service: Service) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    app.add_middleware(HostCheck, options=service.options, error_response=_error_response)
 
     def add(path: str, endpoint: Callable[..., Any], method: str, key: bool) -> None:
         # One dependency per route, because each costs FastAPI some 20 us per request.
@@ -278,7 +280,7 @@ def _json(value: Any) -> Response:
 
 
 async def _error_response(request: Request, error: Any) -> Response:
-    is_messages = request.url.path.startswith(MESSAGES_PATH)
+    is_messages = request.scope["path"].startswith(MESSAGES_PATH)
     body = messages_writer.encode_error(error) if is_messages else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
@@ -286,11 +288,11 @@ async def _error_response(request: Request, error: Any) -> Response:
 async def _http_error_response(request: Request, error: Any) -> Response:
     """Answer an error that the framework raised (unknown URL, wrong method) with an API error."""
     if error.status_code == 405:
-        text = f"{request.method} {request.url.path}: this URL does not support the method"
+        text = f"{request.method} {request.scope['path']}: this URL does not support the method"
         api_error = ApiError(405, text, code="method_not_allowed")
         api_error.headers |= dict(error.headers or {})
     elif error.status_code == 404:
-        text = f"the URL {request.url.path} does not exist"
+        text = f"the URL {request.scope['path']} does not exist"
         api_error = ApiError(404, text, code="unknown_url")
     else:
         api_error = ApiError(400, str(error.detail))

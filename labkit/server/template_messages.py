@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from labkit.server.api_error import invalid
 
@@ -93,9 +94,6 @@ def decode_arguments(name: str, arguments: str, param: str) -> dict[str, Any]:
         The arguments are not a JSON object.
     """
     try:
-        decoded = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        decoded = None
-    if not isinstance(decoded, dict):
-        raise invalid(f"{param}: the arguments of {name} are not a JSON object", param)
-    return decoded
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid(f"{param}: the arguments of {name} are not a JSON object", param) from None

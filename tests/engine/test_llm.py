@@ -362,6 +362,8 @@ def test_log_probabilities_come_with_each_token(llm):
         ([1, "a"], None, "a prompt is a text or a list of token ids"),
         ([1, 2.5], None, "a prompt is a text or a list of token ids"),
         ([[3, -1]], None, "token id -1: must be 0 or more"),
+        (["a", "b\ud800"], None, r"'b\\ud800': the text is not valid Unicode"),
+        (["\ud800" * 10_000], None, "the text is not valid Unicode"),
         (["a"], {"max_tokens": 3}, "equally many, not 1 and 2"),
         ("a", [{"max_tokens": 3}], "sampling parameters must be SamplingParams"),
     ],

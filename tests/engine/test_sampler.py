@@ -185,12 +185,33 @@ def test_requests_in_a_changing_batch_get_the_tokens_they_get_alone():
         {"stop": ""},
         {"max_tokens": 0},
         {"seed": -1},
+        {"temperature": "hot"},
+        {"temperature": float("inf")},
+        {"top_p": None},
+        {"max_tokens": 2.5},
+        {"max_tokens": float("inf")},
+        {"max_tokens": None},
+        {"top_k": 2.5},
+        {"logprobs": 2.5},
+        {"prompt_logprobs": 2.5},
+        {"seed": 2.5},
+        {"stop_token_ids": (2.5,)},
+        {"logit_bias": {2.5: 1.0}},
+        {"logit_bias": {1: "much"}},
     ],
 )
 def test_illegal_parameters_raise_at_construction_in_one_line(bad):
     with pytest.raises(ValueError, match=next(iter(bad))) as caught:
         SamplingParams(**bad)
     assert "\n" not in str(caught.value)
+
+
+def test_integers_of_numpy_are_integers_and_parts_of_tokens_are_none():
+    params = SamplingParams(max_tokens=np.int64(3), stop_token_ids=np.arange(2), seed=np.uint8(1))
+    assert params == SamplingParams(max_tokens=3, stop_token_ids=(0, 1), seed=1)
+    assert Request("a", np.arange(2)).prompt_token_ids == (0, 1)
+    with pytest.raises(ValueError, match=r"^prompt_token_ids: 2\.5 is not an integer$"):
+        Request("a", (1, 2.5))
 
 
 def test_parameters_are_frozen_copies_that_compare_and_hash():

@@ -81,7 +81,7 @@ def post(path, body, **headers):
     """Return the bytes of a POST request after which the server closes the connection."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {
-        "Host": "x",
+        "Host": "localhost",
         "Connection": "close",
         "Content-Type": "application/json",
         "Content-Length": len(text),

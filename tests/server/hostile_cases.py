@@ -274,7 +274,7 @@ def a_hundred_megabytes_of_headers(client):
 
 @case
 def half_sent_requests(client):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     connections = [client.connect() for _ in range(100)]
     for number, connection in enumerate(connections):
         connection.sendall((head + b'\r\n{"model"')[: number + 20])
@@ -287,7 +287,9 @@ def half_sent_requests(client):
 @case
 def clients_that_leave(client):
     body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 400, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     connections = [client.connect() for _ in range(200)]
     for connection in connections:
         connection.sendall((head + body).encode())

@@ -100,7 +100,9 @@ def test_a_failed_engine_ends_the_server_although_a_client_waits(tmp_path, monke
         )
         await ready.wait()
         _, half = await asyncio.open_connection(*bound.getsockname())
-        half.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        half.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        )
         engine.before_step = fail
         with pytest.raises(ApiError, match="the engine failed"):
             await text_of(start_generation(service))

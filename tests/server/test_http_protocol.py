@@ -110,7 +110,7 @@ def test_a_chunked_upgrade_keeps_its_body(server):
 
 
 def test_connect_is_refused(server):
-    assert status(server.send(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")) == 400
+    assert status(server.send(b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 400
 
 
 @pytest.mark.parametrize("body", [COMPLETION, STREAM], ids=["whole", "streamed"])
@@ -185,6 +185,13 @@ ORIGIN = {"Origin": "http://b.example"}
 def test_a_page_can_post_json_only(server, headers, expected):
     renamed = {"Content-Type" if k == "Content_Type" else k: v for k, v in headers.items()}
     assert server.post(PATH, COMPLETION, **renamed)[0] == expected
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/health", "/nowhere"])
+def test_a_page_whose_name_points_to_this_machine_cannot_call(server, path):
+    code, body = server.post(path, COMPLETION, Host="evil.example")
+    assert code == 403
+    assert body["error"]["message"].startswith("Host: evil.example: ")
 
 
 def test_a_page_cannot_reset_the_cache(server):

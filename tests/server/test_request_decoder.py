@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from labkit.server import request_decoder
 from labkit.server.api_error import ApiError
 from labkit.server.messages_types import MessagesRequest
 from labkit.server.openai_types import ChatRequest, CompletionRequest
@@ -81,6 +82,14 @@ def test_an_error_names_the_field_and_what_it_must_be(kind, fields, param, messa
         (b"[]", "the body: expected `object`, got `array`"),
         (b'{"model": "tiny"}', "messages: required, but missing"),
         (b"{", "the body is not valid JSON: Input data was truncated"),
+        (b'{"model": "\\udc00x"}', "the body is not valid JSON: it may have a lone surrogate"),
+        (
+            b'{"temperature": NaN}',
+            "the body is not valid JSON: JSON is malformed: invalid character (byte 16)",
+        ),
+        (b'{"temperature": 1e400}', "temperature: number out of range"),
+        (b'{"seed": 1%s}' % (b"0" * 5000), "seed: integer value out of range"),
+        (b'{"metadata": {"a": 1%s}}' % (b"0" * 5000), "metadata[...]: integer value out of range"),
         (b"[" * 100_000, "the body is nested too deeply"),
     ],
 )
@@ -88,6 +97,15 @@ def test_an_error_of_the_whole_body_says_so(body, message):
     with pytest.raises(ApiError) as error_info:
         decode(msgspec.json.Decoder(ChatRequest), body)
     assert error_info.value.detail.message == message
+
+
+@pytest.mark.parametrize("item", [b"{}", b'{"type":"x"}', b"[]"])
+def test_a_body_of_many_objects_is_refused_without_being_cleaned(item, monkeypatch):
+    monkeypatch.setattr(request_decoder, "MAX_CLEANED", 1000)
+    monkeypatch.setattr(request_decoder, "without_neutral_values", None)
+    body = b'{"model":"tiny","messages":[%s]}' % b",".join([item] * 1000)
+    with pytest.raises(ApiError, match=r"messages\[0\]"):
+        decode(msgspec.json.Decoder(ChatRequest), body)
 
 
 def test_only_fields_with_fixed_values_have_allowed_values():

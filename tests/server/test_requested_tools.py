@@ -331,6 +331,16 @@ OUTPUT_CONFIG = {"format": {"type": "json_schema", "schema": SCHEMA}}
         (RESPONSES, {"text": {"format": SCHEMA_FORMAT}}, "text.format cannot be combined"),
         (RESPONSES, {"input": [USER, OUTPUT]}, "id matches no earlier tool call"),
         (RESPONSES, {"input": [USER, CALL]}, "not a JSON object"),
+        *[
+            (RESPONSES, {"input": [USER, {**CALL, "arguments": text}]}, "not a JSON object")
+            for text in (
+                '{"a": Infinity}',
+                '{"a": 1e400}',
+                '{"a": "\\ud800"}',
+                "[1]",
+                "[" * 100_000,
+            )
+        ],
         (MESSAGES, {"messages": [{"role": "user", "content": [RESULT]}]}, "no earlier tool call"),
         (MESSAGES, {"messages": [{"role": "user", "content": [USE]}]}, "must not have tool_use"),
         (

@@ -21,10 +21,10 @@ INVALID_REQUESTS = [
     b"\x00\xff\x13\x37\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"model":',
-    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"model":',
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n[]",
+    b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"model":',
+    b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"model":',
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n[]",
 ]
 
 
@@ -42,7 +42,7 @@ def request(number, **options):
         **options,
     }
     text = json.dumps(body).encode()
-    header = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    header = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return header.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 
@@ -133,7 +133,7 @@ class ClientCrowd:
 def metrics(url):
     """Return running requests, waiting requests, and the share of KV memory in use."""
     with contextlib.closing(socket.create_connection(urlsplit(url).netloc.split(":"))) as raw:
-        raw.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        raw.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         page = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     return [float(re.search(rf"vllm:{name}{{.*}} (\S+)", page).group(1)) for name in names]
