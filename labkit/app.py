@@ -168,8 +168,10 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    from labkit.experiment import environment_resolver
     from labkit.experiment.cell_name import cell_name
 
+    environment_resolver.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
@@ -432,9 +434,11 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
 
     ``absolute``: make the folder an absolute path, for cells that may run on other machines.
     """
+    from labkit.config.environment_text import with_values
     from labkit.experiment.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
+    named = with_values(named)
     rest = [o for o in command.overrides if not o.startswith("out=")]
     out = Path(named[-1]) if named else _fresh_folder()
     if absolute:

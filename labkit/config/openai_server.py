@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
+from labkit.config.environment_text import EnvironmentText
 from labkit.config.option import Group, ReadBy, option, require
 
 
@@ -165,6 +167,13 @@ class OpenAIServer(Group, place="engine.server"):
         null_means="a server that is started",
         read_by=SERVED,
     )
+    api_key: str | None = option(
+        None,
+        "API key that requests send (Authorization: Bearer), named by an environment variable: "
+        "'${oc.env:NAME}'. The study's files hold this expression, never the value.",
+        null_means="no key",
+        read_by=SERVED,
+    )
     pause: bool = option(
         False,
         "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
@@ -205,6 +214,15 @@ class OpenAIServer(Group, place="engine.server"):
         """Check the rules between options."""
         super().__post_init__()
         self._check_url()
+        require(
+            self.api_key is None or isinstance(self.api_key, EnvironmentText),
+            "engine.server.api_key: the key would be written to the study's files; put it into an "
+            "environment variable and set engine.server.api_key='${oc.env:NAME}'",
+        )
+        require(
+            self.api_key is None or re.fullmatch(r"[!-~]+", self.api_key) is not None,
+            "engine.server.api_key: the variable's value must be visible ASCII characters",
+        )
         if self.command is not None:
             names = _placeholder_names(self.command)
             unknown = next((name for name in names if name not in PLACEHOLDERS), None)

@@ -343,7 +343,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         arms=composed.arms,
         design=as_begun(experiment.design, composed.isolation, folder, composed.blocks_given),
         seed=experiment.seed,
-        question=experiment.ablation.question,
+        question=to_plain(experiment.ablation.question),
         sweep=experiment.ablation.sweep,
         overrides=composed.overrides,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),

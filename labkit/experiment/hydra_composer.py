@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
+from labkit.config.environment_text import hide_values
 from labkit.config.option import options
+from labkit.experiment.environment_resolver import keep_expressions
 from labkit.experiment.hydra_error_text import explain_config_error
 
 if TYPE_CHECKING:
@@ -42,12 +44,15 @@ class Composer:
         from omegaconf import OmegaConf
 
         try:
-            plain = OmegaConf.to_container(
-                self.tree(overrides), resolve=True, throw_on_missing=True, enum_to_str=True
+            tree = self.tree(overrides)
+            plain: Any = OmegaConf.to_container(
+                tree, resolve=True, throw_on_missing=True, enum_to_str=True
             )
+            if b"oc.env" in self._trees[self._split(overrides)[0]] or "oc.env" in str(overrides):
+                keep_expressions(tree, plain)
             return from_plain(Experiment, plain)
         except ConfigError as error:
-            raise ConfigError(f"{where}{error}") from None
+            raise ConfigError(f"{where}{hide_values(str(error), list(overrides))}") from None
         except Exception as error:
             raise ConfigError(f"{where}{explain_config_error(error, overrides)}") from None
 
