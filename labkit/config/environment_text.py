@@ -18,9 +18,15 @@ MIN_HIDDEN = 4  # characters: shorter values are no secrets, and stand in many o
 
 
 class EnvironmentText(str):
-    """A text with the values of its variables. ``expression`` is what files hold of it."""
+    """A text with the values of its variables. ``expression`` is what files hold of it.
+
+    In an f-string, which makes a message, it is its expression.
+    """
 
     expression: str
+
+    def __format__(self, spec: str) -> str:
+        return format(self.expression, spec)
 
     @classmethod
     def of(cls, expression: str) -> EnvironmentText:

@@ -100,6 +100,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
         "environment": {},
         "published": cell.published,
         "overrides": list(cell.overrides),
+        **({"config_dirs": list(cell.config_dirs)} if cell.config_dirs else {}),
         **({"sweep": dict(cell.sweep), "best": []} if cell.sweep else {}),
     }
 

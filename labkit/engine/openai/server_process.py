@@ -255,7 +255,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
-        "python": server.python or sys.executable,
+        "python": str(server.python or sys.executable),
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
