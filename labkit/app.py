@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -88,12 +89,13 @@ def parse(argv: Sequence[str]) -> Command:
     """
     flags: list[str] = []
     overrides: list[str] = []
+    folders: list[str] = []
     words = [part for word in argv for part in _split_flag(word)]
     while words:
         word = words.pop(0)
         flag = SHORT_FLAGS.get(word, word)
         if flag == "--config-dir":
-            overrides.append(_search_path(words.pop(0) if words else ""))
+            folders.append(_config_folder(words.pop(0) if words else "", folders))
         elif flag == "--package":
             flags += [flag, words.pop(0) if words else ""]
         elif flag in PRINT_FLAGS:
@@ -108,13 +110,13 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(sizes_in_bytes(_selection(word)))
+            overrides.append(_as_typed(sizes_in_bytes(_selection(word))))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
     rest = tuple(flag for flag in flags if flag != "--multirun")
-    return Command(rest, tuple(overrides), "--multirun" in flags)
+    return Command(rest, (*_search_path(folders), *overrides), "--multirun" in flags)
 
 
 def _split_flag(word: str) -> list[str]:
@@ -148,14 +150,54 @@ def _selection(override: str) -> str:
     return override[1:] if nested and (CONF / group).is_dir() else override
 
 
-def _search_path(folder: str) -> str:
+def _as_typed(override: str) -> str:
+    """Quote a text that Hydra's grammar refuses, or reads as a number, a boolean or a map.
+
+    >>> _as_typed("engine.server.command=serve --port {port}")
+    "engine.server.command='serve --port {port}'"
+    >>> _as_typed("model.name=12_000"), _as_typed("model.name=null"), _as_typed("model.name=a,b")
+    ("model.name='12_000'", 'model.name=null', 'model.name=a,b')
+    """
+    from labkit.config.option_index import find_option
+
+    key, _, value = override.partition("=")
+    entry = find_option(key.lstrip("+"))
+    plain = re.fullmatch(r"[A-Za-z_/][\w./:,-]*", value) and value.lower() not in ("true", "false")
+    if entry is None or entry.kind is not str or plain or value[:1] in ("", "'", '"'):
+        return override
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from labkit.experiment.hydra_composer import hydra_quote
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        same = parsed.is_sweep_override() or parsed.value() is None
+        same = same or isinstance(parsed.value(), str) or str(parsed.value()) == value
+    except HydraException:
+        same = False
+    return override if same else f"{key}={hydra_quote(value)}"
+
+
+def _config_folder(folder: str, others: Sequence[str]) -> str:
+    """Return a folder of the user's files, after checking their names."""
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: no such directory")
     for file in sorted(Path(folder).rglob("*.yaml")):
         name = file.relative_to(folder)
         if (CONF / name).exists():
             raise ConfigError(f"{file}: labkit has {name} itself; choose another file name")
-    return f"hydra.searchpath=['file://{Path(folder).resolve()}']"
+        twice = next((other for other in others if (Path(other) / name).exists()), None)
+        if twice is not None:
+            raise ConfigError(f"{file}: {twice} has {name} too; choose another file name")
+    return folder
+
+
+def _search_path(folders: Sequence[str]) -> list[str]:
+    from labkit.experiment.hydra_composer import hydra_quote
+
+    paths = [f"file://{Path(folder).resolve()}" for folder in folders]
+    return [f"hydra.searchpath={hydra_quote(paths)}"] if paths else []
 
 
 def register() -> None:
@@ -168,8 +210,10 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    from labkit.experiment import environment_resolver
     from labkit.experiment.cell_name import cell_name
 
+    environment_resolver.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
@@ -233,7 +277,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
                 if is_search(config.hydra):
                     cells = [fixed_overrides(task)]
                 else:
-                    cells = expand_sweep(task, dict(config.hydra.sweeper.params or {}))
+                    cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
                     _check_swept_experiments(cells, hydra)
             else:
                 swept = next((o for o in task if len(expand_sweep([o])) > 1), None)
@@ -252,11 +296,31 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         composed = [compose_cell(hydra, cell, composer) for cell in cells]
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
-        raise ConfigError(
-            f"{max(names, key=names.count)}: the command has this cell twice; remove a repeated "
-            "value"
-        )
+        raise ConfigError(_same_name(max(names, key=names.count), composed))
     return composed
+
+
+def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
+    """Return why two cells have the same name."""
+    overrides = {cell.overrides for cell in cells if cell.name == name}
+    if len(overrides) == 1:
+        return f"{name}: the command has this cell twice; remove a repeated value"
+    return (
+        f"{name}: two cells would have this folder, because their values differ only in characters "
+        "that become _ in its name; rename a file or a value"
+    )
+
+
+def _sweeper_params(params: Any) -> dict[str, Any]:
+    """Return ``hydra.sweeper.params``, whose values become names of folders."""
+    for key in params:
+        secret = "oc.env" in str(params._get_node(key))
+        require(
+            not secret,
+            f"hydra.sweeper.params: {key}: the value of an environment variable would become the "
+            "name of a folder; set it in an arm or on the command line",
+        )
+    return dict(params)
 
 
 def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str]) -> None:
@@ -432,9 +496,11 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
 
     ``absolute``: make the folder an absolute path, for cells that may run on other machines.
     """
+    from labkit.config.environment_text import with_values
     from labkit.experiment.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
+    named = with_values(named)
     rest = [o for o in command.overrides if not o.startswith("out=")]
     out = Path(named[-1]) if named else _fresh_folder()
     if absolute:
@@ -542,8 +608,12 @@ def run(command: Command) -> int:
 
 def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
     """Return the command that continues the study: the typed one, with ``out=`` added."""
+    from labkit.experiment.hydra_composer import config_folders
+
     out = [override for override in overrides if override.startswith("out=")]
-    words = [*(o for o in typed.overrides if not o.startswith("out=")), *out]
+    words = [word for folder in config_folders(overrides) for word in ("--config-dir", folder)]
+    given = ("out=", "hydra.searchpath=")
+    words += [*(o for o in typed.overrides if not o.startswith(given)), *out]
     return " ".join(["python -m labkit", *_quoted(words), *(["-m"] * typed.multirun)])
 
 

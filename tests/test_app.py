@@ -1,6 +1,8 @@
 """The application from outside: exit codes, errors of one line, no files left behind."""
 
+import doctest
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,8 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--cfg", "jobb"], "must be one of: job"),
         (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
+        (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
+        (["ablation.question='a?','a!'", "-m"], "two cells would have this folder"),
         (["plan=maybe"], "must be true or false"),
         (["model=/some/folder"], "set model=local model.path=/some/folder"),
         (["model=local", "model.path=/nowhere/x.gguf"], "x.gguf: no such file"),
@@ -151,6 +155,39 @@ def test_broken_yaml_names_file_and_line(tmp_path):
     done = labkit(tmp_path, "--config-dir", "mine", "ablation=bad")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "bad.yaml" in done.stderr and "line" in done.stderr
+
+
+def test_folders_of_the_users_files_are_added_up(tmp_path, run_app, monkeypatch):
+    names = ["it's mine", "and (this)"]
+    for name in names:
+        (tmp_path / name / "ablation").mkdir(parents=True)
+        (tmp_path / name / "ablation" / f"{name[:2]}.yaml").write_text("name: x\narms: {a: {}}\n")
+    monkeypatch.chdir(tmp_path)
+    flags = [word for name in names for word in ("--config-dir", name)]
+    command = app.parse([*flags, "ablation=it,an", "-m"])
+    cells = app.compose_cells(command)
+    assert [cell.name for cell in cells] == ["ablation=it", "ablation=an"]
+    assert cells[0].config_dirs == tuple(names)
+    again = app._resuming_command(command, [*command.overrides, "out=x"])
+    assert app.parse(shlex.split(again)[3:]) == app.parse([*flags, "ablation=it,an", "out=x", "-m"])
+    (tmp_path / names[1] / "ablation" / "it.yaml").write_text("")
+    code, _, err = run_app(*flags, "ablation=it")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "and (this)/ablation/it.yaml: it's mine has ablation/it.yaml too" in err
+
+
+def test_a_text_is_what_was_typed():
+    assert doctest.testmod(app) == (0, 2)
+    command = "serve {model} --port {port} --name 'a b' --x=[1,2] ${oc.env:HOME}"
+    parsed = app.parse(["engine=openai", f"engine.server.command={command}", "model.name=on"])
+    app.register()
+    (cell,) = app.compose_cells(parsed)
+    assert cell.experiment.engine.server.command == command.replace(
+        "${oc.env:HOME}", os.environ["HOME"]
+    )
+    assert cell.experiment.model.name == "on"
+    for quoted in ("engine.server.args='--x {y}'", "engine.server.args=a\\,b"):
+        assert app.parse([quoted]).overrides == (quoted,)
 
 
 @pytest.mark.parametrize(

@@ -391,12 +391,12 @@ class CellAnalysis:
     def _optional_json(self) -> dict[str, Any]:
         """Return the entries of ``cell.json`` that only some cells have.
 
-        The keys are ``overrides`` (older manifests lack it), ``sweep`` and ``best`` (only if the
-        cell is a sweep), and ``quality`` (only if the workload scores texts).
+        The keys are ``overrides`` (older manifests lack it), ``config_dirs`` (if the command named
+        folders), ``sweep`` and ``best`` (only if the cell is a sweep), and ``quality`` (only if the
+        workload scores texts).
         """
-        optional: dict[str, Any] = {}
-        if "overrides" in self.data.manifest:
-            optional["overrides"] = self.data.manifest["overrides"]
+        manifest = self.data.manifest
+        optional = {key: manifest[key] for key in ("overrides", "config_dirs") if key in manifest}
         if self.data.sweep:
             optional["sweep"] = dict(self.data.sweep)
             optional["best"] = [one.to_json() for one in self.best]

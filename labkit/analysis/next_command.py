@@ -28,24 +28,27 @@ class NextCommand:
 def next_command(analysis: CellAnalysis) -> NextCommand | None:
     """Return the command that finishes, repairs or decides a cell, or None.
 
-    None if the cell's question is answered, if no affordable number of blocks would answer it, or
-    if the cell's overrides are not recorded.
+    None if the cell's question is answered, if no affordable number of blocks would answer it (also
+    because a gate fails for every arm), or if the cell's overrides are not recorded.
     """
     overrides = _overrides(analysis)
     if not overrides or analysis.all_computed:
         return None
     if not analysis.data.complete:
-        return _command([*overrides, "out=THIS_FOLDER"], "run the blocks that are missing")
+        return _command(
+            analysis, [*overrides, "out=THIS_FOLDER"], "run the blocks that are missing"
+        )
     if any(not record.ok for record in analysis.data.records):
         return _command(
+            analysis,
             [*overrides, "out=THIS_FOLDER", "redo=failed"],
             "run failed blocks again, after repairing the cause",
         )
-    if not analysis.data.treatment_arms:
-        return None
+    if all(analysis.causes(arm) for arm in analysis.data.treatment_arms):
+        return None  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
         kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
-        return _command([*kept, "design=standard"], "run enough blocks for a verdict")
+        return _command(analysis, [*kept, "design=standard"], "run enough blocks for a verdict")
     return _more_blocks(analysis, overrides)
 
 
@@ -81,7 +84,9 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     rows = count_text(len(known), "undecided row")
     more = "" if len(known) == len(needs) else f"; {len(needs) - len(known)} would need far more"
     return _command(
-        [*kept, f"design.blocks={blocks}", "design.looks=[]"], f"decide {rows} in a new study{more}"
+        analysis,
+        [*kept, f"design.blocks={blocks}", "design.looks=[]"],
+        f"decide {rows} in a new study{more}",
     )
 
 
@@ -95,5 +100,7 @@ def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -
     return 1 if "design.runs_per_block=1" in overrides else DECLARED_RUNS
 
 
-def _command(overrides: Sequence[str], purpose: str) -> NextCommand:
-    return NextCommand(f"python -m labkit {shlex.join(overrides)} -m", purpose)
+def _command(analysis: CellAnalysis, overrides: Sequence[str], purpose: str) -> NextCommand:
+    folders = analysis.data.manifest.get("config_dirs", ())
+    words = [word for folder in folders for word in ("--config-dir", folder)]
+    return NextCommand(f"python -m labkit {shlex.join([*words, *overrides])} -m", purpose)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 
+from labkit.config.environment_text import EnvironmentText
 from labkit.config.option import Group, ReadBy, option, require
 
 
@@ -49,6 +53,8 @@ class ServerPreset:
         Whether ``/v1/completions`` returns the log probabilities of a prompt's tokens, as in vLLM.
     multiplies_by_blas
         Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
+    is_script
+        Whether the command is a script that a Python package installs beside its interpreter.
     tested
         Whether labkit's tests run the preset. Other presets are written from the server's
         documentation and untested.
@@ -62,6 +68,7 @@ class ServerPreset:
     resets_prefix_cache: bool = False
     prompt_logprobs: bool = False
     multiplies_by_blas: bool = False
+    is_script: bool = False
     tested: bool = False
 
 
@@ -120,6 +127,7 @@ PRESETS = {
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
         prompt_logprobs=True,
+        is_script=True,
     ),
     "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
@@ -127,8 +135,9 @@ PRESETS = {
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
         prompt_logprobs=True,
+        is_script=True,
     ),
-    "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL),
+    "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL, is_script=True),
     "exo": ServerPreset(""),
     "lm_studio": ServerPreset("lms server start --port {port}"),
     "ollama": ServerPreset(""),
@@ -157,12 +166,23 @@ class OpenAIServer(Group, place="engine.server"):
     )
     args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
     python: str | None = option(
-        None, "Python interpreter for {python}.", null_means="labkit's own", read_by=SERVED
+        None,
+        "Python interpreter for {python}; a preset that starts a package's script (vllm, omlx) "
+        "starts the one beside it.",
+        null_means="labkit's own",
+        read_by=SERVED,
     )
     url: str | None = option(
         None,
         "URL of a running server, such as http://127.0.0.1:8000, to use instead of starting one.",
         null_means="a server that is started",
+        read_by=SERVED,
+    )
+    api_key: str | None = option(
+        None,
+        "API key that requests send (Authorization: Bearer), named by an environment variable: "
+        "'${oc.env:NAME}'. The study's files hold this expression, never the value.",
+        null_means="no key",
         read_by=SERVED,
     )
     pause: bool = option(
@@ -205,6 +225,15 @@ class OpenAIServer(Group, place="engine.server"):
         """Check the rules between options."""
         super().__post_init__()
         self._check_url()
+        require(
+            self.api_key is None or isinstance(self.api_key, EnvironmentText),
+            "engine.server.api_key: the key would be written to the study's files; put it into an "
+            "environment variable and set engine.server.api_key='${oc.env:NAME}'",
+        )
+        require(
+            self.api_key is None or re.fullmatch(r"[!-~]+", self.api_key) is not None,
+            "engine.server.api_key: the variable's value must be visible ASCII characters",
+        )
         if self.command is not None:
             names = _placeholder_names(self.command)
             unknown = next((name for name in names if name not in PLACEHOLDERS), None)
@@ -217,6 +246,12 @@ class OpenAIServer(Group, place="engine.server"):
                 "port" in names,
                 "engine.server.command: must contain {port}, the port that labkit connects to",
             )
+        is_script = self.command is None and self.server_preset.is_script
+        require(
+            self.python is None or is_script or "{python}" in self.command_line,
+            f"engine.server.python={self.python}: the server's command has no {{python}}; leave it "
+            "null, or set engine.server.command",
+        )
 
     def _check_url(self) -> None:
         if self.url is None:
@@ -236,8 +271,16 @@ class OpenAIServer(Group, place="engine.server"):
 
     @property
     def command_line(self) -> str:
-        """The start command and its arguments, with placeholders; empty if there is none."""
-        return f"{self.command or self.server_preset.command} {self.args}".strip()
+        """The start command and its arguments, with placeholders; empty if there is none.
+
+        The program of a preset that is a Python package's script is the one beside
+        ``engine.server.python``.
+        """
+        command = self.command or self.server_preset.command
+        folder = os.path.dirname(self.python or "")
+        if folder and self.command is None and self.server_preset.is_script:
+            command = os.path.join(shlex.quote(folder), command)
+        return " ".join([command, self.args]).strip()
 
     def check_startable(self) -> None:
         """Raise ``ConfigError`` if the server has neither a start command nor a URL."""

@@ -9,13 +9,19 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast
 
+from labkit.config.environment_text import EXPRESSION, EnvironmentText
 from labkit.config.option import ConfigError, Group, require
 
 T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Return a config as JSON types: dataclasses as dicts, enums as their values."""
+    """Return a config as JSON types: dataclasses as dicts, enums as their values.
+
+    A text from the environment is returned as its expression.
+    """
+    if isinstance(value, EnvironmentText):
+        return value.expression
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -29,6 +35,9 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(cls: type[T], data: Any) -> T:
     """Return a ``cls`` built from its JSON form (see :func:`to_plain`). Every rule is checked.
+
+    The value of an environment variable replaces its expression in a text of a group with a place
+    of its own; the texts of requests are never changed.
 
     Raises
     ------
@@ -69,6 +78,8 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         unknown = [key for key in data if key not in hints]
         require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")
         built = {key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
+        if issubclass(kind, Group) and kind.place:
+            built = {key: _from_environment(item) for key, item in built.items()}
         try:
             return kind(**built)
         except ConfigError as error:  # a group that is used at several paths does not know its path
@@ -82,3 +93,8 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         f"{where}={data!r}: must be of type {getattr(kind, '__name__', kind)}",
     )
     return data
+
+
+def _from_environment(value: Any) -> Any:
+    found = isinstance(value, str) and EXPRESSION.search(value)
+    return EnvironmentText.of(value) if found else value

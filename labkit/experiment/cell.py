@@ -91,6 +91,8 @@ class Cell:
         arms are not those of a sweep.
     overrides
         The overrides that name the cell, such as ``workload=chat``.
+    config_dirs
+        The folders of the user's files that the command named.
     """
 
     dir: Path
@@ -104,6 +106,7 @@ class Cell:
     metrics: tuple[str, ...] = ()
     sweep: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    config_dirs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that there is one baseline and that no two arms share a name."""

@@ -30,7 +30,7 @@ from labkit.config.sweep import key_parts
 from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name, named_overrides
-from labkit.experiment.hydra_composer import Composer, hydra_quote
+from labkit.experiment.hydra_composer import Composer, config_folders, hydra_quote
 from labkit.experiment.legacy_design import as_begun
 from labkit.experiment.python_environment import (
     Imports,
@@ -75,6 +75,8 @@ class ComposedCell:
         The overrides that name the cell.
     blocks_given
         Whether an override sets ``design.blocks``.
+    config_dirs
+        The folders of the user's files, as ``--config-dir`` names them.
     """
 
     name: str
@@ -85,6 +87,7 @@ class ComposedCell:
     separate_processes_reason: str | None = None
     overrides: tuple[str, ...] = ()
     blocks_given: bool = False
+    config_dirs: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -114,7 +117,7 @@ def compose_cell(
     """
     composer = composer or Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
-    experiment = composer.compose(cell)
+    experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
         experiment = with_swept_arms(experiment)
     require(
@@ -153,7 +156,17 @@ def compose_cell(
     name = cell_name(task_overrides)
     named = tuple(named_overrides(task_overrides))
     given = any(override.startswith("design.blocks=") for override in task_overrides)
-    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason, named, given)
+    return ComposedCell(
+        name,
+        experiment,
+        tuple(arms),
+        experiments,
+        isolation,
+        reason,
+        named,
+        given,
+        config_folders(hydra_overrides),
+    )
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
@@ -166,7 +179,7 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
     ConfigError
         The overrides are invalid, or the experiment lacks the selected scale.
     """
-    experiment = composer.compose(overrides)
+    experiment = _base_of(overrides, composer)
     given = {override.split("=", 1)[0] for override in overrides}
     scaled = experiment.scales.get(experiment.scale.value, {})
     # ``++``: a scale may add an arm, whose keys do not exist yet.
@@ -175,6 +188,24 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
         f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
     ]
     return [*scale_overrides, *overrides]
+
+
+def _base_of(overrides: Sequence[str], composer: Composer) -> Experiment:
+    """Return a cell's config without any arm's overrides.
+
+    If its options contradict each other and those of its baseline do not (a server's options, and
+    ``engine=openai`` in every arm), the config of the baseline is returned: only arms run.
+    """
+    try:
+        return composer.compose(overrides)
+    except ConfigError as error:
+        arm = composer.baseline_overrides(overrides)
+        if not arm:
+            raise
+        try:
+            return composer.compose(_with_arm(overrides, arm))
+        except ConfigError:
+            raise error from None
 
 
 def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> None:
@@ -188,7 +219,7 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
 
     composer = Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
-    experiment = composer.compose(cell)
+    experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
         experiment = with_swept_arms(experiment)
     OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
@@ -352,9 +383,10 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         arms=composed.arms,
         design=with_reachable_looks(design, composed.tested_arms, folder, given),
         seed=experiment.seed,
-        question=experiment.ablation.question,
+        question=to_plain(experiment.ablation.question),
         sweep=experiment.ablation.sweep,
         overrides=composed.overrides,
+        config_dirs=composed.config_dirs,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,

@@ -10,6 +10,7 @@ is in a package above this one, so the function that analyses at a look is a par
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import eq
@@ -19,8 +20,11 @@ from typing import Any
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment import legacy_design
 from labkit.experiment.cell import Cell
+from labkit.experiment.input_digests import input_digests
+from labkit.experiment.python_environment import default_options, with_defaults
 from labkit.records import (
     SCHEMA_VERSION,
+    Arm,
     Record,
     RecordError,
     publish_arm,
@@ -96,6 +100,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
         "environment": {},
         "published": cell.published,
         "overrides": list(cell.overrides),
+        **({"config_dirs": list(cell.config_dirs)} if cell.config_dirs else {}),
         **({"sweep": dict(cell.sweep), "best": []} if cell.sweep else {}),
     }
 
@@ -125,15 +130,56 @@ def _difference(cell: Cell) -> str | None:
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written
         new = {name: arm for name, arm in new.items() if name in old}
+    defaults = default_options()
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        change = first_difference(old[name].to_json(), new[name].to_json())
+        change = first_difference(*(_comparable(arms[name], defaults) for arms in (old, new)))
+        change = change or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)
+
+
+def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an arm without its inputs, and with the options that its version did not have yet."""
+    parts = {key: with_defaults(part, defaults.get(key)) for key, part in arm.config.items()}
+    return dataclasses.replace(arm, config=parts, inputs={}).to_json()
+
+
+def _changed_input(old: Arm, new: Arm) -> str | None:
+    """Return the first of an arm's files that differs from the file it began with, or None.
+
+    Studies of older versions have no digests.
+    """
+    if not old.inputs:
+        return None
+    files = input_digests(new.config, new.environment)
+    for name in sorted(old.inputs.keys() | files.keys()):
+        before, now = old.inputs.get(name, "absent"), files.get(name, "absent")
+        if before != now:
+            return (
+                f"the file of {name} was changed: its SHA-256 was {before}... when the study "
+                f"began, now {now}..."
+            )
+    return None
+
+
+def refuse_changed_inputs(cell: Cell) -> None:
+    """Check that no file which an arm reads has changed since the cell began.
+
+    Raises
+    ------
+    ConfigError
+        A file differs. The message is one line.
+    """
+    arms = {arm.name: arm for arm in read_arms(cell.dir)}
+    for arm in cell.arms:
+        change = _changed_input(arms[arm.name], arm) if arm.name in arms else None
+        if change:
+            raise ConfigError(f"{cell.dir}: arm {arm.name}: {change}; restore it to continue")
 
 
 def _design_difference(cell: Cell) -> str | None:
@@ -213,7 +259,8 @@ def write_manifest(cell: Cell, blocks: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for arm in cell.arms:
         if not paths.arm(arm.name).exists():
-            publish_arm(cell.dir, arm)
+            inputs = input_digests(arm.config, arm.environment)
+            publish_arm(cell.dir, dataclasses.replace(arm, inputs=inputs))
     old = _old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:

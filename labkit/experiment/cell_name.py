@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
-MAX_LENGTH = 120
+MAX_LENGTH = 120  # bytes
 ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
 SWEEP = "ablation.sweep"
 SWEPT_VALUES = re.compile(r"([\w./]+):\[(.*?)\](?=,[\w./]+:\[|\}$)")
@@ -18,25 +18,27 @@ SWEPT_VALUES = re.compile(r"([\w./]+):\[(.*?)\](?=,[\w./]+:\[|\}$)")
 def cell_name(task_overrides: Iterable[str]) -> str:
     """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
 
-    Characters that are awkward in paths become ``_``. If the command line defines arms or claims,
-    the name omits the definitions. It has only the arms' names, after the name of the ablation,
-    and ends in a hash of all overrides: ``ablation=seq_map+numpy-1f2e3d4c``. The hash distinguishes
-    cells with different definitions, which stand in the files of the arms. A sweep of arms is
-    named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends in
-    a hash.
+    Characters that are awkward in paths become ``_``; letters of any script stay. If the command
+    line defines arms or claims, the name omits the definitions. It has only the arms' names, after
+    the name of the ablation, and ends in a hash of all overrides:
+    ``ablation=seq_map+numpy-1f2e3d4c``. The hash distinguishes cells with different definitions,
+    which stand in the files of the arms. A sweep of arms is named as it was typed:
+    ``engine.threads=1,2``. A name of over 120 bytes is cut and ends in a hash.
 
-    Earlier versions of labkit wrote all definitions into the name, and some of their experiments
-    did not sweep the model. If the study's folder (``out=DIR``) has this cell under its earlier
-    name, the earlier name is returned.
+    Earlier versions of labkit wrote all definitions into the name and kept no letters but ASCII's,
+    and some of their experiments did not sweep the model. If the study's folder (``out=DIR``) has
+    this cell under its earlier name, the earlier name is returned.
     """
     overrides = _as_begun(list(task_overrides))
     named = sorted(named_overrides(overrides))
     arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     written_out = _cut(",".join(named), named)
+    earlier = re.sub(r"[^\x00-\x7f]", "_", written_out)
+    for name in (earlier, written_out):
+        if any((folder / name).is_dir() for folder in _study_folders(overrides)):
+            return name
     if plain == named:
-        return written_out
-    if any((folder / written_out).is_dir() for folder in _study_folders(overrides)):
         return written_out
     words = "".join(f"+{arm}" for arm in arms)
     ablation = next((i for i, o in enumerate(plain) if _key(o) == "ablation"), None)
@@ -94,10 +96,11 @@ def _study_folders(overrides: Sequence[str]) -> list[Path]:
 
 
 def _cut(name: str, overrides: Sequence[str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9=,._+~-]", "_", name) or "default"
-    if len(name) <= MAX_LENGTH:
+    name = re.sub(r"[^\w=,.+~-]", "_", name) or "default"
+    if len(name.encode()) <= MAX_LENGTH:
         return name
-    return f"{name[: MAX_LENGTH - 13]}-{_digest(overrides)[:12]}"
+    kept = name.encode()[: MAX_LENGTH - 13].decode(errors="ignore")
+    return f"{kept}-{_digest(overrides)[:12]}"
 
 
 def _digest(overrides: Sequence[str]) -> str:

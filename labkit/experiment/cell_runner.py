@@ -29,6 +29,7 @@ from labkit.experiment.cell_manifest import (
     ended_at_look,
     exploratory_warning,
     kept_arms,
+    refuse_changed_inputs,
     refuse_changes,
     take_interim_look,
     write_manifest,
@@ -38,6 +39,7 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher, RunLauncher
 from labkit.experiment.timing_lock import timing_lock
+from labkit.experiment.worker_stages import without_values
 from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
 from labkit.records import Record, RecordError, publish_record, read_digests, read_record
@@ -177,11 +179,13 @@ class _BlockRunner:
     def _run_block(self, block: Block) -> list[Record]:
         """Launch the processes of a block one after the other, and write each record."""
         records: list[Record] = []
+        refuse_changed_inputs(self.cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
             ended = self.launcher.launch(runs, self.cell)
             for record in ended:
+                record = without_values(record, self.cell.arms)
                 publish_record(self.cell.dir, record)
                 self._show(record)
             records += ended

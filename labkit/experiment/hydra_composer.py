@@ -11,10 +11,13 @@ import itertools
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
+from labkit.config.environment_text import hide_values
 from labkit.config.option import options
+from labkit.experiment.environment_resolver import keep_expressions
 from labkit.experiment.hydra_error_text import explain_config_error
 
 if TYPE_CHECKING:
@@ -42,12 +45,15 @@ class Composer:
         from omegaconf import OmegaConf
 
         try:
-            plain = OmegaConf.to_container(
-                self.tree(overrides), resolve=True, throw_on_missing=True, enum_to_str=True
+            tree = self.tree(overrides)
+            plain: Any = OmegaConf.to_container(
+                tree, resolve=True, throw_on_missing=True, enum_to_str=True
             )
+            if b"oc.env" in self._trees[self._split(overrides)[0]] or "oc.env" in str(overrides):
+                keep_expressions(tree, plain)
             return from_plain(Experiment, plain)
         except ConfigError as error:
-            raise ConfigError(f"{where}{error}") from None
+            raise ConfigError(f"{where}{hide_values(str(error), list(overrides))}") from None
         except Exception as error:
             raise ConfigError(f"{where}{explain_config_error(error, overrides)}") from None
 
@@ -67,6 +73,18 @@ class Composer:
         except OmegaConfBaseException:
             return compose("config", overrides=list(overrides))  # Hydra's own error names the key
         return tree
+
+    def baseline_overrides(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the overrides of the baseline arm; empty if the config has none or is wrong."""
+        from omegaconf import OmegaConf
+
+        try:
+            tree = self.tree(overrides).ablation
+            arms: Any = OmegaConf.to_container(tree.arms, resolve=False)
+            own = arms.get(tree.baseline or next(iter(arms), None)) or {}
+        except Exception:  # composing the config has raised the error already
+            return {}
+        return {key: value for key, value in own.items() if key != "environment"}
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
         """Split overrides into those composed by Hydra, and single values applied afterwards.
@@ -131,6 +149,26 @@ def expand_sweep(
         else:
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
     return [list(cell) for cell in itertools.product(*values.values())]
+
+
+def config_folders(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of the user's files that a command names (``--config-dir``).
+
+    A folder below the working folder is returned relative to it.
+
+    >>> config_folders(["hydra.searchpath=['file:///a/b','file:///c d']", "seed=1"])
+    ('/a/b', '/c d')
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    given = [o for o in overrides if o.startswith("hydra.searchpath=")]
+    parsed = OverridesParser.create().parse_overrides(given)
+    folders = [Path(url.removeprefix("file://")) for one in parsed for url in one.value()]
+    here = Path.cwd()
+    return tuple(
+        str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        for folder in folders
+    )
 
 
 def first_cell(overrides: Sequence[str]) -> list[str]:

@@ -314,6 +314,18 @@ def known_options(
     return known
 
 
+def with_defaults(options: Any, defaults: Any) -> Any:
+    """Return a part of a config with the defaults of the options that it lacks.
+
+    >>> with_defaults({"kv": {"a": 1}}, {"kv": {"a": 0, "b": 2}, "threads": None})
+    {'kv': {'a': 1, 'b': 2}, 'threads': None}
+    """
+    if not (isinstance(options, Mapping) and isinstance(defaults, Mapping)):
+        return options
+    known = {key: with_defaults(value, defaults.get(key)) for key, value in options.items()}
+    return {**known, **{key: value for key, value in defaults.items() if key not in known}}
+
+
 def _commit(revision: str, repository: str | None) -> str:
     """Return the full hash of a revision's commit."""
     name = f"{revision}^{{commit}}"

@@ -84,7 +84,7 @@ def perform(
     granted = None if turns is None else GrantedTurns(turns, timer, status.stopped_s)
     records = list(map(_new_record, arms, arm_paths, run_paths))
     process = WorkerProcess(records, arms, timer, granted, status)
-    records = process.run()
+    records = [worker_stages.without_values(record, arms) for record in process.run()]
     _store_outputs(outputs_dir, process.output_values)
     traces = zip(records, process.step_traces, strict=True)
     return [_with_step_trace(record, trace, outputs_dir) for record, trace in traces]

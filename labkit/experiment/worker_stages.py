@@ -28,7 +28,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device, Experiment, from_plain
-from labkit.records import Arm
+from labkit.config.environment_text import hide_values
+from labkit.records import Arm, Record
+from labkit.records.record_codec import record_from_json
 
 if TYPE_CHECKING:
     from labkit.workload.workload_protocols import InterleavedArms, TurnContext
@@ -39,6 +41,13 @@ PEAK_RATE_BLOCKS = 3  # the number of first blocks that measure the machine's pe
 def experiment_of(arm: Arm) -> Experiment:
     """Return an arm's config as an ``Experiment``. Every rule is checked again."""
     return from_plain(Experiment, {**arm.config, "ablation": {"arms": {"base": {}}}})
+
+
+def without_values(record: Record, arms: Sequence[Arm]) -> Record:
+    """Return a record without the values of the environment variables that the arms name."""
+    data = record.to_json()
+    hidden = hide_values(data, [arm.config for arm in arms])
+    return record if hidden is data else record_from_json(hidden)
 
 
 def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]:

@@ -137,6 +137,9 @@ def _metric_from_json(data: Any) -> Metric:
     )
 
 
+ARM_KEYS = ("schema_version", "arm", "role", "overrides", "config", "claims", "environment")
+
+
 def arm_from_json(data: Mapping[str, Any]) -> Arm:
     """Build an arm from its JSON; raises ``ValueError`` or ``TypeError``."""
     claims = _checked(data, "claims", dict)
@@ -151,10 +154,8 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
         out_of_memory=claims.get("out_of_memory", False) is True,
         quality=_checked({"quality": {}, **claims}, "quality", dict),
         environment=_checked({"environment": {}, **data}, "environment", dict),
-        extra=_unknown_keys(
-            data,
-            ["schema_version", "arm", "role", "overrides", "config", "claims", "environment"],
-        ),
+        inputs=_checked({"inputs": {}, **data}, "inputs", dict),
+        extra=_unknown_keys(data, (*ARM_KEYS, "inputs")),
     )
 
 

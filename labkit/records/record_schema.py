@@ -186,6 +186,9 @@ class Arm:
         ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
     quality
         By metric, the limit that the arm must keep for the claim ``quality``.
+    inputs
+        The digest of every file of the user's that the arm reads, by option; empty in older studies
+        (:mod:`labkit.experiment.input_digests`).
     """
 
     name: str
@@ -198,6 +201,7 @@ class Arm:
     out_of_memory: bool = False
     quality: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -233,6 +237,7 @@ class Arm:
                 **({"quality": dict(self.quality)} if self.quality else {}),
             },
             **({"environment": dict(self.environment)} if self.environment else {}),
+            **({"inputs": dict(self.inputs)} if self.inputs else {}),
             **self.extra,
         }
 

@@ -1,5 +1,6 @@
 """The command that would answer what a cell leaves open."""
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -45,6 +46,25 @@ def test_an_estimate_asks_for_the_standard_design(make_cell):
     words, purpose = command(make_cell(f"{NAME},design.blocks=1", blocks=1, runs=1))
     assert words[3:] == ["ablation=seq_map", "engine=paged", "design=standard", "-m"]
     assert purpose == "run enough blocks for a verdict"
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_more_blocks_do_not_repair_a_failed_gate(make_cell, blocks):
+    def change(record):
+        return replace(record, counters={}) if record.arm == "seq_map" else record
+
+    noisy = {"effects": {"seq_map": 1.01}, "noise": 0.03, "cases": ("one",), "seed": 3}
+    cell = make_cell(NAME, blocks=blocks, runs=1, change=change, **noisy)
+    assert "vacuous" in analyse(cell).causes("seq_map")[0] and command(cell) is None
+
+
+def test_the_command_names_the_folders_of_the_users_files(make_cell):
+    cell = make_cell(f"{NAME},design.blocks=1", blocks=1, runs=1)
+    manifest = json.loads((cell / "cell.json").read_text())
+    (cell / "cell.json").write_text(json.dumps({**manifest, "config_dirs": ["my files", "b"]}))
+    words, _ = command(cell)
+    assert words[3:7] == ["--config-dir", "my files", "--config-dir", "b"]
+    assert analyse(cell).json["config_dirs"] == ["my files", "b"]
 
 
 def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):

@@ -98,3 +98,17 @@ def test_a_claim_to_run_out_of_memory_names_an_arm(arm, says, composed):
         composed("ablation=batching", f"{claim}=[{arm}]")
     cell = composed("ablation=batching", f"{claim}=[padded]")
     assert [one.name for one in cell.arms if one.out_of_memory] == ["padded"]
+
+
+def test_options_that_every_arm_reads_need_no_base_that_reads_them(composed):
+    """The base, ``engine=paged``, is not an arm."""
+    servers = [f"+ablation.arms.{a}={{engine:openai,engine.server.preset:{p}}}" for a, p in SERVERS]
+    words = ["engine.server.api=chat", *servers]
+    cell = composed(*words, "~ablation.arms.base")
+    assert {one.engine.server.api.value for one in cell.experiments.values()} == {"chat"}
+    for others in (words, words[:1]):
+        with pytest.raises(ConfigError, match=r"engine.server.api=chat: engine.name=paged"):
+            composed(*others)
+
+
+SERVERS = [("a", "null_server"), ("b", "labkit")]

@@ -69,3 +69,18 @@ def test_a_study_of_an_older_version_loads(begun):
     (begun.dir / DIGESTS_FILE).write_text("".join(x for x in listed if "design.json" not in x))
     edit(begun.dir / "cell.json", alpha=0.2)
     assert read_cell(begun.dir)["design"]["alpha"] == 0.2
+
+
+def test_an_option_newer_than_the_study_is_at_its_default(begun):
+    """Older versions wrote no such option, and so did a revision of labkit that an arm imports."""
+    digests = begun.dir / DIGESTS_FILE
+    digests.write_text("".join(x for x in digests.read_text().splitlines(True) if "arms/" not in x))
+    for path in (begun.dir / "arms").glob("*.json"):
+        data = json.loads(path.read_text())
+        del data["config"]["engine"]["server"]["api_key"]
+        path.write_text(json.dumps(data))
+    refuse_changes(begun)
+    data["config"]["engine"]["server"]["preset"] = "vllm"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"engine.server.preset was vllm, now mlx_lm"):
+        refuse_changes(begun)

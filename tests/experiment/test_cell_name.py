@@ -22,6 +22,7 @@ CLAIM = "ablation.claims.engaged.numpy=[kernel.one_by_one]"
         (["design=quick", "out=x"], "design=quick"),
         (["model.path=/a b/c"], "model.path=_a_b_c"),
         (["~ablation.arms.base"], "~ablation.arms.base"),
+        (["workload.texts=данные/文本.txt"], "workload.texts=данные_文本.txt"),
     ],
 )
 def test_cell_folders_are_named_by_their_overrides(overrides, name):
@@ -29,9 +30,15 @@ def test_cell_folders_are_named_by_their_overrides(overrides, name):
 
 
 def test_long_names_end_in_a_hash_and_stay_distinct():
-    names = {cell_name([f"model.path={'x' * 200}{i}"]) for i in range(3)}
-    assert len(names) == 3
-    assert all(len(name) <= 120 for name in names)
+    names = {cell_name([f"model.path={x * 200}{i}"]) for i in range(3) for x in "xд"}
+    assert len(names) == 6
+    assert all(len(name.encode()) <= 120 for name in names)
+
+
+def test_a_study_with_an_earlier_name_without_its_letters_keeps_it(tmp_path):
+    (tmp_path / "model.path=__").mkdir()
+    assert cell_name(["model.path=да", f"out={tmp_path}"]) == "model.path=__"
+    assert cell_name(["model.path=дом", f"out={tmp_path}"]) == "model.path=дом"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_sweeps_expand_in_the_sweepers_order():
         ["workload=ragged", "seed=1"],
     ]
     results = doctest.testmod(hydra_composer)
-    assert results.attempted == 3 and results.failed == 0
+    assert results.attempted == 4 and results.failed == 0
 
 
 @pytest.mark.parametrize(

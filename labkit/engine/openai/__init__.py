@@ -81,7 +81,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     server = server_process.start_server(options, model_dir)
     client = None
     try:
-        client = HttpClient(server.url, server_options.silence_s)
+        client = HttpClient(server.url, server_options.silence_s, server_options.api_key)
         model = server.wait_until_ready(client, ENDPOINT_PATHS[server_options.api], model_dir)
         directory = inspect(model_dir, name=model_dir.name, option="engine=openai")
         detokenizer = Detokenizer(model_dir)

@@ -58,9 +58,11 @@ class HttpClient:
         The server's address, without ``/v1``.
     silence_s
         A response fails when none of its bytes have arrived for this many seconds.
+    api_key
+        The key that requests send; None: no key.
     """
 
-    def __init__(self, url: str, silence_s: float) -> None:
+    def __init__(self, url: str, silence_s: float, api_key: str | None = None) -> None:
         self.clock: Callable[[], float] = time.perf_counter
         self.loop_lags_s: list[float] = []  # delays with which the loop woke up
         self.send_delays_s: list[float] = []  # from ``send`` until the loop took the request
@@ -74,6 +76,7 @@ class HttpClient:
         )
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._silence_s = silence_s
+        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._completed: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
         self._taken_by_wait: list[CompletedResponse] = []
         self._exchanges: dict[str, HttpExchange] = {}
@@ -117,7 +120,7 @@ class HttpClient:
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}\r\nAccept: */*\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
+            f"{self._authorization}Connection: close\r\n\r\n"
         )
         request, on_end = head.encode() + body, partial(self._end, key)
         self._exchanges[key] = exchange = HttpExchange(

@@ -80,12 +80,16 @@ class ServerProcess:
         if configured:
             return configured
         try:
-            with urllib.request.urlopen(
-                f"{self.url}/v1/models", timeout=PROBE_TIMEOUT_S
-            ) as response:
+            request = self._request("/v1/models", "GET")
+            with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as response:
                 return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
+
+    def _request(self, path: str, method: str) -> urllib.request.Request:
+        key = self._options.api_key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
 
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Wait until the server has generated a token; return the model's name in requests.
@@ -153,7 +157,7 @@ class ServerProcess:
         EngineError
             The server refuses, or does not respond.
         """
-        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
+        request = self._request("/reset_prefix_cache", "POST")
         try:
             urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
@@ -251,7 +255,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
-        "python": server.python or sys.executable,
+        "python": str(server.python or sys.executable),
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }

@@ -133,7 +133,7 @@ def test_a_client_uses_the_path_of_its_url():
 
     thread = threading.Thread(target=serve)
     thread.start()
-    client = HttpClient(f"http://127.0.0.1:{port}/behind", 5.0)
+    client = HttpClient(f"http://127.0.0.1:{port}/behind", 5.0, "a-key")
     try:
         first, second = (arrival(client, key) for key in ("first", "second"))
     finally:
@@ -141,7 +141,8 @@ def test_a_client_uses_the_path_of_its_url():
         thread.join()
     (request,) = requests_received
     assert request.startswith(b"POST /behind/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d" % port)
-    assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
+    assert b"\r\nAuthorization: Bearer a-key\r\nConnection: close\r\n" in request
+    assert request.endswith(b"\r\n\r\n{}")
     assert (first.error, [part.data for part in first.parts]) == (None, [b"hi"])
     assert "refused" in second.error.lower() and len(client.connect_times_s) == 1
 

@@ -1,6 +1,7 @@
 """Server processes: readiness, failures to start, and that none is left behind."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -193,3 +194,19 @@ def test_placeholders_are_filled_in_word_by_word(tmp_path):
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
     assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words
+
+
+def test_the_script_of_a_package_is_the_one_beside_the_interpreter():
+    def words(preset, **more):
+        return shlex.split(config.OpenAIServer(preset=preset, **more).command_line)
+
+    python = "/a venv/bin/python"
+    assert words("omlx", python=python)[:2] == ["/a venv/bin/omlx", "serve"]
+    assert words("omlx")[0] == words("omlx", python="python3.12")[0] == "omlx"
+    engine_options = config.Engine(
+        name="openai", server=config.OpenAIServer(preset="vllm", python=python)
+    )
+    assert server_process.missing_program(engine_options) == "/a venv/bin/vllm"
+    for ignored in ({"preset": "llama_server"}, {"preset": "vllm", "command": "vllm {port}"}):
+        with pytest.raises(config.ConfigError, match=r"the server's command has no \{python\}"):
+            config.OpenAIServer(python=python, **ignored)

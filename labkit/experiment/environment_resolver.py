@@ -1,0 +1,69 @@
+"""OmegaConf's resolver ``oc.env``, which can also return its own expression.
+
+A composed config is resolved twice: the values of environment variables are checked, and the
+expressions are kept for the study's files (:mod:`labkit.config.environment_text`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from labkit.config.environment_text import EXPRESSION
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GROUPS = ("engine", "model", "workload", "ablation", "scales")  # what files of a study hold
+
+_keeps: ContextVar[bool] = ContextVar("oc.env returns its expression", default=False)
+
+
+def register() -> None:
+    """Replace OmegaConf's resolver; repeated calls are harmless."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def resolve(name: str, *default: Any) -> Any:
+        value = oc.env(name, *default)
+        known = value is not None and (not default or oc.env(name, None) is not None)
+        return f"${{oc.env:{name}}}" if _keeps.get() and known else value
+
+    OmegaConf.register_new_resolver("oc.env", resolve, replace=True)
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    token = _keeps.set(True)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
+
+
+def keep_expressions(tree: DictConfig, plain: dict[str, Any]) -> None:
+    """Put the expressions of texts into ``plain``, the resolved form of ``tree``."""
+    with _kept():
+        for group in GROUPS:
+            _keep_below(tree, plain, group)
+
+
+def _keep_below(node: Any, plain: Any, key: Any) -> None:
+    from omegaconf import Container
+    from omegaconf.errors import OmegaConfBaseException
+
+    child = node._get_node(key)
+    if isinstance(child, Container) and not child._is_interpolation():
+        for name in child if isinstance(plain[key], dict) else range(len(plain[key] or ())):
+            _keep_below(child, plain[key], name)
+        return
+    if not isinstance(plain[key], str) or child is None or not child._is_interpolation():
+        return
+    try:
+        text = node[key]
+    except OmegaConfBaseException:  # not a text: a number, or a value that was decoded
+        return
+    if isinstance(text, str) and EXPRESSION.search(text):
+        plain[key] = text

@@ -1,0 +1,159 @@
+"""Digests of the user's files that enter a cell: prompts, texts, clips, models, own classes.
+
+They belong to an arm's identity, so that a study is not continued with other content under the same
+names. The keys name an option, and the file's name if the option is a folder
+(``model.path/model.safetensors``); no path of the machine is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ConfigError, is_class_path
+from labkit.config.environment_text import with_values
+from labkit.config.option_index import find_option
+from labkit.machine import cache_dir
+
+FILES = ("workload.prompts.path", "workload.texts", "workload.questions")
+FOLDERS = ("workload.clips",)
+MODELS = ("model.path", "engine.drafts.draft_path", "workload.vlm")
+MODEL_SUFFIXES = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt", ".py", ".npz")
+LARGE_BYTES = 64 << 20  # digests of larger files are kept in the cache
+DIGEST_DIGITS = 16  # a difference is to be seen, not to be signed
+
+
+def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the start of the SHA-256 of each file that an arm reads, by option.
+
+    Files that labkit or a package ships are left out: their versions are in the records. Own
+    classes of an arm with a revision are left out, because the revision fixes them.
+
+    Parameters
+    ----------
+    config, environment
+        As in :class:`labkit.records.Arm`.
+    """
+    options = dict(_leaves(with_values(config)))
+    named = {key: path for key, path in options.items() if isinstance(path, str)}
+    files: dict[str, Path] = {}
+    for key in FILES:
+        if key in named:
+            files[key] = Path(named[key])
+    for key in FOLDERS:
+        if key in named:
+            files |= _below(key, Path(named[key]).expanduser())
+    for key in MODELS:
+        if key in named:
+            files |= _model_files(key, named[key])
+    for key, path in named.items() if "revision" not in environment else ():
+        entry = find_option(key)
+        if entry is not None and entry.option.class_path and is_class_path(path):
+            files |= {f"{key}/{file.name}": file for file in _sources(path.partition(":")[0])}
+    return {key: _digest(path) for key, path in sorted(files.items()) if path.is_file()}
+
+
+def _leaves(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(value, Mapping):
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _below(key: str, folder: Path, suffixes: tuple[str, ...] = ()) -> dict[str, Path]:
+    files = folder.iterdir() if folder.is_dir() else ()
+    return {
+        f"{key}/{file.name}": file
+        for file in files
+        if not file.name.startswith(".") and (not suffixes or file.suffix in suffixes)
+    }
+
+
+def _model_files(key: str, name: str) -> dict[str, Path]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return {key: path}
+    if not path.is_dir():
+        from labkit.models.model_directory import find_model
+
+        try:
+            path = find_model(name).path
+        except ConfigError:  # composing the arm, or its run, names the mistake
+            return {}
+    return _below(key, path, MODEL_SUFFIXES)
+
+
+def _sources(module: str) -> set[Path]:
+    """Return the files of a class's package, or of its module and the modules beside it it imports.
+
+    Installed modules have versions, and are left out.
+    """
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+    top = _origin(module.partition(".")[0])
+    if top is None or any(top.is_relative_to(folder) for folder in installed):
+        return set()
+    root = top.parent.parent if top.name == "__init__.py" else top.parent
+    found: set[Path] = set()
+    names = [module.partition(".")[0]]
+    while names:
+        name = names.pop()
+        folder, file = root / name, root / f"{name}.py"
+        files = set(folder.rglob("*.py")) if folder.is_dir() else {file} & set(root.glob("*.py"))
+        for new in files - found:
+            names += _imported(new)
+        found |= files
+    return found
+
+
+def _origin(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if folders:
+        return Path(folders[0]).resolve() / "__init__.py"
+    return Path(spec.origin).resolve() if spec and spec.origin else None
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the first names of the modules that a file imports, without its own package's."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, OSError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    ]
+    return {name.partition(".")[0] for name in names}
+
+
+def _digest(path: Path) -> str:
+    path, status = path.resolve(), path.stat()
+    return _file_digest(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=1 << 14)
+def _file_digest(path: Path, size: int, *times: int) -> str:
+    """Return the start of a file's SHA-256; the other parameters tell when it was written."""
+    if size < LARGE_BYTES:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST_DIGITS]
+    name = hashlib.sha256(repr((str(path), size, times)).encode()).hexdigest()[:32]
+    kept = cache_dir.root() / "digests" / name
+    if kept.is_file() and len(text := kept.read_text("ascii")) == DIGEST_DIGITS:
+        return text
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:DIGEST_DIGITS]
+    cache_dir.write_file(kept, digest.encode())
+    return digest

@@ -1,0 +1,110 @@
+"""The value of an environment variable is used, and only its expression is written."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
+from labkit.config.environment_text import hide_values
+from labkit.experiment.cell_composer import to_cell, write_config
+from labkit.experiment.cell_manifest import new_manifest
+from labkit.experiment.worker_stages import experiment_of, without_values
+from labkit.records import Record
+
+SECRET = "http://user:s3cret@127.0.0.1:9"
+OPENAI = ["engine=openai", "engine.server.preset=other"]
+URL = "'${oc.env:LABKIT_TEST_URL}'"
+INDIRECT = "engine.server.url='${model.name}'", "model.name='${oc.env:LABKIT_TEST_URL}'"
+SWEEP = "++ablation.sweep={engine.server.url:['${oc.env:LABKIT_TEST_URL}','http://127.0.0.1:8']}"
+KEY = "engine.server.api_key='${oc.env:LABKIT_TEST_KEY}'"
+
+
+@pytest.fixture
+def compose(monkeypatch, composed):
+    monkeypatch.setenv("LABKIT_TEST_URL", SECRET)
+    monkeypatch.setenv("LABKIT_TEST_KEY", "k3y-of-mine")
+    return composed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*OPENAI, f"engine.server.url={URL}", KEY],
+        [*OPENAI, "engine.server.url='${oc.env:LABKIT_TEST_URL,http://x}/v1'"],
+        [*OPENAI, *INDIRECT],
+        [*OPENAI, f"engine.server.command='serve {URL[1:-1]} {{port}}'"],
+        [f"+ablation.arms.b={{engine:openai,engine.server.preset:other,engine.server.url:{URL}}}"],
+        ["engine=openai", "ablation=sweep", SWEEP],
+    ],
+)
+def test_the_expression_is_kept_and_the_value_is_used(words, compose, tmp_path):
+    cell = compose(*words)
+    texts = [json.dumps(arm.to_json()) for arm in cell.arms]
+    with app.initialized():
+        write_config(tmp_path / "config.yaml", [], words)
+    texts += [(tmp_path / "config.yaml").read_text(), cell.name]
+    texts.append(json.dumps(new_manifest(to_cell(cell, tmp_path / "cell"), 1)))
+    assert not any("s3cret" in text or "k3y" in text for text in texts)
+    assert any("${oc.env:LABKIT_TEST_URL}" in text for text in texts)
+    servers = [experiment_of(arm).engine.server for arm in cell.arms]
+    assert any(SECRET in str((server.url, server.command)) for server in servers)
+    servers = [pickle.loads(pickle.dumps(one)).engine.server for one in cell.experiments.values()]
+    assert any(SECRET in str((server.url, server.command)) for server in servers)
+
+
+def test_numbers_and_defaults_from_the_environment_are_values(compose, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_N", "2")
+    cell = compose(
+        "engine.threads=${oc.env:LABKIT_TEST_N}",
+        "seed='${oc.decode:${oc.env:LABKIT_TEST_N}}'",
+        "model.name='${oc.env:LABKIT_TEST_NOT_SET,mine}'",
+    )
+    assert (cell.experiment.engine.threads, cell.experiment.seed) == (2, 2)
+    assert to_plain(cell.experiment.model)["name"] == "mine"
+
+
+def test_a_record_does_not_hold_the_value(compose):
+    cell = compose(*OPENAI, f"engine.server.url={URL}")
+    notes = {"server": {"url": SECRET, "also": ["a", 1, None, "as user:s3cret: no"]}}
+    detail = f"{SECRET}/v1/models: refused"
+    record = Record("base", "baseline", 0, 0, 0, "crashed", "now", detail=detail, notes=notes)
+    hidden = without_values(record, cell.arms)
+    assert "s3cret" not in json.dumps(hidden.to_json())
+    assert hidden.detail == "${oc.env:LABKIT_TEST_URL}/v1/models: refused"
+    assert hidden == dataclasses.replace(record, detail=hidden.detail, notes=hidden.notes)
+    plain = [dataclasses.replace(cell.arms[0], config={"seed": 1})]
+    assert without_values(record, plain) is record
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["engine.server.url='ftp://${oc.env:LABKIT_TEST_URL}'"], "must begin with http"),
+        (["engine.server.url='${oc.env:LABKIT_TEST_NONE}'"], "LABKIT_TEST_NONE"),
+        (["engine.server.api_key=abc", "engine.server.url=http://x"], "the key would be written"),
+    ],
+)
+def test_a_message_does_not_hold_the_value(compose, words, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose(*OPENAI, *words)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_variable_that_a_worker_lacks_is_named(compose, monkeypatch):
+    cell = compose(*OPENAI, f"engine.server.url={URL}")
+    monkeypatch.delenv("LABKIT_TEST_URL")
+    with pytest.raises(ConfigError, match="variable LABKIT_TEST_URL is not set"):
+        experiment_of(cell.arms[0])
+
+
+def test_texts_of_requests_are_never_replaced(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_URL", SECRET)
+    text = "echo ${oc.env:LABKIT_TEST_URL}"
+    assert from_plain(ListedRequest, {"prompt": text}).prompt == text
+    listed = {"prompts": {"source": "listed", "listed": [{"prompt": text}]}}
+    plain = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}, "workload": listed}
+    assert from_plain(Experiment, plain).workload.prompts.listed[0].prompt == text
+    assert hide_values({"a": "same"}, {"b": text}) == {"a": "same"}

@@ -1,0 +1,104 @@
+"""Files that enter a cell belong to its identity, and a study is not continued with others."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from labkit.config import ConfigError
+from labkit.experiment import input_digests as module
+from labkit.experiment.cell_manifest import refuse_changed_inputs, refuse_changes, write_manifest
+from labkit.experiment.input_digests import input_digests
+from labkit.records import DIGESTS_FILE, read_arms
+
+# An option, its value, and a file that it makes a cell read.
+INPUTS = [
+    ("workload.prompts.path", "prompts.jsonl", "prompts.jsonl"),
+    ("workload.texts", "text.txt", "text.txt"),
+    ("workload.questions", "questions.jsonl", "questions.jsonl"),
+    ("workload.clips", "clips", "clips/a.mp4"),
+    ("model.path", "m.gguf", "m.gguf"),
+    ("model.path", "model", "model/model.safetensors"),
+    ("engine.drafts.draft_path", "draft", "draft/config.json"),
+    ("workload.vlm", "vlm", "vlm/config.json"),
+    ("engine.attention.resolver", "mine_single:Maps", "mine_beside.py"),
+    ("engine.attention.backend", "mine_package.part:Backend", "mine_package/__init__.py"),
+    ("workload.kind", "mine_single:Kind", "mine_single.py"),
+]
+FILES = {
+    "mine_single.py": "import json\nimport mine_beside\n",
+    "mine_beside.py": "x = 1\n",
+    "mine_package/__init__.py": "",
+    "mine_package/part.py": "import no_such_module\n",
+}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in (*FILES, *(file for _, _, file in INPUTS)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(FILES.get(name, "before"))
+    return tmp_path
+
+
+def nested(key, value):
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
+def reading(cell, key, value):
+    """Return the cell with arms that read a file."""
+    arms = [dataclasses.replace(arm, config=nested(key, value)) for arm in cell.arms]
+    return dataclasses.replace(cell, arms=tuple(arms))
+
+
+@pytest.mark.parametrize(("key", "value", "file"), INPUTS)
+def test_a_study_is_not_continued_after_a_file_changed(files, make_cell, key, value, file):
+    cell = reading(make_cell(), key, value)
+    write_manifest(cell, 1)
+    refuse_changes(cell)
+    refuse_changed_inputs(cell)
+    status = (files / file).stat()
+    (files / file).write_text(FILES.get(file, "before").replace("\n", "\n#") + "after")
+    os.utime(files / file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for check in (refuse_changes, refuse_changed_inputs):
+        with pytest.raises(
+            ConfigError, match=rf"arm base: the file of {key}.* was changed: .* now"
+        ):
+            check(cell)
+    listed = (cell.dir / DIGESTS_FILE).read_text()
+    for path in (cell.dir / "arms").glob("*.json"):  # as older versions wrote it
+        data = json.loads(path.read_text())
+        assert list(data.pop("inputs"))
+        path.write_text(json.dumps(data))
+    (cell.dir / DIGESTS_FILE).write_text("")
+    refuse_changes(cell)
+    refuse_changed_inputs(cell)
+    assert all(not arm.inputs for arm in read_arms(cell.dir)) and listed
+
+
+def test_the_digests_name_no_path_and_skip_what_has_a_version(files, monkeypatch):
+    config = {"engine": {"attention": {"resolver": "mine_single:Maps"}}, "seed": 1}
+    names = {f"engine.attention.resolver/{name}" for name in ("mine_single.py", "mine_beside.py")}
+    assert input_digests(config, {}).keys() == names
+    assert input_digests(config, {"revision": "0" * 40}) == {}
+    server = {"name": "openai", "server": {"model": "llama3:latest"}}
+    installed = {"attention": {"backend": "numpy.linalg:norm"}, **server}
+    assert input_digests({"engine": installed, "model": {"path": "/nowhere"}}, {}) == {}
+
+
+def test_the_digest_of_a_large_file_is_computed_once(files, no_cache, monkeypatch):
+    monkeypatch.setattr(module, "LARGE_BYTES", 1)
+    config = {"model": {"path": "m.gguf"}}
+    first = input_digests(config, {})
+    (kept,) = (no_cache / "digests").iterdir()
+    kept.write_text("0" * module.DIGEST_DIGITS)
+    module._file_digest.cache_clear()
+    assert input_digests(config, {}) == {"model.path": "0" * module.DIGEST_DIGITS} != first
+    os.utime(files / "m.gguf")
+    assert input_digests(config, {}) == first
