@@ -59,9 +59,13 @@ class ServerProcess:
         self._process_tree: list[Any] = []
         self._process_tree_expires = 0.0
 
-    def check_running(self) -> None:
-        """Raise ``EngineError`` if the server has ended."""
-        ended = None if self._supervised is None else self._supervised.ended()
+    def check_running(self, wait_s: float = 0.0) -> None:
+        """Raise ``EngineError`` if the server has ended, or ends within ``wait_s`` seconds."""
+        if self._supervised is None:
+            return
+        deadline = time.monotonic() + wait_s
+        while (ended := self._supervised.ended()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         if ended is not None:
             raise EngineError(f"{self._option}: the server {ended}")
 
