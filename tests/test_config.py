@@ -68,8 +68,8 @@ def test_a_question_is_about_its_own_metric_or_about_what_its_requests_are_for()
     rate = Arrivals(kind=ArrivalKind.poisson, rate=2)
     primary = {
         "total_tok_s": Workload(),
-        "goodput_req_s": Workload(arrivals=rate, limits=LatencySLO(ttft_ms=200)),
-        "e2e_p50_ms": Workload(arrivals=rate),
+        "goodput_req_s": Workload(arrivals=rate, concurrency=None, limits=LatencySLO(ttft_ms=200)),
+        "e2e_p50_ms": Workload(arrivals=rate, concurrency=None),
         "e2e_ms": Workload(per_request=True),
         "dispatch_us": kernel(),
     }

@@ -122,7 +122,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
 
 def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
     """Return the reason why an arm has no valid result in a row, or None."""
-    causes = analysis.causes(arm)
+    causes = analysis.causes(arm, row.metric)
     if causes:
         return "; ".join(causes)
     if not row.arms.get(arm):

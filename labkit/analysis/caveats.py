@@ -29,6 +29,7 @@ from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.analysis.host_groups import hosts_sentence, on_same_machine
 from labkit.analysis.isolation_agreement import isolation_agreements
 from labkit.analysis.number_format import p_text
+from labkit.analysis.served_requests import sustained
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
@@ -68,6 +69,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     could_change += _design(analysis)
     could_change += _noise(analysis)
     could_change += _unserved(analysis)
+    could_change += _unsustained(analysis)
     could_change += server_arm_caveats.caveats(analysis.data.records)
     could_change += _impossible_counts(analysis)
     could_change += _emulated(analysis)
@@ -207,14 +209,34 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
             )
 
 
+def _unsustained(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield a caveat on each arm with a run whose requests were sent more slowly than drawn."""
+    for arm, notes in _traffic(analysis).items():
+        slow = [note for note in notes if not sustained(note)]
+        if slow:
+            sent, due = (
+                statistics.median(note[key] for note in slow) for key in ("sent_per_s", "due_per_s")
+            )
+            yield (
+                f"{arm}: its load was not sustained in {len(slow)} of "
+                f"{count_text(len(notes), 'run')}: requests arrived at {due:.3g} per second and "
+                f"were sent at {sent:.3g}"
+            )
+
+
 def _waits(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each arm whose median time in the client's queue is above 0."""
+    """Yield a caveat on each arm whose median time in the client's queue is above 0.
+
+    In older records, latencies begin when a request is sent.
+    """
     for arm, notes in _traffic(analysis).items():
         waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
         if waits and statistics.median(waits) > 0:
+            is_counted = all("latency_from" in note for note in notes)
+            latencies = "latencies include" if is_counted else "no latency includes"
             yield (
                 f"{arm}: half of the requests waited {statistics.median(waits):,.0f} ms or more at "
-                "the client (workload.concurrency); no latency includes this wait"
+                f"the client (workload.concurrency); {latencies} this wait"
             )
 
 

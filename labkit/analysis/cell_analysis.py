@@ -23,6 +23,7 @@ from labkit.analysis.machine_or_arm_stalls import (
 )
 from labkit.analysis.number_format import round_significant
 from labkit.analysis.observations import MetricRow, build_rows, probe_values, summary
+from labkit.analysis.served_requests import count_cause
 from labkit.analysis.statistics.interim_analysis import (
     InterimLook,
     alpha_at,
@@ -343,14 +344,16 @@ class CellAnalysis:
         """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
         return tuple(best_settings(self)) if self.data.sweep else ()
 
-    def causes(self, arm: str) -> list[str]:
-        """Return the reasons why failed gates forbid a verdict on an arm."""
+    def causes(self, arm: str, metric: str | None) -> list[str]:
+        """Return the reasons why gates, or counts of tokens, forbid a verdict on an arm."""
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
-        return [cause for gate in gates if (cause := gate.cause(arm)) is not None]
+        causes = [gate.cause(arm) for gate in gates]
+        causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
+        return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         criteria, row = self.data.criteria, self.rows[index]
-        causes = self.causes(comparison.arm)
+        causes = self.causes(comparison.arm, row.metric)
         if row.is_computed and row.arms.get(comparison.arm) and not causes:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)

@@ -13,6 +13,7 @@ from typing import Any
 from labkit.analysis import server_arm_caveats
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.quality_limits import broken_limits
+from labkit.analysis.served_requests import unserved_errors
 from labkit.analysis.text_quality import text_qualities
 from labkit.config import count_text
 from labkit.records import Arm, Record
@@ -54,7 +55,7 @@ class Gate:
 def healthy(
     records: Sequence[Record], arms: Sequence[Arm] = (), across_hosts: bool = False
 ) -> Gate:
-    """Fail on a failed run, swap growth within a run, a late client, or a changed host.
+    """Fail on a failed run, unserved requests, swap growth, a late client, or a changed host.
 
     An arm that claims to run out of memory must do so in every run. It gets no verdict. With
     ``across_hosts`` the host may change from block to block, but not within a block.
@@ -92,6 +93,8 @@ def healthy(
             )
         for late in server_arm_caveats.lateness_errors(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
+    for unserved in unserved_errors(records):
+        gate.fail(*unserved)
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:
             runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())

@@ -11,6 +11,7 @@ from labkit.records import Record
 
 Json = Mapping[str, Any]
 COUNTS = {"tokens.usage": "usage", "tokens.tokenizer": "tokenizer", "tokens.stream": "stream"}
+MIN_BUNDLE = 1.5  # tokens in a chunk from which on the gap between chunks is not the gap of tokens
 COUNT_TEXTS = {
     "usage": "in the server's usage",
     "tokenizer": "counted by the tokenizer",
@@ -148,6 +149,15 @@ class ServerArm:
             yield (
                 f"{self.arm}: its output tokens: {_join_counts(counts)}{where}; "
                 f"the metrics use the counts from the {server['counted_by']}"
+            )
+        has_ids = server["identity"] == "token ids"
+        tokens = self.counter("tokens.stream" if has_ids else "tokens.usage")
+        chunks = self.counter("stream.chunks")
+        if tokens and chunks and tokens >= MIN_BUNDLE * chunks:
+            yield (
+                f"{self.arm}: a chunk of its stream holds {tokens / chunks:.1f} tokens on "
+                "average: ITL is the gap between chunks, TPOT is a mean over tokens and no gap "
+                "that a client saw, and TTFT is the time to the first chunk"
             )
         for name, what in (("stream.refusals", "refusals"), ("stream.tool_calls", "tool calls")):
             if self.counter(name):

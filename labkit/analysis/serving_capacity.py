@@ -2,8 +2,8 @@
 
 The cells behind a capacity differ only in ``workload.arrivals.rate``. Every run of an arm counts
 its requests and its requests within ``workload.limits``; refused and failed requests are outside
-the limits. The target share is ``workload.capacity``. With several arms, alpha is divided among
-them.
+the limits, and so are all requests of a run that failed or that sent requests more slowly than they
+arrived. The target share is ``workload.capacity``. With several arms, alpha is divided among them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.latency_throughput import load_of
 from labkit.analysis.number_format import significant_text
+from labkit.analysis.served_requests import sustained
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.records import Record
 
@@ -89,17 +90,21 @@ def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | No
 
     None if no run counted them.
     """
+    runs = [record for record in records if record.arm == arm]
     notes = [
         case.notes["traffic"]
-        for record in records
-        if record.ok and record.arm == arm
+        for record in runs
+        if record.ok
         for case in record.cases
         if "good" in case.notes.get("traffic", {})
     ]
     if not notes:
         return None
-    good, requests = (np.array([float(n[key]) for n in notes]) for key in ("good", "requests"))
-    return LoadCounts(rate, good, requests)
+    good = [float(note["good"]) if sustained(note) else 0.0 for note in notes]
+    requests = [float(note["requests"]) for note in notes]
+    failed = sum(not record.ok for record in runs)
+    good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
+    return LoadCounts(rate, np.array(good), np.array(requests))
 
 
 def _limits(limits: dict[str, float | None]) -> str:

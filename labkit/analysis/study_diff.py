@@ -326,8 +326,7 @@ def _judge(
     causes = [
         f"{name}: {cause}"
         for name, analysis in zip(STUDY_NAMES, (pair.old, pair.new), strict=True)
-        for gate in analysis.gates.values()
-        if (cause := gate.cause(item.arm)) is not None
+        for cause in analysis.causes(item.arm, item.old.metric)
     ]
     if causes:
         return Verdict("invalid", "; ".join(causes))

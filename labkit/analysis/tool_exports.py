@@ -144,8 +144,9 @@ def _vllm_run(
     name = model.get("path") or model.get("name")
     inputs = [int(r["prompt_tokens"]) for r in requests]
     outputs = [int(r["output_tokens"]) for r in requests]
-    starts = [r["submitted_ms"] / 1e3 for r in requests]
-    ends = [(r["submitted_ms"] + r["e2e_ms"]) / 1e3 for r in requests]
+    # A latency begins at the arrival; in older records and closed loops, when a request is sent.
+    starts = [r.get("arrived_ms", r["submitted_ms"]) / 1e3 for r in requests]
+    ends = [start + r["e2e_ms"] / 1e3 for start, r in zip(starts, requests, strict=True)]
     duration = max(ends) - min(starts)
     return {
         "run_number": number,

@@ -157,7 +157,8 @@ class Workload(Group, place="workload"):
     concurrency: int | None = option(
         16,
         "Maximum requests in flight (in a closed loop, the number of clients; in a scoring "
-        "workload, the windows of a round); null: no limit.",
+        "workload, the windows of a round); null: no limit, which arrivals at a rate or from a "
+        "trace require.",
         ge=1,
         le=4096,
         read_by=IN_FLIGHT,
@@ -384,4 +385,10 @@ class Workload(Group, place="workload"):
             arrivals is not ArrivalKind.trace or self.prompts.source in TIMESTAMPED_SOURCES,
             f"workload.arrivals.kind=trace: workload.prompts.source={self.prompts.source} has no "
             f"timestamps; set workload.prompts.source to one of {', '.join(TIMESTAMPED_SOURCES)}",
+        )
+        require(
+            self.concurrency is None or not self.arrivals.is_paced,
+            f"workload.concurrency={self.concurrency}: requests that arrive by themselves "
+            f"(workload.arrivals.kind={arrivals.value}) do not wait for a client; set "
+            "workload.concurrency=null",
         )

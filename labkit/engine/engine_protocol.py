@@ -244,6 +244,9 @@ class Remote(Protocol):
     def process_memory(self) -> dict[str, float]:
         """Return the memory of the computing processes: bytes by name, empty if unknown."""
 
+    def check_running(self) -> None:
+        """Raise :class:`EngineError` if the computing process has ended, if labkit started it."""
+
 
 class InferenceEngine(Protocol):
     """An engine: requests in, timed token events out, and counters of what ran."""

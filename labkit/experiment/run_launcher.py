@@ -22,6 +22,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.python_environment import PythonEnvironment
 from labkit.experiment.run_failures import RunFailure
 from labkit.experiment.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
+from labkit.experiment.unprepared_arms import failed_records, preparation_failure
 from labkit.experiment.worker_status import SharedStatus
 from labkit.machine import cache_dir, code_revision, fingerprint, worker_environment
 from labkit.machine.listening_processes import NoListener, find_listeners
@@ -64,21 +65,30 @@ class ProcessLauncher:
         self.command = tuple(command)
         self.progress = Progress() if progress is None else progress
         self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
+        self._failures: dict[Path, RunFailure] = {}  # of preparations, by the arm's marker
+        self._unprepared: dict[str, RunFailure] = {}  # by arm of the current cell
 
     def prepare(self, cell: Cell) -> None:
         """Build and compile what the arms need, except arms prepared earlier with the same code.
 
-        Interleaved arms are prepared in one process, other arms in one process each.
+        Interleaved arms are prepared in one process, other arms in one process each. The runs of an
+        arm whose preparation fails will fail, unless the arm is to run out of memory.
         """
-        arms_by_marker: dict[Path, Arm] = {}
-        for arm in cell.arms:
-            arms_by_marker.setdefault(_marker(arm), arm)
-        new = {marker: arm for marker, arm in arms_by_marker.items() if not marker.exists()}
+        markers = {arm.name: _marker(arm) for arm in cell.arms}
+        new: dict[Path, Arm] = {}
+        for name, marker in markers.items():
+            if not marker.exists() and marker not in self._failures:
+                new.setdefault(marker, cell.arm(name))
         if cell.design.isolation is Isolation.in_process and new:
             self._prepare(new, cell)
-            return
-        for marker, arm in new.items():
-            self._prepare({marker: arm}, cell)
+        else:
+            for marker, arm in new.items():
+                self._prepare({marker: arm}, cell)
+        self._unprepared = {
+            name: self._failures[marker]
+            for name, marker in markers.items()
+            if marker in self._failures
+        }
 
     def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: Cell) -> None:
         """Prepare arms in one process, and write their markers if that succeeds."""
@@ -97,16 +107,19 @@ class ProcessLauncher:
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
             on_tick=lambda pid: self.progress.tick(),
         )
-        if ending.code == 0:
+        failure = preparation_failure(ending, log)
+        if failure is None:
             for marker, arm in arms_by_marker.items():
                 _write_marker(marker, arm)
-        else:
-            status = ending.signal_name or f"exit {ending.code}"
-            reason = child_process.crash_reason(log) if child_process.last_lines(log) else status
-            self.progress.note(f"{arms} could not be prepared: {reason}; the log is {log}")
+            return
+        self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
+        if not any(arm.out_of_memory for arm in arms_by_marker.values()):
+            self._failures |= dict.fromkeys(arms_by_marker, failure)
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
         """Start one worker for ``runs``, or one for each, watch them, and return the records."""
+        if any(run.arm in self._unprepared for run in runs):
+            return failed_records(runs, cell, self._unprepared)
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
         live = cell.design.isolation is Isolation.live

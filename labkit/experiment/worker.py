@@ -19,6 +19,7 @@ import contextlib
 import faulthandler
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -129,6 +130,15 @@ def prepare(arm_paths: Sequence[Path]) -> None:
     WorkerProcess(records, arms, StageTimer(time.monotonic_ns())).prepare()
 
 
+def survive_hangups() -> None:
+    """Let no SIGHUP end this process, whose server may end while the process is stopped.
+
+    The server alone connects this process's group with its session. If the server ends, the group
+    is orphaned, and the kernel sends SIGHUP to an orphaned group that has a stopped process.
+    """
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # programs started later get it
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. The exit status is 0 if every record was written, even failed ones."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
@@ -149,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.parent is not None:
         parent_death.watch_parent(options.parent, options.lifeline)
     turns = None if options.turns is None else Channel(socket.socket(fileno=options.turns))
+    if turns is not None:
+        survive_hangups()
     try:
         if options.prepare:
             prepare(paths)

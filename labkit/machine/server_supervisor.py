@@ -76,8 +76,13 @@ class SupervisedServer:
         self.pid = int(started["pid"])
 
     def ended(self) -> str | None:
-        """Return how the server ended and its last log line as a phrase, or None while it runs."""
-        if self._exit_description is None and self._supervisor.poll() is not None:
+        """Return how the server ended and its last log line as a phrase, or None while it runs.
+
+        The supervisor needs a moment to report the end, so this looks at the server itself.
+        """
+        if self._exit_description is None and (
+            self._supervisor.poll() is not None or not _is_alive(self.pid)
+        ):
             self._finish()
         return self._exit_description
 
@@ -225,6 +230,13 @@ def _descendants() -> Iterator[int]:
             return
         yield from (child.pid for child in alive)
         psutil.wait_procs(alive, timeout=0.1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return _is_running(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_running(process: Any) -> bool:

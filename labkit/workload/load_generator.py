@@ -135,6 +135,7 @@ class LoadGenerator:
                 chunk_times=[moved(time) for time in entry.chunk_times],
                 admitted=None if entry.admitted is None else moved(entry.admitted),
                 due=None if entry.due is None else moved(entry.due),
+                ended=None if entry.ended is None else moved(entry.ended),
             )
             for entry in self.entries
         ]
@@ -246,7 +247,7 @@ class LoadGenerator:
                 chunks.add((event.request_id, at))
                 entry.chunk_times.append(at)
             if event.finish_reason is not None:
-                entry.finish = event.finish_reason
+                entry.finish, entry.ended = event.finish_reason, at
                 del self._live[event.request_id]
                 self._clients.finished(index, now - (self._start or 0.0))
                 finished += 1

@@ -28,13 +28,14 @@ def outcome_notes(
     cpu_s
         CPU seconds of the load generator: everything but the engine's steps.
     seconds
-        Seconds from the first request to the last token.
+        Seconds from the first arrival to the end of the last request.
 
     Returns
     -------
     dict
         Counts by outcome. In an open loop also the request rates (per second) that were
-        configured, drawn and sent, the wait at the client and the load generator's lateness (ms).
+        configured, drawn and sent, the wait at the client and the load generator's lateness (ms),
+        and where latencies begin (older records lack it: they began when a request was sent).
     """
     outcomes = Counter(entry.outcome for entry in entries)
     notes: dict[str, Any] = {
@@ -59,6 +60,7 @@ def outcome_notes(
             "due_per_s": _rate(due),
             "sent_per_s": _rate([entry.submitted for entry in entries]),
             "queue_ms": _percentiles([entry.queued for entry in entries]),
+            "latency_from": "arrival",
             "late_ms": _percentiles([entry.late for entry in entries]),
         }
     return notes

@@ -1,13 +1,15 @@
 """Serving metrics, as vLLM's serving benchmark defines them.
 
-TTFT is the time from submission to the first token, E2E from submission to the last. TPOT is
-``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ``tpot_incl_first`` is ``E2E /
-tokens``, for tables that count the first token too. ITL is the gap between two chunks of one
-request, pooled over all requests. A chunk is the output of one engine step for a request: one
-token, or several with speculation. Over HTTP a chunk is the text that the client gets from one
-read; it may hold any number of tokens. Goodput counts the requests that met every limit. For
-goodput, a request with a single token has a TPOT of 0. All metrics cover served requests only.
-Refused and failed requests are counted separately and never toward goodput.
+TTFT is the time from a request's arrival to its first token, E2E from its arrival to its last. In
+an open loop a request arrives when it is due, so that a wait at the client counts; in a closed loop
+it arrives when it is sent. TPOT is ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token.
+``tpot_incl_first`` is ``E2E / tokens``, for tables that count the first token too. ITL is the gap
+between two chunks of one request, pooled over all requests. A chunk is the output of one engine
+step for a request: one token, or several with speculation. Over HTTP a chunk is the text that the
+client gets from one read; it may hold any number of tokens. Goodput counts the requests that met
+every limit. For goodput, a request with a single token has a TPOT of 0. All metrics cover served
+requests only, but the time of a run ends with its last request, served or not. Refused and failed
+requests are counted separately and never toward goodput.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ Outcome = Literal["served", "refused", "failed"]
 class ServedRequest:
     """Tokens and times of one request; times are seconds on the load generator's clock.
 
+    ``ended``: the time at which the request ended; None while it is live.
     ``admitted``: start of the request's first step; None if the engine does not report admissions.
     ``stayed_steps``: steps that computed the request's row after the request had ended. ``due``:
     the time at which the request should have been sent; None in a closed loop. ``late``: seconds
@@ -45,6 +48,7 @@ class ServedRequest:
     margins: list[float | None] = field(default_factory=list)
     chunk_times: list[float] = field(default_factory=list)
     finish: str | None = None
+    ended: float | None = None
     admitted: float | None = None
     stayed_steps: int = 0
     due: float | None = None
@@ -66,9 +70,14 @@ class ServedRequest:
         return len(self.tokens) if self.counted is None else self.counted
 
     @property
+    def arrived(self) -> float:
+        """When the request was due or, in a closed loop, sent: latencies count from this time."""
+        return self.submitted if self.due is None else self.due
+
+    @property
     def queued(self) -> float:
         """Seconds that the request waited at the client because of the concurrency limit."""
-        return 0.0 if self.due is None else self.submitted - self.due
+        return self.submitted - self.arrived
 
     @property
     def row_steps(self) -> int:
@@ -77,13 +86,13 @@ class ServedRequest:
 
     @property
     def ttft(self) -> float:
-        """Seconds from submission to the first token."""
-        return self.chunk_times[0] - self.submitted
+        """Seconds from arrival to the first token."""
+        return self.chunk_times[0] - self.arrived
 
     @property
     def e2e(self) -> float:
-        """Seconds from submission to the last token."""
-        return self.chunk_times[-1] - self.submitted
+        """Seconds from arrival to the last token."""
+        return self.chunk_times[-1] - self.arrived
 
     @property
     def tpot(self) -> float | None:
@@ -99,8 +108,20 @@ class ServedRequest:
         return [after - before for before, after in pairwise(times)]
 
 
+def span(entries: Sequence[ServedRequest]) -> float:
+    """Return the seconds from the first arrival to the last token, or to the end of a failure.
+
+    ``entries``: all requests, served or not. A request that hung before it failed counts in full.
+    """
+    ends = [
+        entry.chunk_times[-1] if entry.outcome == "served" else entry.ended or entry.arrived
+        for entry in entries
+    ]
+    return max(ends) - min(entry.arrived for entry in entries)
+
+
 def serving_metrics(
-    served: Sequence[ServedRequest],
+    entries: Sequence[ServedRequest],
     peak_kv_bytes: float | None,
     *,
     primary: bool = True,
@@ -110,8 +131,8 @@ def serving_metrics(
 
     Parameters
     ----------
-    served
-        Requests that were served, each with at least one token.
+    entries
+        All requests, of which at least one was served. A served request has at least one token.
     peak_kv_bytes
         Peak KV memory, if the engine counts it.
     primary
@@ -125,7 +146,7 @@ def serving_metrics(
         Throughputs first. Metrics without a value (TPOT if every request got one token) are
         omitted.
     """
-    wall = max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
+    wall, served = span(entries), [entry for entry in entries if entry.outcome == "served"]
     output = sum(r.output_tokens for r in served)
     prompt = sum(r.prompt_tokens for r in served)
     metrics = [
@@ -224,15 +245,15 @@ def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
 
 
 def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
-    """Return each request's times (ms, from the first submission), rounded to 1 us."""
-    start = min(r.submitted for r in served)
+    """Return each request's times (ms, from the first arrival), rounded to 1 us."""
+    start = min(r.arrived for r in served)
     return [
         {
             "id": r.request_id,
             "prompt_tokens": r.prompt_tokens,
             "output_tokens": r.output_tokens,
             "submitted_ms": _ms(r.submitted - start),
-            **({} if r.due is None else {"queued_ms": _ms(r.queued), "late_ms": _ms(r.late)}),
+            **({} if r.due is None else _arrival_notes(r, start)),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),
             "ttft_ms": _ms(r.ttft),
             "e2e_ms": _ms(r.e2e),
@@ -240,6 +261,14 @@ def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
         }
         for r in served
     ]
+
+
+def _arrival_notes(entry: ServedRequest, start: float) -> dict[str, float]:
+    return {
+        "arrived_ms": _ms(entry.arrived - start),
+        "queued_ms": _ms(entry.queued),
+        "late_ms": _ms(entry.late),
+    }
 
 
 def _ms(seconds: float) -> float:

@@ -30,6 +30,7 @@ from labkit.workload.serving_metrics import (
     request_notes,
     sending_metrics,
     serving_metrics,
+    span,
 )
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -182,7 +183,13 @@ class ServingSession:
         ------
         InvalidOutput
             A request has fewer tokens than its ``max_tokens``, or no request was served.
+        EngineError
+            The engine is a server that labkit started, and it has ended.
         """
+        from labkit.engine.engine_protocol import Remote
+
+        if isinstance(self._engine, Remote):
+            self._engine.check_running()
         _check_complete(generator)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         cases = self._cases(generator.entries, counters, generator.cpu_s)
@@ -222,7 +229,7 @@ class ServingSession:
         served = _served(entries)
         metrics = (
             *serving_metrics(
-                served,
+                entries,
                 counters.get(PEAK_KV_BYTES),
                 primary=not self._per_request,
                 limits=self._workload.limits,
@@ -230,7 +237,7 @@ class ServingSession:
             *sending_metrics(entries),
             *counted_metrics(counters),
         )
-        traffic = outcome_notes(entries, self._workload, cpu_s=cpu_s, seconds=_span(served))
+        traffic = outcome_notes(entries, self._workload, cpu_s=cpu_s, seconds=span(entries))
         together = CaseRecord(
             case="all",
             metrics=metrics,
@@ -332,11 +339,6 @@ def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
     """Return ``case``, whose metrics exclude stalls, with the metrics of ``measured`` as a note."""
     as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
     return replace(case, notes={**case.notes, "as_measured": as_measured})
-
-
-def _span(served: Sequence[ServedRequest]) -> float:
-    """Return the seconds from the first submission to the last token."""
-    return max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
 
 
 def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:

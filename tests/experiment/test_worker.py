@@ -12,6 +12,7 @@ import pytest
 
 from labkit import config
 from labkit.analysis import analyse_cell
+from labkit.analysis.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment import child_process, worker
 from labkit.experiment.cell_runner import run_cell
@@ -129,6 +130,96 @@ def test_an_arm_with_a_user_s_class_is_prepared_every_time(
         cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
         run_cell(cell, launcher)
         assert list((cell.dir / "runs").glob("prepare-base.log"))
+
+
+def failing_preparation(monkeypatch, arm, last_line, code=1):
+    """Let the preparation of ``arm`` fail, and any run succeed; return the started commands."""
+    commands = []
+
+    def run(command, *, log, **_):
+        commands.append(command)
+        fails = "--prepare" in command and f"{arm}.json" in command[-1]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(last_line if fails else "")
+        return child_process.ProcessExit(code if fails else 0, False, 0, 0.1)
+
+    monkeypatch.setattr(child_process, "run", run)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "detail"),
+    [
+        (
+            "labkit.engine.EngineError: a.b=3: the server ended",
+            "crashed",
+            "EngineError: a.b=3: the",
+        ),
+        ("MemoryError", "oom", "MemoryError"),
+    ],
+)
+def test_the_runs_of_an_arm_whose_preparation_failed_are_not_started(
+    make_cell, launcher, tmp_path, monkeypatch, line, outcome, detail
+):
+    cell = make_cell(blocks=2)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    commands = failing_preparation(monkeypatch, "seq_map", line)
+    run_cell(cell, launcher)
+    started = [word for command in commands for word in command if "pending" in word]
+    assert len(started) == 4 and not any("seq_map" in word for word in started)
+    failed = [record for record in read_runs(cell.dir) if record.arm == "seq_map"]
+    assert [record.outcome for record in failed] == [outcome] * 2
+    assert failed[0].detail.startswith(f"its preparation failed: {detail}")
+    launcher.prepare(cell)  # as after an interim look
+    assert sum("--prepare" in command for command in commands) == 2  # base, seq_map
+
+
+def test_arms_that_share_a_launch_with_one_that_is_not_prepared_fail_with_it(
+    make_cell, launcher, tmp_path, monkeypatch
+):
+    cell = make_cell(isolation=config.Isolation.live)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    failing_preparation(monkeypatch, "seq_map", "ValueError: no")
+    run_cell(cell, launcher)
+    details = {record.arm: record.detail for record in read_runs(cell.dir)}
+    assert details["seq_map"] == "its preparation failed: ValueError: no"
+    for arm in ("base", "control"):
+        assert details[arm].endswith("-seq_map: its preparation failed: ValueError: no")
+    assert healthy(read_runs(cell.dir), cell.arms).reasons[0].count("this ended the runs of") == 1
+
+
+def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_did(
+    make_cell, launcher, tmp_path, monkeypatch, replace
+):
+    cell = make_cell()
+    arms = [replace(arm, out_of_memory=arm.name == "seq_map") for arm in cell.arms]
+    cell = replace(cell, arms=tuple(arms))
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    commands = failing_preparation(monkeypatch, "seq_map", "MemoryError")
+    run_cell(cell, launcher)
+    assert any("pending" in word and "seq_map" in word for words in commands for word in words)
+
+
+ORPHANED = """
+import os, signal, sys
+from labkit.experiment import worker
+from labkit.machine.server_supervisor import SupervisedServer
+
+worker.survive_hangups()
+server = SupervisedServer(["sleep", "0.1"])
+os.kill(os.getpid(), signal.SIGSTOP)
+print(server.ended(), "and the worker goes on")
+"""
+
+
+def test_a_server_that_ends_while_its_worker_is_stopped_does_not_end_the_worker():
+    """The kernel sends SIGHUP and SIGCONT to the process group, which the server's end orphans."""
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANED], capture_output=True, text=True, start_new_session=True,
+        timeout=60,
+    )  # fmt: skip
+    expected = "ended with exit status 0; it wrote nothing and the worker goes on\n"
+    assert (done.returncode, done.stdout) == (0, expected)
 
 
 def test_the_marker_depends_on_the_arm_s_config(make_cell):

@@ -284,6 +284,9 @@ class StubServer(StubEngine):
     def process_memory(self):
         return {}
 
+    def check_running(self):
+        pass
+
     def step(self):
         events, now = [], self.clock
         for event in super().step():

@@ -398,7 +398,7 @@ def test_requests_beyond_the_concurrency_limit_wait_at_the_client():
     assert engine.most_in_flight == 2
     waits = [n["queued_ms"] for n in requests.values()]
     assert waits == [0, 0, 2000, 3000, 5000, 6000]
-    assert requests["r2"]["ttft_ms"] == 1000  # from when it is sent
+    assert requests["r2"]["ttft_ms"] == 3000  # from its arrival, not from when it is sent
     assert traffic["queue_ms"]["max"] == 6000
 
 

@@ -177,8 +177,27 @@ def test_rates_and_waits_of_what_arrives_by_itself():
     for entry, due in zip(entries, [0.0, 1.0, 2.0], strict=True):
         entry.due = due
     entries[1].late = 0.003
-    workload = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8))
+    workload = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8), concurrency=None)
     notes = outcome_notes(entries, workload, cpu_s=0.0, seconds=9.0)
     assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
     assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
-    assert notes["late_ms"]["max"] == 3.0
+    assert notes["late_ms"]["max"] == 3.0 and notes["latency_from"] == "arrival"
+
+
+def test_latencies_count_from_the_arrival_even_if_the_client_waits_to_send():
+    """One client and an arrival every second: the third request waits 2 s before it is sent."""
+    entries = [served(str(i), 1, 2.0 * i, [2.0 * i + 0.5, 2.0 * i + 1]) for i in range(3)]
+    for i, entry in enumerate(entries):
+        entry.due = 1.0 * i
+    assert [entry.ttft for entry in entries] == [0.5, 1.5, 2.5]
+    assert [entry.e2e for entry in entries] == [1.0, 2.0, 3.0]
+    assert [entry.tpot for entry in entries] == [0.5] * 3
+    assert [meets(entry, LatencySLO(ttft_ms=1500)) for entry in entries] == [True, True, False]
+    last = request_notes(entries)[2]
+    assert (last["arrived_ms"], last["submitted_ms"], last["ttft_ms"]) == (2000, 4000, 2500)
+
+
+def test_the_time_of_a_request_that_hung_counts():
+    hung = ServedRequest("x", 4, 0.5, finish="error", ended=60.0, error="nothing for 59.5 s")
+    got = values(serving_metrics([*TIMELINE, hung], None, limits=LatencySLO(ttft_ms=1000)))
+    assert got["wall_s"] == 60.0 and got["request_s"] == 3 / 60 and got["goodput_req_s"] == 2 / 60

@@ -126,6 +126,10 @@ def test_listed_requests_are_checked_like_those_of_a_file(compose_experiment):
         (["arrivals.kind=poisson"], r"arrivals\.kind=poisson: set workload\.arrivals\.rate"),
         (["arrivals.rate=2"], r"workload\.arrivals\.rate=2\.0: .*kind=closed does not read it"),
         (["arrivals.kind=trace"], r"arrivals\.kind=trace: workload\.prompts\.source=chat has no"),
+        (
+            ["arrivals.kind=poisson", "arrivals.rate=2"],
+            r"workload\.concurrency=16: .*do not wait .* workload\.concurrency=null$",
+        ),
         (["concurrency=null"], r"workload\.concurrency=null: .*closed needs a number of clients"),
         (["limits.ttft_ms=0"], r"workload\.limits\.ttft_ms=0\.0: must be above 0"),
         (["kind=chat"], r"workload\.kind=chat: must be kernel, requests, headroom, video, scoring"),

@@ -153,12 +153,13 @@ def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
 
 def _request_times(request: Mapping[str, Any]) -> RequestTimes:
     submitted_s, admitted_ms = request["submitted_ms"] / 1e3, request.get("admitted_ms")
+    latency_from_s = request.get("arrived_ms", request["submitted_ms"]) / 1e3
     return RequestTimes(
         str(request["id"]),
         submitted_s,
         None if admitted_ms is None else admitted_ms / 1e3,
-        submitted_s + request["ttft_ms"] / 1e3,
-        submitted_s + request["e2e_ms"] / 1e3,
+        latency_from_s + request["ttft_ms"] / 1e3,
+        latency_from_s + request["e2e_ms"] / 1e3,
     )
 
 

@@ -31,6 +31,7 @@ T = TypeVar("T")
 CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and of silent streams
 CLOSE_TIMEOUT_S = 5.0
 SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
+KEPT_OPEN_ERROR = "the server sent only keep-alives for {:g} s (engine.server.silence_s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class HttpClient:
     url
         The server's address, without ``/v1``.
     silence_s
-        A response fails when none of its bytes have arrived for this many seconds.
+        A response fails when nothing of its content has arrived for this many seconds.
     api_key
         The key that requests send; None: no key.
     """
@@ -96,7 +97,7 @@ class HttpClient:
     async def _watch_streams(self) -> None:
         """Run until cancelled: measure the loop's wake-up delay, and fail silent responses.
 
-        A response is silent if none of its bytes have arrived for ``silence_s`` seconds.
+        A response is silent if nothing but keep-alives has arrived for ``silence_s`` seconds.
         """
         while True:
             due = self.clock() + CHECK_PERIOD_S
@@ -104,8 +105,12 @@ class HttpClient:
             now = self.clock()
             self.loop_lags_s.append(max(0.0, now - due))
             for exchange in [*self._exchanges.values()]:
+                if now - exchange.content_at <= self._silence_s:
+                    continue
                 if now - exchange.last_activity > self._silence_s:
                     exchange.end(SILENCE_ERROR.format(self._silence_s))
+                elif now - exchange.look_for_content() > self._silence_s:
+                    exchange.end(KEPT_OPEN_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
         """Send a JSON body to ``path`` and return without waiting for the response.

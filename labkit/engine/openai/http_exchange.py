@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import httptools
 
-from labkit.engine.openai.sse_decoder import error_text
+from labkit.engine.openai.sse_decoder import error_text, may_have_content
 from labkit.machine.exception_text import one_line
 
 TRUNCATED_ERROR = "the connection closed before the response was complete"
@@ -26,7 +26,8 @@ class HttpExchange(asyncio.Protocol):
     """An asyncio protocol that sends a request when connected and collects the response.
 
     ``parts`` has the body's bytes, one part per read. ``last_activity`` is the time (on ``clock``)
-    at which bytes last arrived, or at which the exchange was created or connected.
+    at which bytes last arrived, or at which the exchange was created or connected. ``content_at``
+    is the time since which content may have been missing (``look_for_content``).
 
     Parameters
     ----------
@@ -50,11 +51,13 @@ class HttpExchange(asyncio.Protocol):
     ) -> None:
         self.parts: list[ReceivedBytes] = []
         self._clock = clock
-        self.last_activity = clock()
+        self.last_activity = self.content_at = clock()
+        self._num_examined = 0
         self._request, self._on_connected, self._on_end = request, on_connected, on_end
         self._parser = httptools.HttpResponseParser(self)
         self._transport: Any = None
         self._read_now: list[bytes] = []  # body chunks of the current read
+        self._location = ""
         self._has_head = self._has_length = self._complete = self._ended = False
 
     def connection_made(self, transport: Any) -> None:
@@ -65,7 +68,7 @@ class HttpExchange(asyncio.Protocol):
         self._transport = transport
         now = self._clock()
         self._on_connected(now - self.last_activity)
-        self.last_activity = now
+        self.last_activity = self.content_at = now
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -95,6 +98,19 @@ class HttpExchange(asyncio.Protocol):
             is_whole = self._has_head and not self._has_length
             self.end(self._status_error() if is_whole else TRUNCATED_ERROR)
 
+    def look_for_content(self) -> float:
+        """Return ``content_at``, after it has been moved to the last read that may have content.
+
+        The reads since the last call are examined, the newest first. An active stream costs one
+        look, however much has arrived, so a rare call delays no other stream.
+        """
+        for part in reversed(self.parts[self._num_examined :]):
+            if may_have_content(part.data):
+                self.content_at = part.at
+                break
+        self._num_examined = len(self.parts)
+        return self.content_at
+
     def end(self, error: str | None) -> None:
         """Close the connection and call ``on_end``. Further calls do nothing."""
         if not self._ended:
@@ -111,13 +127,17 @@ class HttpExchange(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status == 200:
             return None
+        if self._location and 300 <= status < 400:
+            return f"{status}: it redirects to {self._location}"
         return f"{status}: {error_text(b''.join(part.data for part in self.parts))}"
 
     # Callbacks of httptools' parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Record whether the head announces where the body ends."""
+        """Record whether the head announces where the body ends, and a redirect's target."""
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+        if name.lower() == b"location":
+            self._location = " ".join(value.decode(errors="replace").split())
 
     def on_headers_complete(self) -> None:
         """Record that the final head is read. A head with status 1xx precedes another head."""

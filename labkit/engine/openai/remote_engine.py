@@ -20,6 +20,7 @@ from labkit.engine.request import Request
 from labkit.models.server_detokenizer import Detokenizer
 
 MAX_RECORDED_DISAGREEMENTS = 8
+DYING_S = 0.5  # from a server's last response, which it may have failed to send, to its end
 COUNTER_NAMES = (
     "engine.openai",
     "requests.submitted",
@@ -138,13 +139,21 @@ class RemoteEngine:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
-        """Return all events of the responses that ended since the last step, refusals first."""
+        """Return all events of the responses that ended since the last step, refusals first.
+
+        Raises
+        ------
+        EngineError
+            A request failed, and the server, which labkit started, has ended.
+        """
         cpu = time.thread_time()
         events, self._pending_refusals = self._pending_refusals, []
         for completed in self._client.completed_responses():
             request_id = self._request_ids.get(completed.key)
             if request_id is not None:  # else it was aborted
                 events += self._response_events(request_id, completed)
+                if events[-1].error is not None:
+                    self._server.check_running()
         if any(
             event.finish_reason is None or event.prompt_logprobs is not None for event in events
         ):
@@ -167,13 +176,15 @@ class RemoteEngine:
             last = error_event(response.request, completed.at, completed.error)
         if last is None:
             last = response.final_event(completed.at, self._detokenizer, self._counters)
-        self._finished.append(response)
+        if last.error is None:
+            self._finished.append(response)
         self._finish(last)
         return [*events, last]
 
     def _scored_event(self, response: ScoredResponse, completed: CompletedResponse) -> TokenEvent:
         event = response.final_event(completed)
-        self._scored.append(response)
+        if event.error is None:
+            self._scored.append(response)
         self._finish(event)
         return event
 
@@ -182,7 +193,7 @@ class RemoteEngine:
         self._counters.add("requests.failed" if last.error else "requests.finished")
 
     def counters(self) -> dict[str, float]:
-        """Return the streams' counters, and the output tokens counted in three ways.
+        """Return the streams' counters, and the served requests' tokens counted in three ways.
 
         ``tokens.usage``: the server's own counts. ``tokens.tokenizer``: the model's tokenizer
         applied to the text. ``tokens.stream``: the token ids in a stream, or the chunks with
@@ -215,8 +226,8 @@ class RemoteEngine:
 
     def _server_notes(self) -> dict[str, Any]:
         preset = self._options.server_preset
-        by_ids = bool(self._finished) and all(r.has_token_ids for r in self._finished)
-        by_usage = all(response.usage is not None for response in self._finished)
+        means = {response.counted_by for response in self._finished}
+        beyond = [r for r in self._finished if r.num_tokens(self._detokenizer) > r.max_tokens]
         return {
             "preset": self._options.preset,
             "command": self._server.command,
@@ -224,8 +235,9 @@ class RemoteEngine:
             "run_here": preset.tested,
             "api": self._options.api.value,
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
-            "identity": "token ids" if by_ids else "text",
-            "counted_by": "token ids" if by_ids else "usage" if by_usage else "tokenizer",
+            "identity": "token ids" if means == {"token ids"} else "text",
+            "counted_by": " and ".join(sorted(means)),
+            "counted_beyond_max": len(beyond),
             "disagree": self._disagreements(),
         }
 
@@ -267,6 +279,14 @@ class RemoteEngine:
         """
         self._payloads.prebuild(requests)
         self._client_overhead = client_overhead.measure(streams, self._options.silence_s)
+
+    def check_running(self) -> None:
+        """Raise ``EngineError`` if the server has ended and labkit started it.
+
+        After a failed request, it may take the server a moment to end.
+        """
+        failed = self._counters.as_dict().get("requests.failed")
+        self._server.check_running(DYING_S if failed else 0.0)
 
     def process_memory(self) -> dict[str, float]:
         """Return the resident bytes of the server's processes, or an empty dict if unknown."""

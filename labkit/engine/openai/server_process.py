@@ -34,6 +34,8 @@ POLL_S = 0.05  # between two probes of a starting server
 PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled after this, and the next one is sent
 PROCESS_TREE_TTL_S = 10.0  # reuse the list of processes for this long: reading it takes 5 ms
 PROBE_PROMPT = "Once upon a time"
+# Answers that a starting server does not outgrow: redirects, and keys that are missing or wrong.
+FINAL_STATUSES = ("301", "302", "303", "307", "308", "401", "403")
 
 
 class ServerProcess:
@@ -59,9 +61,13 @@ class ServerProcess:
         self._process_tree: list[Any] = []
         self._process_tree_expires = 0.0
 
-    def check_running(self) -> None:
-        """Raise ``EngineError`` if the server has ended."""
-        ended = None if self._supervised is None else self._supervised.ended()
+    def check_running(self, wait_s: float = 0.0) -> None:
+        """Raise ``EngineError`` if the server has ended, or ends within ``wait_s`` seconds."""
+        if self._supervised is None:
+            return
+        deadline = time.monotonic() + wait_s
+        while (ended := self._supervised.ended()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         if ended is not None:
             raise EngineError(f"{self._option}: the server {ended}")
 
@@ -100,8 +106,8 @@ class ServerProcess:
         Raises
         ------
         EngineError
-            The server has ended, or has generated no token in time. The message includes the last
-            probe's error.
+            The server has ended, redirects or refuses the probe, or has generated no token in time.
+            The message includes the last probe's error.
         """
         start, tries, last_error = time.monotonic(), 0, "the server accepted no connection"
         limit = self._options.start_timeout_s
@@ -124,6 +130,8 @@ class ServerProcess:
             error = self._probe(client, f"ready {tries}", path, payload, seconds)
             if error is None:
                 return model
+            if error.partition(":")[0] in FINAL_STATUSES:
+                raise EngineError(f"{self._option}: the server does not serve {path}: {error}")
             last_error = error
             time.sleep(POLL_S)
         raise EngineError(

@@ -76,6 +76,23 @@ class SSEDecoder:
                 self._event_lines = []
 
 
+def may_have_content(data: bytes) -> bool:
+    """Return whether the bytes of a read may hold more than what only keeps a connection open.
+
+    Comments, events without data and empty chunks do. A line that the read has cut may be content.
+    """
+    for line in map(bytes.strip, data.split(b"\n")):
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            continue
+        try:
+            chunk = parse_chunk(line.removeprefix(b"data:").strip())
+        except StreamError:
+            return True
+        if chunk is DONE or not chunk.is_empty:
+            return True
+    return False
+
+
 def parse_chunk(data: bytes) -> StreamChunk:
     """Parse the data of one event of the completions or the chat API.
 

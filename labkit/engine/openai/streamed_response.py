@@ -124,11 +124,22 @@ class StreamedResponse:
             whole=None if self.has_token_ids else detokenizer.normalize(self.text),
         )
 
-    def num_tokens(self, detokenizer: Detokenizer) -> int:
-        """Return the number of output tokens, from the best source that the stream has.
+    @property
+    def max_tokens(self) -> int:
+        """The number of output tokens that the request allows."""
+        return self.request.params.max_tokens
 
-        The sources are the token ids, then the server's usage, then the tokenizer's count.
+    @property
+    def counted_by(self) -> str:
+        """The best source of the number of tokens that the stream has, which ``num_tokens`` uses.
+
+        It is ``token ids``, else ``usage`` (the server's), else ``tokenizer``, whose count of the
+        text may differ widely from the tokens that were generated.
         """
+        return "token ids" if self.has_token_ids else "usage" if self.usage else "tokenizer"
+
+    def num_tokens(self, detokenizer: Detokenizer) -> int:
+        """Return the number of output tokens; see ``counted_by``."""
         if self.has_token_ids:
             return len(self.ids)
         return self.usage.completion if self.usage else detokenizer.count_tokens(self.text)

@@ -65,6 +65,15 @@ class Stub:
         self.received_bodies.append(body)
         if "dead" in self.modes:  # healthy, and no token ever
             time.sleep(60)
+        if "redirects" in self.modes:
+            head = b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://elsewhere/v1\r\n"
+            connection.sendall(head + b"content-length: 0\r\n\r\n")
+            return
+        if "keyless" in self.modes:
+            whole(connection, "401 Unauthorized", {"error": {"message": "a key, please"}})
+            return
+        if "dies" in self.modes and sum(b["max_tokens"] > 1 for b in self.received_bodies) == 3:
+            os._exit(3)
         if "refuses" in self.modes and body["max_tokens"] > 1:
             whole(connection, "429 Too Many Requests", {"error": {"message": "too many"}})
             return
@@ -74,6 +83,9 @@ class Stub:
         modes, most = self.modes, body["max_tokens"]
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
         write = Writer(connection, chat)
+        while "pings" in modes:
+            connection.sendall(b': ping\n\nevent: ping\ndata: {"choices": []}\n\n')
+            time.sleep(0.02)
         if "mute" in modes:  # as if all were well
             write.event("", finish="length")
             write.raw("[DONE]")
@@ -84,7 +96,7 @@ class Stub:
             time.sleep(0.15)
         count = most // 2 if "early" in modes and most > 1 else most
         words = [WORDS[i % len(WORDS)] for i in range(count)]
-        if "breaks" in modes and most > 1:
+        if ("breaks" in modes and most > 1) or ("breaks_long" in modes and most > 8):
             write.event(words[0], ids=self._ids(0))
             return
         if "nonsense" in modes and most > 1:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stub_server import Stub
 
 from labkit import config
 from labkit.engine import openai
@@ -125,6 +126,38 @@ def test_close_stops_the_server_and_its_children(tiny_dir, capfd):
     assert held["rss_bytes"] > 1 << 20
     engine.close()
     assert gone(pids, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("redirects", "307: it redirects to http://elsewhere/v1"),
+        ("keyless", "401: a key, please"),
+    ],
+)
+def test_an_answer_that_no_wait_will_change_is_reported_at_once(tiny_dir, mode, why):
+    stub = Stub(mode)
+    server = config.OpenAIServer(preset="other", url=stub.url)  # it may take 300 s to start
+    with pytest.raises(EngineError) as caught:
+        openai.create(config.Engine(name="openai", server=server), tiny_dir)
+    text = f"engine.server.url={stub.url}: the server does not serve /v1/completions: {why}"
+    assert str(caught.value) == text
+    stub.close()
+
+
+def test_a_server_that_ended_fails_the_run_though_requests_were_served(tiny_dir, run_load, ask):
+    engine = openai.create(options("dies"), tiny_dir)
+    ended = "engine.server.preset=other: the server ended with exit status 3"
+    try:
+        requests = ask(*[(300, 301)] * 4)
+        entries = run_load(engine, requests[:2], 1).entries
+        assert {entry.outcome for entry in entries} == {"served"}
+        engine.check_running()
+        with pytest.raises(EngineError, match=ended):
+            run_load(engine, requests[2:], 1)
+            engine.check_running()  # the last response may be lost before the process has ended
+    finally:
+        engine.close()
 
 
 def test_a_servers_output_goes_to_the_runs_log(tiny_dir, capfd):

@@ -2,12 +2,20 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, error_text, parse_chunk
+from labkit.engine.openai.sse_decoder import (
+    DONE,
+    SSEDecoder,
+    StreamError,
+    error_text,
+    may_have_content,
+    parse_chunk,
+)
 
 PROMPT = (300, 301, 302)
 
@@ -56,6 +64,7 @@ def test_without_usage_the_tokenizer_counts_tokens(opponent, run_load, ask):
     (entry,) = run_load(engine, ask(PROMPT)).entries
     notes = engine.notes["server"]
     assert notes["counted_by"] == "tokenizer"
+    assert notes["counted_beyond_max"] == (entry.output_tokens > 6) == 1
     assert entry.output_tokens == engine.counters()["tokens.tokenizer"]
     assert "tokens.usage" not in engine.counters()
 
@@ -84,7 +93,21 @@ def test_a_failed_response_is_never_a_success(opponent, run_load, ask, mode, why
     assert {entry.outcome for entry in entries} <= {"failed", "refused"}
     assert [entry.error for entry in entries] == [f"request r{i}: {why}" for i in range(2)]
     assert engine.counters()["requests.failed"] == 2
+    assert engine.counters()["tokens.stream"] == engine.counters()["tokens.tokenizer"] == 0
     assert len(stub.received_bodies) == 2, "a request was sent again"
+
+
+def test_a_failed_request_does_not_change_how_the_others_were_counted(opponent, run_load, ask):
+    engine, stub = opponent()
+    stub.modes.add("breaks_long")
+    entries = run_load(engine, [*ask(PROMPT), *map(rename, ask(PROMPT, tokens=9))]).entries
+    assert [entry.outcome for entry in entries] == ["served", "failed"]
+    assert engine.notes["server"]["counted_by"] == "usage"
+    assert engine.counters()["tokens.usage"] == engine.counters()["tokens.stream"] == 6
+
+
+def rename(request):
+    return replace(request, request_id="long")
 
 
 def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
@@ -102,8 +125,6 @@ def test_tool_calls_count_as_content(opponent, run_load, ask):
 
 
 def test_chat_sends_the_conversation(opponent, run_load, ask):
-    from dataclasses import replace
-
     engine, stub = opponent(api=config.Api.chat)
     conversation = (
         {"role": "system", "content": "Be brief."},
@@ -114,11 +135,31 @@ def test_chat_sends_the_conversation(opponent, run_load, ask):
     assert stub.received_bodies[0]["messages"] == [dict(message) for message in conversation]
 
 
-def test_a_silent_server_fails_its_request(opponent, run_load, ask):
+@pytest.mark.parametrize(("mode", "what"), [("dead", "nothing"), ("pings", "only keep-alives")])
+def test_a_silent_server_fails_its_request(opponent, run_load, ask, mode, what):
     engine, stub = opponent(silence_s=0.2)
-    stub.modes.add("dead")
+    stub.modes.add(mode)
     (entry,) = run_load(engine, ask(PROMPT)).entries
-    assert "the server sent nothing for 0.2 s (engine.server.silence_s)" in entry.error
+    assert f"the server sent {what} for 0.2 s (engine.server.silence_s)" in entry.error
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b": ping\n\n", False),
+        (b"\r\n: a\r\nevent: ping\r\nid: 3\r\nretry: 9\r\n\r\n", False),
+        (b'data: {"choices": []}\n\n', False),
+        (b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n', False),
+        (b': ping\n\ndata: {"choices": [{"text": "a"}]}\n\n', True),
+        (b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n', True),
+        (b'": "cut"}]}\n\n: ping\n\n', True),
+        (b'data: {"choices": [{"te', True),
+        (b'data: {"error": "broken"}\n\n', True),
+        (b"data: [DONE]\n\n", True),
+    ],
+)
+def test_only_what_carries_output_ends_a_silence(data, expected):
+    assert may_have_content(data) is expected
 
 
 def test_a_parameter_not_sent_to_servers_is_refused(opponent, run_load, ask):

@@ -1,0 +1,127 @@
+"""Which requests the arms served, and how their tokens were counted: whether they compare.
+
+Metrics of requests describe the served ones alone. An arm that fails half of its requests is soon
+done, and an arm that serves the short ones is fast, so arms that served different requests get no
+verdict, nor does any arm if many failed. Tokens that were counted by different means get no verdict
+either: a tokenizer's count of a text may be twice the number of tokens that were generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from labkit.config import count_text
+from labkit.records import Arm, Record
+
+MAX_UNSERVED_SHARE = 0.05  # of an arm's requests, if all arms served the same ones
+MIN_SENT_SHARE = 0.95  # of the rate of arrivals; a load that is sent more slowly is not sustained
+SAMPLED = ("token ids", "usage")  # counts of the engine that sampled the tokens
+TOKEN_METRICS = (
+    "total_tok_s",
+    "output_tok_s",
+    "tpot_excl_first_p50_ms",
+    "tpot_excl_first_p99_ms",
+    "tpot_excl_first_mean_ms",
+    "tpot_incl_first_mean_ms",
+)
+
+
+class Unserved(NamedTuple):
+    """Why requests of a run forbid verdicts: a reason, the arm (None: all arms), and the cause."""
+
+    reason: str
+    arm: str | None
+    cause: str
+
+
+def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
+    """Yield an error for each run that served other requests than the baseline, or too few.
+
+    Arms whose workloads differ may serve different requests if every request is served.
+    """
+    runs = [(record, traffic) for record in records if (traffic := _traffic(record)) is not None]
+    baseline = [run for run in runs if run[0].role == "baseline"]
+    reference = _served(baseline[0][0]) if baseline else None
+    lost = any(_unserved(traffic) for _, traffic in baseline)
+    for record, traffic in runs:
+        unserved, asked = _unserved(traffic), traffic["requests"]
+        differs = bool(lost or unserved) and _served(record) != reference
+        if not differs and unserved <= MAX_UNSERVED_SHARE * asked:
+            continue
+        others = ", and the baseline served others" if differs else ""
+        first = next(iter(traffic.get("unserved", ())), None)
+        why = f"; {first['error']}" if first is not None and first["error"] else ""
+        text = f"{unserved} of {count_text(asked, 'request')} were not served{others}"
+        arm = record.arm if record.role == "arm" else None
+        yield Unserved(f"{record.run}: {text}{why}", arm, f"{text} in {record.run}")
+
+
+def sustained(traffic: Mapping[str, Any]) -> bool:
+    """Return whether a run's requests were sent at the rate of their arrivals, or in no hurry.
+
+    ``traffic``: the record's note. A closed loop, or arrivals all at once, have no rate.
+    """
+    due, sent = traffic.get("due_per_s"), traffic.get("sent_per_s")
+    return due is None or (sent is not None and sent >= MIN_SENT_SHARE * due)
+
+
+def _traffic(record: Record) -> Mapping[str, Any] | None:
+    """Return the outcomes of the requests of a run that serves a workload of requests."""
+    if record.outcome != "ok":
+        return None
+    case = next((case for case in record.cases if "requests" in case.notes), None)
+    return None if case is None else case.notes.get("traffic")
+
+
+def _unserved(traffic: Mapping[str, Any]) -> int:
+    return int(traffic["refused"] + traffic["failed"])
+
+
+def _served(record: Record) -> frozenset[str]:
+    case = next(case for case in record.cases if "requests" in case.notes)
+    return frozenset(request["id"] for request in case.notes["requests"])
+
+
+def count_cause(
+    metric: str | None, arm: str, arms: Sequence[Arm], records: Sequence[Record]
+) -> str | None:
+    """Return the reason why an arm's counts of tokens forbid a verdict on a metric, or None.
+
+    Token ids and a server's usage are counts of the tokens that were sampled, so they compare.
+    """
+    if metric not in TOKEN_METRICS:
+        return None
+    baseline = arms[0].name
+    for name in (arm, baseline):
+        for record in records:
+            beyond = record.arm == name and _server(record).get("counted_beyond_max")
+            if beyond:
+                requests = count_text(beyond, "request")
+                return (
+                    f"the {_server(record)['counted_by']} counts more tokens than max_tokens "
+                    f"allows in {requests} of {record.run}, so the count is unusable"
+                )
+    own, base = (_means(name, records) for name in (arm, baseline))
+    if own == base or (own <= {*SAMPLED} and base <= {*SAMPLED}):
+        return None
+    return (
+        f"tokens were counted by different means: {arm}'s by {_join(own)}, {baseline}'s by "
+        f"{_join(base)}"
+    )
+
+
+def _server(record: Record) -> Mapping[str, Any]:
+    server: Mapping[str, Any] = (record.notes.get("engine") or {}).get("server") or {}
+    return server
+
+
+def _means(arm: str, records: Sequence[Record]) -> set[str]:
+    """Return how an arm's tokens were counted; an engine in the run's process has their ids."""
+    runs = [record for record in records if record.arm == arm and record.ok]
+    counted = (str(_server(record).get("counted_by", SAMPLED[0])) for record in runs)
+    return {means for text in counted for means in text.split(" and ")}
+
+
+def _join(means: set[str]) -> str:
+    return " and ".join(sorted(means))
