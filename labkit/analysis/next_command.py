@@ -44,7 +44,7 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
             [*overrides, "out=THIS_FOLDER", "redo=failed"],
             "run failed blocks again, after repairing the cause",
         )
-    if all(analysis.causes(arm) for arm in analysis.data.treatment_arms):
+    if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
         return None  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
         kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
