@@ -37,6 +37,8 @@ class MetricDefinition:
         same value, it has no noise and is shown without a test.
     abbreviation
         The metric's usual short name, such as ``E2E p50``.
+    zero_is_result
+        Whether 0 is a result like others. Arms with such a value are compared by differences.
     """
 
     name: str
@@ -49,6 +51,7 @@ class MetricDefinition:
     is_mass_noun: bool = False
     computed: bool = False
     abbreviation: str = ""
+    zero_is_result: bool = False
 
     @property
     def short_label(self) -> str:
@@ -104,7 +107,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "goodput_req_s", "req/s", "higher", REQUESTS, "goodput",
-        "Requests per second that met every limit of workload.limits.",
+        "Requests per second that met every limit of workload.limits.", zero_is_result=True,
     ),
     *_latencies(),
     MetricDefinition(
