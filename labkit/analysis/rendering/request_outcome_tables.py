@@ -52,7 +52,7 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
     if any(_sender_share(note) is not None for note in all_notes):
         share = _median_column(notes, "sender's share of a core", _sender_share, "{:.2%}".format)
         columns.append(share)
-    lost = any(note["refused"] or note["failed"] for note in all_notes)
+    lost = any(note.get("refused") or note.get("failed") for note in all_notes)
     times = " but the time of a run" if lost else ""
     lines = [f"Requests of all runs. No other number{times} includes refused or failed requests."]
     if open_loop:
