@@ -5,8 +5,8 @@
 prints, for every row and arm, the numbers that ``cell.json`` has. An argument is the archive of a
 study or the folder of a cell. The script needs NumPy and SciPy
 and shares no code with labkit, so it checks the page and the package against each other
-(``tests/docs/test_recompute_statistics.py``). It does not check gates, and it assumes a complete
-study.
+(``tests/docs/test_recompute_statistics.py``). It does not check gates, it assumes a complete
+study, and it leaves out rows with a value of 0.
 """
 
 import json

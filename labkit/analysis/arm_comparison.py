@@ -10,6 +10,7 @@ import numpy as np
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.statistics.effect_size import (
     Equivalence,
+    Scale,
     equivalence_test,
     hodges_lehmann,
     to_percent,
@@ -83,6 +84,7 @@ def compare_arm(
     and over all other rows as another. Max-T cannot span several arms, because the tests of two
     arms share no relabelling. So the method of C. E. Bonferroni adjusts for ``arms_tested`` arms.
     """
+    rows = [row.pair(baseline, arm) for row in rows]
     comparisons = [
         _computed(row, arm, baseline, criteria.runs)
         if row.is_computed
@@ -109,12 +111,12 @@ def row_tests(
     """Return the permutation test of each row with ``row.primary == primary``, by row index.
 
     Skipped and computed rows, rows without a complete block and rows with values that are not
-    positive have no test. A row that lacks a block is tested on its other blocks, under the same
+    comparable have no test. A row that lacks a block is tested on its other blocks, under the same
     relabellings.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
-        if row.metric is None or row.skipped is not None or not row.positive or row.is_computed:
+        if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
         if blocks and row.primary == primary:
@@ -163,7 +165,7 @@ def _compare(
     """
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
-    alone, sd = test.inverted_test(), between_run_sd(base, other)
+    alone, sd = test.inverted_test(), between_run_sd(base, other) if row.positive else None
     sign = 1.0 if row.better == "higher" else -1.0
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
     floor = adjusted.n_families * min_p(len(blocks), criteria.runs)
@@ -171,8 +173,8 @@ def _compare(
     return ArmComparison(
         arm=start.arm,
         baseline=start.baseline,
-        effect_pct=to_percent(hodges_lehmann(base, other)),
-        ci_pct=interval_to_percent(adjusted.interval(criteria.alpha)),
+        effect_pct=row.to_percent(hodges_lehmann(base, other)),
+        ci_pct=interval_to_percent(adjusted.interval(criteria.alpha), row),
         p=alone.p(0.0),
         p_adjusted=adjusted.p(0.0) if claims else None,
         p_floor=min(1.0, floor),
@@ -180,17 +182,20 @@ def _compare(
         wins=int(np.count_nonzero(better)),
         blocks=len(blocks),
         sd=sd,
-        equivalence=equivalence_test(adjusted, criteria.margin_pct, criteria.alpha)
+        equivalence=equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, row)
         if claims
         else None,
-        ci_raw_pct=interval_to_percent(alone.interval(criteria.alpha)),
+        ci_raw_pct=interval_to_percent(alone.interval(criteria.alpha), row),
         level=1.0 - criteria.alpha if claims else None,
         alpha_row=alpha if claims else None,
     )
 
 
-def interval_to_percent(limits: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Convert an interval of log ratios to percent."""
+def interval_to_percent(
+    limits: tuple[float, float] | None, scale: Scale | None = None
+) -> tuple[float, float] | None:
+    """Convert an interval of shifts on a scale (None: log ratios) to percent."""
     if limits is None:
         return None
-    return to_percent(limits[0]), to_percent(limits[1])
+    convert = to_percent if scale is None else scale.to_percent
+    return convert(limits[0]), convert(limits[1])

@@ -24,6 +24,7 @@ from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict_sentences import row_name
 from labkit.config import count_text
+from labkit.records.metric_registry import define_metric
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
@@ -96,8 +97,9 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
     if data.baseline in excluded or len(valid) < 2 or not blocks:
         reason = excluded.get(data.baseline, "fewer than two settings have results")
         return BestSetting(row, {}, excluded, withheld=reason, dropped=data.dropped)
-    logs = np.stack([log_values(row, arm, blocks) for arm in valid], axis=2)
-    values = _comparable_values(row, [arm for arm in arms if arm not in excluded], runs)
+    compared = replace(row, arms={arm: row.arms[arm] for arm in arms if arm not in excluded})
+    logs = np.stack([log_values(compared, arm, blocks) for arm in valid], axis=2)
+    values = _comparable_values(compared, [arm for arm in arms if arm not in excluded], runs)
     sign = 1.0 if row.better == "higher" else -1.0
     withheld = _withheld_reason(analysis, len(blocks))
     if withheld is not None:
@@ -127,7 +129,9 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
         return "; ".join(causes)
     if not row.arms.get(arm):
         return "not measured"
-    return None if row.positive else "a value is not above 0"
+    zero_is_result = define_metric(row.metric, row.unit).zero_is_result
+    judged = replace(row, arms={arm: row.arms[arm]}) if zero_is_result else row
+    return None if judged.positive else "a value is not above 0"
 
 
 def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[str, float]:

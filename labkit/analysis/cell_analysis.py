@@ -21,7 +21,7 @@ from labkit.analysis.machine_or_arm_stalls import (
     as_measured,
     attribute_stalls,
 )
-from labkit.analysis.number_format import round_significant
+from labkit.analysis.number_format import round_significant, value_text
 from labkit.analysis.observations import MetricRow, build_rows, probe_values, summary
 from labkit.analysis.served_requests import count_cause
 from labkit.analysis.statistics.interim_analysis import (
@@ -357,6 +357,8 @@ class CellAnalysis:
         if row.is_computed and row.arms.get(comparison.arm) and not causes:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
+        if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
+            return Verdict("inconclusive", _zero_baseline_text(row, comparison))
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
 
@@ -424,6 +426,14 @@ class CellAnalysis:
                 if one.index == index
             ],
         }
+
+
+def _zero_baseline_text(row: MetricRow, comparison: ArmComparison) -> str:
+    median = value_text(summary(row.arms[comparison.arm])["median"], row.unit)
+    return (
+        f"{comparison.baseline} has 0 {row.unit} in every run, so no effect in percent of it "
+        f"exists; {comparison.arm} has {median} {row.unit}"
+    )
 
 
 def analyse(

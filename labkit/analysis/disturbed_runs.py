@@ -2,10 +2,10 @@
 
 The rules use the machine probe, the observer's samples and the fingerprints, never the metric or
 the name of the arm. No arm can change the probe that ran before it, or the time that the hypervisor
-or other processes took. But memory waits, the clock and heat are read while the arm runs, so the
-arm may cause them. If a block is excluded because of one of these three (``during_arm``), a note
-beside the result says so. Blocks are excluded as a whole, and only in a sensitivity analysis
-(``labkit.analysis.sensitivity_analysis``). Verdicts use all blocks.
+or other processes took. But memory waits, the clock, heat and the lateness of a server's client are
+read while the arm runs, so the arm may cause them. If a block is excluded because of one of these
+(``during_arm``), a note beside the result says so. Blocks are excluded as a whole, and only in a
+sensitivity analysis (``labkit.analysis.sensitivity_analysis``). Verdicts use all blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit.analysis.server_arm_caveats import lateness_errors
 from labkit.records import Record
 
 MAX_PROBE_RATIO = 1.10  # times the study's median
@@ -29,6 +30,10 @@ RULES = (
     "time, macOS reported memory pressure, the clock was below 0.9 times the study's median, or "
     "heat slowed the CPU (as far as the system reports these); memory, clock and heat are read "
     "while the arm runs, so the arm may affect them"
+)
+CLIENT_RULE = (
+    "A block is also disturbed if the client of a server was late by more than "
+    "engine.server.most_late_ms, which the arm may cause as well."
 )
 
 
@@ -100,6 +105,8 @@ def _disturbances(
         yield Disturbance(f"the clock was at {clock:,.0f} MHz", during_arm=True)
     if throttled(record):
         yield Disturbance("heat slowed the CPU", during_arm=True)
+    for late in lateness_errors(record):
+        yield Disturbance(late, during_arm=True)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -55,7 +55,10 @@ class Gate:
 def healthy(
     records: Sequence[Record], arms: Sequence[Arm] = (), across_hosts: bool = False
 ) -> Gate:
-    """Fail on a failed run, unserved requests, swap growth, a late client, or a changed host.
+    """Fail on a failed run, unserved requests, swap growth, late clients, or a changed host.
+
+    A client that was late in few of an arm's runs only disturbs their blocks
+    (:mod:`labkit.analysis.disturbed_runs`).
 
     An arm that claims to run out of memory must do so in every run. It gets no verdict. With
     ``across_hosts`` the host may change from block to block, but not within a block.
@@ -91,6 +94,7 @@ def healthy(
                 None,
                 f"swap grew in {record.run}",
             )
+    for record in server_arm_caveats.often_late_runs(records):
         for late in server_arm_caveats.lateness_errors(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     for unserved in unserved_errors(records):

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text
 from labkit.records import Metric, Record, RecordError
@@ -56,6 +57,8 @@ class MetricRow:
     For a skipped case, ``skipped`` is the reason, and ``metric`` is the primary metric of the
     measured rows (None if there are none). ``paired_baseline`` is the baseline's name if arms were
     interleaved and are compared round by round. It is None if every run had its own process.
+    ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
+    ratios; see ``pair``.
     """
 
     case: str
@@ -66,6 +69,7 @@ class MetricRow:
     skipped: str | None = None
     paired_baseline: str | None = None
     arms: dict[str, list[RunValue]] = field(default_factory=dict)
+    unit_value: float | None = None
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -113,6 +117,40 @@ class MetricRow:
         if self.paired_baseline is not None:
             return all(min(v.repeats) > 0 for v in all_values)
         return all(v.value > 0 for v in all_values)
+
+    def pair(self, baseline: str, arm: str) -> MetricRow:
+        """Return the row in which two arms are compared, whatever the values of other arms are.
+
+        It is this row, unless a value is 0 and that is a result (such as a goodput of 0). If a
+        value of the two is, they are compared by differences, in units of the baseline's mean.
+        Nothing is comparable to a baseline that is 0 in every run.
+        """
+        if self.positive or not define_metric(self.metric, self.unit).zero_is_result:
+            return self
+        own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
+        row = replace(self, arms=own)
+        if not row.positive:
+            row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or None
+        return row
+
+    def is_zero(self, arm: str) -> bool:
+        """Whether 0 is a result of this metric, and every run of an arm has this result."""
+        values = self.arms.get(arm, ())
+        zeros = bool(values) and not any(v.value for v in values)
+        return zeros and define_metric(self.metric, self.unit).zero_is_result
+
+    @property
+    def comparable(self) -> bool:
+        """Whether arms can be compared: by ratios of values above 0, or by differences."""
+        return self.positive or self.unit_value is not None
+
+    def to_percent(self, shift: float) -> float:
+        """Convert a log ratio, or a difference if arms are compared by differences, to percent."""
+        return to_percent(shift) if self.unit_value is None else max(-100.0, 100.0 * shift)
+
+    def to_shift(self, pct: float) -> float:
+        """Convert percent to a log ratio, or to a difference."""
+        return to_log_ratio(pct) if self.unit_value is None else pct / 100.0
 
 
 def run_value(repeats: Sequence[float]) -> float:
@@ -286,8 +324,12 @@ def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int
 def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     """Return an arm's log values, float64 [blocks, runs].
 
-    The values of an interleaved arm are paired with the baseline's round by round.
+    The values of an interleaved arm are paired with the baseline's round by round. If arms are
+    compared by differences, these are no logarithms, but values in units of ``row.unit_value``.
     """
+    if row.unit_value is not None:
+        by_block = row.by_block(arm)
+        return np.array([by_block[b] for b in blocks], np.float64) / row.unit_value
     if row.paired_baseline is not None and arm != row.paired_baseline:
         return _paired_values(row, arm, blocks)
     values = row.by_block(arm)

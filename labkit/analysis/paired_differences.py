@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from labkit.analysis.number_format import magnitude_text
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
-from labkit.analysis.statistics.effect_size import to_percent
 
 
 @dataclass(frozen=True)
@@ -33,24 +32,25 @@ def paired_differences(
 
     ``runs``: the number of runs of each arm in a complete block.
     """
-    if row.metric is None or row.skipped is not None or row.is_computed or not row.positive:
+    row = row.pair(baseline, arm)
+    if row.metric is None or row.skipped is not None or row.is_computed or not row.comparable:
         return None
     blocks = complete_blocks(row, (baseline, arm), runs)
     if not blocks:
         return None
     base, other = (log_values(row, name, blocks).mean(axis=1) for name in (baseline, arm))
-    differences = map(to_percent, map(float, other - base))
+    differences = map(row.to_percent, map(float, other - base))
     return PairedDifferences(arm, dict(zip(blocks, differences, strict=True)))
 
 
 def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
     """Return a sentence with the range of the baseline's runs and the range of the differences.
 
-    None if there are fewer than two blocks.
+    None if there are fewer than two blocks, or a run of the baseline has the value 0.
     """
     values = [run.value for run in row.arms.get(baseline, ())]
     differences = pairs.by_block.values()
-    if len(values) < 2 or len(differences) < 2:
+    if len(values) < 2 or len(differences) < 2 or min(values) <= 0.0:
         return None
     runs_pct = 100.0 * (max(values) / min(values) - 1.0)
     points = max(differences) - min(differences)

@@ -76,13 +76,15 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
     tasks: list[_Task] = []
     results: list[SensitivityResult] = []
     for index, row in enumerate(analysis.rows):
-        if not row.primary or row.skipped is not None or not row.positive:
+        if not row.primary or row.skipped is not None:
             continue
-        correlation = _correlation(row, data)
+        correlation = _correlation(row, data) if row.positive else None
         for arm in analysis.comparisons[index]:
-            results += _adjusted(index, row, arm, data, correlation)
-            tasks += _undisturbed(index, row, arm, data, disturbed)
-            tasks += _other_stall_treatment(index, arm, analysis)
+            pair = row.pair(data.baseline, arm)
+            if pair.positive:
+                results += _adjusted(index, pair, arm, data, correlation)
+                tasks += _undisturbed(index, pair, arm, data, disturbed)
+                tasks += _other_stall_treatment(index, arm, analysis)
     results += _results(tasks, data.criteria.alpha)
     order = {arm.name: i for i, arm in enumerate(data.arms)}
     return sorted(results, key=lambda result: (result.row, order[result.arm]))

@@ -75,7 +75,7 @@ def _traffic(record: Record) -> Mapping[str, Any] | None:
 
 
 def _unserved(traffic: Mapping[str, Any]) -> int:
-    return int(traffic["refused"] + traffic["failed"])
+    return int(traffic.get("refused", 0) + traffic.get("failed", 0))
 
 
 def _served(record: Record) -> frozenset[str]:

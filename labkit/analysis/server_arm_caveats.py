@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +12,7 @@ from labkit.records import Record
 
 Json = Mapping[str, Any]
 COUNTS = {"tokens.usage": "usage", "tokens.tokenizer": "tokenizer", "tokens.stream": "stream"}
+MAX_LATE_SHARE = 0.2  # of an arm's runs with a late client, which then are no rare disturbance
 MIN_BUNDLE = 1.5  # tokens in a chunk from which on the gap between chunks is not the gap of tokens
 COUNT_TEXTS = {
     "usage": "in the server's usage",
@@ -53,6 +55,17 @@ def lateness_errors(record: Record) -> Iterator[str]:
         if late_ms is not None and late_ms > max_late_ms:
             arrivals = "it sent arrivals {} ms late (99th percentile)"
             yield _bottleneck_text(arrivals, late_ms, max_late_ms)
+
+
+def often_late_runs(records: Sequence[Record]) -> list[Record]:
+    """Return the runs with a late client of the arms whose client was often late.
+
+    A rare delay is the machine's, as other disturbances are. A frequent one may be the arm's: a
+    server that leaves the client no CPU time.
+    """
+    runs, late = Counter(r.arm for r in records), [r for r in records if any(lateness_errors(r))]
+    by_arm = Counter(record.arm for record in late)
+    return [r for r in late if by_arm[r.arm] > MAX_LATE_SHARE * runs[r.arm]]
 
 
 def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:

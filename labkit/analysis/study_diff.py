@@ -502,6 +502,7 @@ def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffe
     """
     data = analysis.data
     pair = (data.baseline, arm)
+    row = row.pair(*pair)
     blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or not row.positive:
         return None

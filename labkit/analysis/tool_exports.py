@@ -147,7 +147,11 @@ def _vllm_run(
     # A latency begins at the arrival; in older records and closed loops, when a request is sent.
     starts = [r.get("arrived_ms", r["submitted_ms"]) / 1e3 for r in requests]
     ends = [start + r["e2e_ms"] / 1e3 for start, r in zip(starts, requests, strict=True)]
+    unserved = traffic.get("refused", 0) + traffic.get("failed", 0)
     duration = max(ends) - min(starts)
+    if unserved:  # they may have lasted longer
+        times = (m.repeats[0] for c in record.cases for m in c.metrics if m.name == "wall_s")
+        duration = next(times, duration)
     return {
         "run_number": number,
         "run": record.run,
@@ -163,7 +167,7 @@ def _vllm_run(
         "max_concurrency": workload.get("concurrency"),
         "duration": duration,
         "completed": len(requests),
-        "failed": traffic.get("refused", 0) + traffic.get("failed", 0),
+        "failed": unserved,
         "total_input_tokens": sum(inputs),
         "total_output_tokens": sum(outputs),
         "request_throughput": len(requests) / duration,

@@ -4,7 +4,8 @@ The first rule that applies decides:
 
 1. ``invalid``, with the cause: a failed gate affects the arm;
 2. ``computed``: the values follow from sizes and counts, so there is no noise to test;
-3. ``inconclusive``: no block is complete, or a value is not above 0;
+3. ``inconclusive``: no block is complete, or a value is not above 0 (unless 0 is a result of the
+   metric; then only a baseline that is 0 in every run has no verdict);
 4. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
    reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
    blocks are still to run, or no interim look was declared at this number of blocks);

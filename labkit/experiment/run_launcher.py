@@ -117,9 +117,19 @@ class ProcessLauncher:
             self._failures |= dict.fromkeys(arms_by_marker, failure)
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Start one worker for ``runs``, or one for each, watch them, and return the records."""
-        if any(run.arm in self._unprepared for run in runs):
-            return failed_records(runs, cell, self._unprepared)
+        """Start one worker for ``runs``, or one for each, watch them, and return the records.
+
+        Runs of arms that are not prepared are not started, nor are others in their process.
+        """
+        own_processes = cell.design.isolation is not Isolation.in_process
+        unprepared = [run for run in runs if run.arm in self._unprepared]
+        if not unprepared:
+            return self._launch(runs, cell)
+        ready = [run for run in runs if run not in unprepared] if own_processes else []
+        failed = failed_records(unprepared if own_processes else runs, cell, self._unprepared)
+        return [*failed, *(self._launch(ready, cell) if ready else ())]
+
+    def _launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
         live = cell.design.isolation is Isolation.live

@@ -36,7 +36,7 @@ def preparation_failure(ending: child_process.ProcessExit, log: Path) -> RunFail
 def failed_records(
     runs: Sequence[Run], cell: Cell, failures: Mapping[str, RunFailure]
 ) -> list[Record]:
-    """Return the records of runs that belong together and include an arm that is not prepared.
+    """Return the records of runs of arms that are not prepared, or that share a process with one.
 
     ``failures``: why the preparation failed, by the arm's name.
     """
@@ -49,7 +49,7 @@ def failed_records(
         if failure is None:
             failure = failures[first.arm]
             notes["failed_by"] = first.name
-            detail = f"in one block with {first.name}: its preparation failed: {failure.detail}"
+            detail = f"in one process with {first.name}: its preparation failed: {failure.detail}"
         records.append(
             Record(
                 run.arm,

@@ -37,6 +37,8 @@ class MetricDefinition:
         same value, it has no noise and is shown without a test.
     abbreviation
         The metric's usual short name, such as ``E2E p50``.
+    zero_is_result
+        Whether 0 is a result like others. Arms with such a value are compared by differences.
     """
 
     name: str
@@ -49,6 +51,7 @@ class MetricDefinition:
     is_mass_noun: bool = False
     computed: bool = False
     abbreviation: str = ""
+    zero_is_result: bool = False
 
     @property
     def short_label(self) -> str:
@@ -59,10 +62,10 @@ class MetricDefinition:
 def _latencies() -> Iterator[MetricDefinition]:
     """Yield the definitions of the percentile metrics of request latencies."""
     for name, short, label, meaning in (
-        ("ttft", "TTFT", "time to first token", "from submission to the first token"),
+        ("ttft", "TTFT", "time to first token", "from arrival to the first token"),
         ("tpot_excl_first", "TPOT", "time per output token", "per token after the first"),
         ("itl_chunk", "ITL", "gap between tokens", "between two chunks of a request's output"),
-        ("e2e", "E2E", "end-to-end latency", "from submission to the last token"),
+        ("e2e", "E2E", "end-to-end latency", "from arrival to the last token"),
     ):
         for percentile, word in ((50, "median"), (99, "p99")):
             yield MetricDefinition(
@@ -100,11 +103,11 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "wall_s", "s", "lower", REQUESTS, "time for all requests",
-        "Time from the first submission to the last token.", is_speed=True,
+        "Time from the first arrival to the end of the last request.", is_speed=True,
     ),
     MetricDefinition(
         "goodput_req_s", "req/s", "higher", REQUESTS, "goodput",
-        "Requests per second that met every limit of workload.limits.",
+        "Requests per second that met every limit of workload.limits.", zero_is_result=True,
     ),
     *_latencies(),
     MetricDefinition(
@@ -114,11 +117,11 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     MetricDefinition(
         "tpot_incl_first_mean_ms", "ms", "lower", REQUESTS,
         "time per output token with the first (mean)",
-        "Time from submission to the last token, divided by the output tokens; mean over requests.",
+        "Time from arrival to the last token, divided by the output tokens; mean over requests.",
     ),
     MetricDefinition(
         "e2e_ms", "ms", "lower", REQUESTS, "end-to-end latency",
-        "Time from submission to the last token of one request, with workload.per_request.",
+        "Time from arrival to the last token of one request, with workload.per_request.",
     ),
     MetricDefinition(
         "row_steps", "steps", "lower", REQUESTS, "number of steps of a row",

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import server_arm_caveats
+from labkit.analysis.disturbed_runs import disturbed_blocks
 from labkit.analysis.first_divergence import text_difference, text_shares
 from labkit.analysis.gates import healthy, identical
 from labkit.analysis.output_identity import compare_outputs
@@ -90,6 +91,22 @@ def test_a_client_that_is_late_is_not_healthy(path, key, message):
     assert gate.cause("any arm") == "the client was late in b00-p00-server"
     times[last][key] = 19.5
     assert healthy([run(client=client)]).status == "pass"
+
+
+@pytest.mark.parametrize(("late_blocks", "status"), [(1, "pass"), (2, "fail"), (6, "fail")])
+def test_a_client_that_was_late_in_few_blocks_disturbs_them_and_no_more(late_blocks, status):
+    """In one of six blocks, it is left out as other disturbances are; in more, it is the arm's."""
+    late = {**CLIENT, "lag_ms": {**SPREAD, "p99": 50.5}}
+    records = [
+        replace(run(arm, role, client=client if n < late_blocks else None), block=n)
+        for n in range(6)
+        for arm, role, client in (("base", "baseline", None), ("server", "arm", late))
+    ]
+    gate, disturbed = healthy(records), disturbed_blocks(records)
+    assert gate.status == status and len(gate.reasons) == (late_blocks if status == "fail" else 0)
+    assert list(disturbed) == list(range(late_blocks))
+    (reason,) = disturbed[0]
+    assert "its event loop woke 50.5 ms late" in str(reason) and reason.during_arm
 
 
 def test_arrivals_that_were_sent_late_are_not_healthy():

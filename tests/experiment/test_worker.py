@@ -16,7 +16,7 @@ from labkit.analysis.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment import child_process, worker
 from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.run_failures import failure_of
+from labkit.experiment.run_failures import RunFailure, failure_of
 from labkit.experiment.run_launcher import _environment, _marker
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.worker_environment import worker_environment
@@ -174,18 +174,31 @@ def test_the_runs_of_an_arm_whose_preparation_failed_are_not_started(
     assert sum("--prepare" in command for command in commands) == 2  # base, seq_map
 
 
-def test_arms_that_share_a_launch_with_one_that_is_not_prepared_fail_with_it(
-    make_cell, launcher, tmp_path, monkeypatch
+@pytest.mark.parametrize("isolation", ["live", "in_process"])
+def test_only_arms_in_the_process_of_one_that_is_not_prepared_fail_with_it(
+    make_cell, launcher, tmp_path, monkeypatch, isolation
 ):
-    cell = make_cell(isolation=config.Isolation.live)
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    failing_preparation(monkeypatch, "seq_map", "ValueError: no")
-    run_cell(cell, launcher)
-    details = {record.arm: record.detail for record in read_runs(cell.dir)}
+    cell = make_cell(isolation=config.Isolation(isolation))
+    failure = RunFailure("crashed", "ValueError: no")
+    monkeypatch.setattr(launcher, "_unprepared", {"seq_map": failure})
+    started = []
+
+    def launch(runs, cell):
+        started.extend(run.arm for run in runs)
+        return []
+
+    monkeypatch.setattr(launcher, "_launch", launch)
+    records = launcher.launch(cell.schedule(), cell)
+    details = {record.arm: record.detail for record in records}
     assert details["seq_map"] == "its preparation failed: ValueError: no"
+    if isolation == "live":
+        assert sorted(started) == ["base", "control"] and len(records) == 1
+        return
+    assert started == [] and len(records) == 3
     for arm in ("base", "control"):
+        assert details[arm].startswith("in one process with b00-p0")
         assert details[arm].endswith("-seq_map: its preparation failed: ValueError: no")
-    assert healthy(read_runs(cell.dir), cell.arms).reasons[0].count("this ended the runs of") == 1
+    assert healthy(records, cell.arms).reasons[0].count("this ended the runs of") == 1
 
 
 def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_did(

@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.analysis.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
+from labkit.analysis.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
 from labkit.analysis.headline import headline
 from labkit.analysis.isolation_agreement import isolation_sentence
 from labkit.analysis.next_command import NextCommand, next_command
@@ -27,6 +27,7 @@ from labkit.analysis.sensitivity_analysis import (
     probe_correlations,
     sensitivity_results,
 )
+from labkit.analysis.server_arm_caveats import lateness_errors
 from labkit.analysis.short_answer import short_answer
 from labkit.analysis.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.verdict_sentences import control_sentence, title
@@ -262,4 +263,6 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
         )
     if len(lines) > 1:
         lines.append(f"A block is disturbed if, in one of its runs, {RULES}.")
+        if any(any(lateness_errors(record)) for record in analysis.data.records):
+            lines.append(CLIENT_RULE)
     return lines

@@ -52,7 +52,9 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
     if any(_sender_share(note) is not None for note in all_notes):
         share = _median_column(notes, "sender's share of a core", _sender_share, "{:.2%}".format)
         columns.append(share)
-    lines = ["Requests of all runs. No other number includes refused or failed requests."]
+    lost = any(note.get("refused") or note.get("failed") for note in all_notes)
+    times = " but the time of a run" if lost else ""
+    lines = [f"Requests of all runs. No other number{times} includes refused or failed requests."]
     if open_loop:
         lines.append(
             "Medians over runs. Requested: the workload's request rate; due: the rate of the "

@@ -156,15 +156,28 @@ class ShiftTest(Protocol):
         """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
 
 
-def equivalence_test(shifts: ShiftTest, margin_pct: float, alpha: float) -> Equivalence:
+class Scale(Protocol):
+    """The scale of a comparison: how its shifts convert to percent of the baseline."""
+
+    def to_percent(self, shift: float) -> float:
+        """Convert a shift to percent."""
+
+    def to_shift(self, pct: float) -> float:
+        """Convert percent to a shift."""
+
+
+def equivalence_test(
+    shifts: ShiftTest, margin_pct: float, alpha: float, scale: Scale | None = None
+) -> Equivalence:
     """Test whether the effect lies within plus or minus ``margin_pct`` percent.
 
-    The bound comes from the interval at level ``1 - alpha``.
+    The bound comes from the interval at level ``1 - alpha``. ``scale``: of the shifts; None: log
+    ratios.
     """
-    p = 2.0 * max(
-        shifts.p_greater(to_log_ratio(-margin_pct)),
-        shifts.p_less(to_log_ratio(margin_pct)),
+    to_shift, in_percent = (
+        (to_log_ratio, to_percent) if scale is None else (scale.to_shift, scale.to_percent)
     )
+    p = 2.0 * max(shifts.p_greater(to_shift(-margin_pct)), shifts.p_less(to_shift(margin_pct)))
     interval = shifts.interval(alpha)
-    bound = None if interval is None else max(abs(to_percent(limit)) for limit in interval)
+    bound = None if interval is None else max(abs(in_percent(limit)) for limit in interval)
     return Equivalence(p=min(1.0, p), bound_pct=bound)

@@ -2,7 +2,8 @@
 
     python stub_server.py --port N MODE...
 
-Modes change what is streamed; the tests that use a mode explain it. It is HTTP/1.1 over
+Modes change what is streamed; the tests that use a mode explain it. With the mode ``half``, they
+apply only to requests for more than 8 tokens. It is HTTP/1.1 over
 sockets, a thread per connection, so that every chunk is written when it is meant to be.
 """
 
@@ -63,24 +64,28 @@ class Stub:
             whole(connection, status, known)
             return
         self.received_bodies.append(body)
-        if "dead" in self.modes:  # healthy, and no token ever
+        modes = set() if "half" in self.modes and body["max_tokens"] <= 8 else self.modes
+        if "dead" in modes:  # healthy, and no token ever
             time.sleep(60)
-        if "redirects" in self.modes:
+        if "redirects" in modes:
             head = b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://elsewhere/v1\r\n"
             connection.sendall(head + b"content-length: 0\r\n\r\n")
             return
-        if "keyless" in self.modes:
+        if "keyless" in modes:
             whole(connection, "401 Unauthorized", {"error": {"message": "a key, please"}})
             return
-        if "dies" in self.modes and sum(b["max_tokens"] > 1 for b in self.received_bodies) == 3:
+        if "broken" in modes:
+            whole(connection, "500 Internal Server Error", {"error": {"message": "out of order"}})
+            return
+        if "dies" in modes and sum(b["max_tokens"] > 1 for b in self.received_bodies) == 3:
             os._exit(3)
-        if "refuses" in self.modes and body["max_tokens"] > 1:
+        if "refuses" in modes and body["max_tokens"] > 1:
             whole(connection, "429 Too Many Requests", {"error": {"message": "too many"}})
             return
-        self._stream(connection, path.startswith("/v1/chat"), body)
+        self._stream(connection, path.startswith("/v1/chat"), body, modes)
 
-    def _stream(self, connection, chat, body):
-        modes, most = self.modes, body["max_tokens"]
+    def _stream(self, connection, chat, body, modes):
+        most = body["max_tokens"]
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
         write = Writer(connection, chat)
         while "pings" in modes:
@@ -96,7 +101,7 @@ class Stub:
             time.sleep(0.15)
         count = most // 2 if "early" in modes and most > 1 else most
         words = [WORDS[i % len(WORDS)] for i in range(count)]
-        if ("breaks" in modes and most > 1) or ("breaks_long" in modes and most > 8):
+        if "breaks" in modes and most > 1:
             write.event(words[0], ids=self._ids(0))
             return
         if "nonsense" in modes and most > 1:
@@ -106,7 +111,7 @@ class Stub:
             write.event(delta={"refusal": "I will not"}, finish="stop")
         elif "bundles" in modes:
             for i in range(0, count, 2):
-                time.sleep(delay)
+                time.sleep(2 * delay)
                 write.event("".join(words[i : i + 2]), ids=self._ids(i, words[i : i + 2]))
         else:
             for i, word in enumerate(words):
@@ -119,7 +124,7 @@ class Stub:
         finish = "tool_calls" if "tools" in modes else "stop" if "early" in modes else "length"
         write.event("", finish=finish)
         if "no_usage" not in modes:
-            reported_tokens = count + ("miscounts" in modes)
+            reported_tokens = count + ("miscounts" in modes) - ("undercounts" in modes)
             write.usage(len(prompt_of(body)), reported_tokens, self._cached(body))
         write.raw("[DONE]")
 

@@ -99,7 +99,7 @@ def test_a_failed_response_is_never_a_success(opponent, run_load, ask, mode, why
 
 def test_a_failed_request_does_not_change_how_the_others_were_counted(opponent, run_load, ask):
     engine, stub = opponent()
-    stub.modes.add("breaks_long")
+    stub.modes |= {"half", "breaks"}
     entries = run_load(engine, [*ask(PROMPT), *map(rename, ask(PROMPT, tokens=9))]).entries
     assert [entry.outcome for entry in entries] == ["served", "failed"]
     assert engine.notes["server"]["counted_by"] == "usage"

@@ -1,0 +1,132 @@
+"""Servers that fail, hang or miscount, beside an honest one: none of them gets a wrong headline.
+
+Both serve tokens at the same pace, so no verdict of faster or slower is right. Each server is
+measured once. The runs of further blocks differ from it by noise.
+"""
+
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from labkit.analysis.caveats import caveats
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.headline import headline
+from labkit.analysis.summary_verdict import summary_verdict
+from labkit.config import Workload
+from labkit.experiment.run_failures import failure_of
+from labkit.records import Arm, Record, publish_arm, publish_record, write_json
+from labkit.workload.serving_session import ServingSession
+from labkit.workload.tokenized_prompts import Prompt
+
+WORKLOAD = Workload(name="opponents", concurrency=4, warmup=0)
+PROMPTS = [Prompt(f"r{i}", (300 + i, 301, 302), 6 + 3 * (i % 2)) for i in range(4)]
+BLOCKS = 8
+DESIGN = {
+    "seed": 0, "blocks": BLOCKS, "runs_per_block": 1, "control": False, "isolation": "process",
+    "looks": [], "alpha": 0.05, "margin_pct": 2.0, "metrics": ["total_tok_s"],
+}  # fmt: skip
+
+
+def measured(engine):
+    """Return the record of a run."""
+    record = Record("one", "arm", 0, 0, 0, "ok", "2026-11-20T20:00:00Z", environment={"host": "h"})
+    session = ServingSession(engine, PROMPTS, WORKLOAD, seed=1, vocab_size=512)
+    try:
+        result = session.measure(lambda text: None)
+    except Exception as error:
+        failure = failure_of(error, "measure")
+        return replace(record, outcome=failure.outcome, detail=failure.detail)
+    return replace(record, cases=result.cases, counters=result.counters, notes=result.notes)
+
+
+@pytest.fixture
+def study(opponent, tmp_path):
+    """Return a function that analyses an opponent's run beside an honest server's."""
+    number = count()
+
+    def compare(baseline, arm):
+        cell = tmp_path / f"cell{next(number)}"
+        (cell / "runs").mkdir(parents=True)
+        (cell / "arms").mkdir()
+        config = {"engine": {"name": "openai"}, "model": {}, "workload": {}, "seed": 0}
+        for name, role in (("base", "baseline"), ("server", "arm")):
+            publish_arm(cell, Arm(name, role, {}, config, "none"))
+        write_json(cell / "cell.json", {
+            "schema_version": 1, "cell": cell.name, "question": None, "arms": [], "design": DESIGN,
+            "gates": {}, "rows": [], "failures": [], "environment": {}, "published": None,
+        })  # fmt: skip
+        noise = np.exp(np.random.default_rng(5).normal(0, 0.01, (BLOCKS, 2)))
+        for block in range(BLOCKS):
+            for place, record in enumerate((baseline, arm)):
+                named = replace(record, arm=("base", "server")[place], block=block, position=place)
+                role = ("baseline", "arm")[place]
+                publish_record(cell, replace(varied(named, noise[block, place]), role=role))
+        return analyse(cell)
+
+    return compare
+
+
+def varied(record, factor):
+    """Return a record whose values are larger by a factor."""
+    cases = [
+        replace(case, metrics=[replace(m, repeats=(m.repeats[0] * factor,)) for m in case.metrics])
+        for case in record.cases
+    ]
+    return replace(record, cases=tuple(cases))
+
+
+@pytest.mark.parametrize(
+    ("modes", "why"),
+    [
+        (("broken",), "500: out of order"),
+        (("half", "broken"), "2 of 4 requests were not served, and the baseline served others"),
+        (("half", "refuses"), "2 of 4 requests were not served"),
+        (("half", "dead"), "2 of 4 requests were not served"),
+        (("half", "pings"), "2 of 4 requests were not served"),
+        (("half", "breaks"), "2 of 4 requests were not served"),  # as a server that dies
+        (("half", "redirects"), "2 of 4 requests were not served"),
+        (("early",), "the stream ended early"),
+        (("mute",), "the stream has no token"),
+        (("nonsense",), "invalid chunk"),
+        (("miscounts",), "the server returned 7 tokens, but max_tokens is 6"),
+        (("undercounts",), "the stream ended early: 5 of 6 tokens"),
+        (("half", "miscounts"), "2 of 4 requests were not served"),
+        (("no_usage",), "the tokenizer counts more tokens than max_tokens allows"),
+        (("half", "no_usage"), "the tokenizer and usage counts more tokens than max_tokens"),
+    ],
+)
+def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes, why):
+    honest, _ = opponent()
+    base = measured(honest)
+    engine, stub = opponent(silence_s=0.2)
+    stub.modes |= set(modes)
+    other = measured(engine)
+    analysis = study(base, other)
+    reasons = [*analysis.causes("server", "total_tok_s"), *caveats(analysis)]
+    assert any(why in reason for reason in reasons), reasons
+    for one in (analysis, study(other, base)):
+        primary = [judged for judged in one.judged if judged.row.primary]
+        assert {judged.verdict.word for judged in primary} <= {"invalid"}
+        assert summary_verdict(one).kind == "invalid"
+        assert "faster" not in headline(one) and "slower" not in headline(one)
+
+
+@pytest.mark.parametrize("modes", [(), ("bundles",), ("role_first",)])
+def test_an_honest_server_gets_a_verdict(opponent, study, modes):
+    """Its throughput is set to that of the other: only what it did beside that is judged."""
+    honest, _ = opponent()
+    base = measured(honest)
+    engine, stub = opponent()
+    stub.modes |= set(modes)
+    other = measured(engine)
+    (case,), (own,) = base.cases, other.cases
+    analysis = study(base, replace(other, cases=(replace(own, metrics=case.metrics),)))
+    (row,) = [one for one in analysis.judged if one.row.primary]
+    assert row.verdict.word in ("inconclusive", "equivalent") and not analysis.causes(
+        "server", None
+    )
+    bundled = [line for line in caveats(analysis) if "a chunk of its stream holds" in line]
+    assert len(bundled) == ("bundles" in modes)
+    assert not bundled or "holds 1.9 tokens on average" in bundled[0]
