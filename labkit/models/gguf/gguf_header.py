@@ -93,10 +93,25 @@ class GGUFFile:
 
         Raises ``GGUFError`` if the key is missing without a default, or has another type.
         """
-        value = self.metadata.get(key, default)
+        value = default if key not in self.metadata else self.scalar(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GGUFError(f"{key} is {_describe(value)}, not a number")
         return value
+
+    def scalar(self, key: str) -> Any:
+        """Return the value at ``key``; of a list with a number for each layer, the one they share.
+
+        Raises ``GGUFError`` if the numbers of a list differ.
+        """
+        value = self.metadata[key]
+        if not isinstance(value, np.ndarray) or not value.size:
+            return value
+        if (value != value[0]).any():
+            raise GGUFError(
+                f"{key} differs between layers ({value.min()} to {value.max()}); mlx_lm's class "
+                "has one value for all"
+            )
+        return value[0].item()
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return the integer from 0 to 2**31 - 1 at ``key``. See ``number``."""
