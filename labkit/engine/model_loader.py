@@ -180,8 +180,7 @@ def _without_dynamic_rope(settings: dict[str, Any]) -> dict[str, Any]:
     It changes positions beyond ``max_position_embeddings`` only, and no request gets that long.
     mlx_lm's module for it has no offset per token, which a packed forward needs.
     """
-    scaling = settings.get("rope_scaling") or {}
-    dynamic = "dynamic" in (scaling.get("type"), scaling.get("rope_type"))
+    dynamic = model_json.has_scaling(settings.get("rope_scaling"), "dynamic")
     return {**settings, "rope_scaling": None} if dynamic else settings
 
 

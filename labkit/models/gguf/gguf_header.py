@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.models.gguf.gguf_tensor_types import REFUSED_TYPES, TENSOR_TYPES, TensorType
+from labkit.models.safetensors_header import LFS_ADVICE, LFS_POINTER
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -150,7 +151,10 @@ def read_header(path: Path) -> GGUFFile:
     """
     try:
         with path.open("rb") as stream:
-            if stream.read(len(MAGIC)) != MAGIC:
+            start = stream.read(len(LFS_POINTER))
+            if start == LFS_POINTER:
+                raise GGUFError(LFS_ADVICE)
+            if not start.startswith(MAGIC):
                 raise GGUFError("not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse_header(path, data)
