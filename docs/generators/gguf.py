@@ -36,10 +36,11 @@ SPLIT = (
 ARCHITECTURES = """
 ## Architectures
 
-A file with a tensor or a key that mlx_lm's class does not compute is refused in one line. If a file
-has only some biases of a group, the others become zeros. `rope_freqs.weight` becomes Llama 3's
-scaling if its factors are those of such a scaling. Long RoPE takes the long factors, as mlx_lm
-does.
+A file with a tensor or a key that mlx_lm's class does not compute is refused in one line, and so is
+one with a key of its architecture that labkit does not know. A number that is listed per layer must
+be the same in all. If a file has only some biases of a group, the others become zeros.
+`rope_freqs.weight` becomes Llama 3's scaling if its factors are those of such a scaling. Long RoPE
+takes the long factors, as mlx_lm does.
 
 | architecture | mlx_lm's class | scaling of RoPE | sliding window |
 | --- | --- | --- | --- |
@@ -61,7 +62,9 @@ TOKENIZERS = """
 refused. For byte-level BPE, `tokenizer.ggml.pre` must be one of the values in this table. *BOS*:
 whether a text begins with the BOS token if the file does not say. *Published test*: whether the ids
 equal those of llama.cpp's vocabulary test (47 texts each). SentencePiece passes its two tests, of
-Llama and Phi-3. The others were not compared with llama.cpp.
+Llama and Phi-3. The others were not compared with llama.cpp. A request ends with the file's EOS,
+EOT and EOM tokens, and with each control token that llama.cpp takes for an end, such as
+`<|im_end|>`.
 
 | pre-tokenizer | BOS | published test |
 | --- | --- | --- |

@@ -34,7 +34,8 @@ class CompiledBlocks:
             (layer, name)
             for layer in model.layers
             for name in BLOCK_NAMES
-            if hasattr(layer, name) and not hasattr(getattr(layer, name), "takes_cache")
+            if (block := getattr(layer, name, None)) is not None  # None: a layer without it
+            and not hasattr(block, "takes_cache")
         ]
         for layer, name in blocks:
             setattr(layer, name, _SwitchableBlock(getattr(layer, name), self._state))

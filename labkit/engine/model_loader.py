@@ -145,7 +145,7 @@ def load_model(
     EngineError
         The directory is not a model, or its architecture or quantisation is not supported.
     """
-    settings = _read_config(model_dir)
+    settings = _without_dynamic_rope(_read_config(model_dir))
     if layers is not None:
         settings = _first_layers(settings, layers, model_dir)
     model_type = str(settings["model_type"])
@@ -172,6 +172,16 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
         raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
     return settings
+
+
+def _without_dynamic_rope(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's settings without a dynamic scaling of RoPE.
+
+    It changes positions beyond ``max_position_embeddings`` only, and no request gets that long.
+    mlx_lm's module for it has no offset per token, which a packed forward needs.
+    """
+    dynamic = model_json.has_scaling(settings.get("rope_scaling"), "dynamic")
+    return {**settings, "rope_scaling": None} if dynamic else settings
 
 
 def _check_quantisation(settings: dict[str, Any], path: Path) -> None:

@@ -102,7 +102,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     require("model_type" in config, f"{option}: config.json has no model_type")
     weights = find_weights(path, option)
     require((path / "tokenizer.json").is_file(), f"{option}: the folder has no tokenizer.json")
-    text_config = {**config, **(config.get("text_config") or {})}
+    text_config = model_json.with_text_config(config)
     return ModelDir(
         path=path,
         digest=_directory_digest(path, weights, option),

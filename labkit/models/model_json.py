@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from labkit.config import ConfigError, require
 from labkit.machine.exception_text import one_line
+from labkit.models.safetensors_header import LFS_ADVICE, LFS_POINTER
 
 # The keys of config.json that hold the length of the context.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -26,14 +27,23 @@ def read_object(path: Path, where: str | None = None) -> dict[str, Any]:
     """
     where = where or str(path.parent)
     require(path.is_file(), f"{where}: the folder has no {path.name}")
+    check_not_pointer(path, where)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{where}: {path.name}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {path.name} is not valid JSON ({one_line(error)})") from None
     require(isinstance(value, dict), f"{where}: {path.name} is not a JSON object")
     return dict(value)
+
+
+def check_not_pointer(path: Path, where: str) -> None:
+    """Raise ``ConfigError`` if Git LFS has not yet put the file in its place."""
+    try:
+        with path.open("rb") as stream:
+            is_pointer = stream.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError as error:
+        raise ConfigError(f"{where}: {path.name}: {error.strerror or error}") from None
+    require(not is_pointer, f"{where}: {path.name} {LFS_ADVICE}")
 
 
 def read_optional(path: Path, where: str | None = None) -> dict[str, Any]:
@@ -53,18 +63,27 @@ def max_context(config: Mapping[str, Any]) -> int | None:
 
     YaRN extends the original context, to which many models set ``max_position_embeddings``.
     """
-    config = {**config, **(config.get("text_config") or {})}
+    config = with_text_config(config)
     lengths = (config.get(key) for key in CONTEXT_KEYS)
     context = next((int(length) for length in lengths if isinstance(length, int)), None)
-    scaling = config.get("rope_scaling") or {}
-    original = scaling.get("original_max_position_embeddings")
-    if context is None or original is None or "yarn" not in _scaling_types(scaling):
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if context is None or not has_scaling(scaling, "yarn"):
         return context
-    return max(context, int(original * scaling.get("factor", 1.0)))
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if not (isinstance(original, int) and isinstance(factor, int | float)):
+        return context
+    return max(context, int(original * factor))
 
 
-def _scaling_types(scaling: Mapping[str, Any]) -> tuple[Any, ...]:
-    return scaling.get("rope_type"), scaling.get("type")
+def with_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the settings of ``text_config``, which take precedence."""
+    nested = config.get("text_config")
+    return {**config, **(nested if isinstance(nested, dict) else {})}
+
+
+def has_scaling(scaling: Any, kind: str) -> TypeGuard[dict[str, Any]]:
+    """Return whether a ``rope_scaling`` is of a kind such as ``yarn``."""
+    return isinstance(scaling, dict) and kind in (scaling.get("rope_type"), scaling.get("type"))
 
 
 def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, ...]:
@@ -83,7 +102,7 @@ def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, 
     sources = {
         "generation_config.json": generation,
         "config.json": config,
-        "text_config of config.json": config.get("text_config") or {},
+        "text_config of config.json": with_text_config(config),
     }
     ids: set[int] = set()
     for name, source in sources.items():
@@ -111,7 +130,10 @@ def _tokenizer_eos(model_dir: Path, where: str | None) -> set[int]:
     if eos is None or not (model_dir / "tokenizer.json").exists():
         return set()
     tokenizer = read_object(model_dir / "tokenizer.json", where)
-    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
-    vocab = (tokenizer.get("model") or {}).get("vocab")
-    token_id = added.get(eos, vocab.get(eos) if isinstance(vocab, dict) else None)
-    return set() if token_id is None else {int(token_id)}
+    try:
+        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
+        vocab = tokenizer["model"].get("vocab")
+        token_id = added.get(eos, vocab.get(eos) if isinstance(vocab, dict) else None)
+        return set() if token_id is None else {int(token_id)}
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ConfigError(f"{where or model_dir}: tokenizer.json is not a tokenizer") from None

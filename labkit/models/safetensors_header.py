@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LFS_POINTER = b"version https://git-lfs"  # the beginning of what Git LFS puts in a file's place
+LFS_ADVICE = "is a pointer of Git LFS instead of the file; run: git lfs pull"
 
 
 def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
@@ -26,7 +27,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
         if not start:
             raise ValueError("is empty; download it again")
         if start == LFS_POINTER:
-            raise ValueError("is a pointer of Git LFS instead of the weights; run: git lfs pull")
+            raise ValueError(LFS_ADVICE)
         length = int.from_bytes(start[:8], "little")
         if length > size - 8:
             raise ValueError("is cut or not a safetensors file; download it again")

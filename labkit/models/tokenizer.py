@@ -182,11 +182,12 @@ def load(model_dir: Path) -> Tokenizer:
     """
     import tokenizers
 
-    from labkit.models import chat_template
+    from labkit.models import chat_template, model_json
 
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
+    model_json.check_not_pointer(path, str(model_dir))
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

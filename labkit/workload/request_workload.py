@@ -182,6 +182,13 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     )
     largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
     tokens = len(largest.token_ids) + largest.max_tokens - 1
+    require(
+        model.max_context is None or tokens < model.max_context,
+        f"model={model.name} has a context of {model.max_context} tokens: request "
+        f"{largest.request_id} of workload={experiment.workload.name} has "
+        f"{len(largest.token_ids)} prompt tokens and max_tokens={largest.max_tokens}; set shorter "
+        "requests or another model",
+    )
     needed = blocks_for(experiment.engine.kv, [tokens])
     planned = budget.check(experiment)
     if planned is None or needed <= planned.blocks:

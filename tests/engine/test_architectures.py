@@ -109,6 +109,12 @@ def test_tokens_with_labkit_s_kernels_are_plain_mlx_lm_s(name, directory, plain)
     assert serve(engine) == plain(name)
 
 
+def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path, plain):
+    dynamic = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    build_model_dir(tmp_path, settings("internlm2") | dynamic)
+    assert serve(create(options(), tmp_path)) == plain("internlm2")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_packed_is_refused_in_one_line(name, directory):
     with pytest.raises(EngineError, match=REFUSED[name].words.format(name)) as caught:

@@ -50,6 +50,13 @@ def run(*engines):
     return answers
 
 
+def test_layers_without_a_feed_forward_block_are_left_alone():
+    """mlx_lm's nemotron-nas has None where a layer has no block."""
+    layers = [SimpleNamespace(mlp=None), SimpleNamespace(mlp=lambda x: x), SimpleNamespace()]
+    assert CompiledBlocks(SimpleNamespace(layers=layers)).num_blocks == 1
+    assert layers[0].mlp is None and layers[2] == SimpleNamespace()
+
+
 @pytest.mark.parametrize("pipeline", config.Pipeline)
 @pytest.mark.parametrize(("shape", "graphs"), [("bucketed", 3), ("fixed", 1)])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "quantised"])

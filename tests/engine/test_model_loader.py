@@ -9,6 +9,7 @@ from small_models import CONFIGS, build_model_dir
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import load_model
+from labkit.models import train_bpe
 
 
 def in_fresh_process(code, *args):
@@ -187,6 +188,7 @@ def test_quantisation_modes_give_the_tokens_of_float32(tmp_path, mode):
     from labkit.engine import LLM, SamplingParams
 
     path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
+    (path / "tokenizer.json").write_text(train_bpe.train(["so it goes"], vocab_size=270, seed=0))
     params, tokens = SamplingParams(max_tokens=9, ignore_eos=True), []
     for weights in ("model", "float32"):
         with LLM(path, weights=weights, blocks=16) as llm:

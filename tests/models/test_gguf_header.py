@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from labkit.models.gguf import GGUFError, gguf_architectures, gguf_header, gguf_tokenizer
+from labkit.models.model_json import max_context
 
 
 @pytest.fixture
@@ -137,7 +138,23 @@ def test_an_invalid_header_is_one_line(tmp_path, data, message):
         ),
         ({"general__architecture": None}, "general.architecture is missing"),
         ({"llama__expert_count": 8}, "llama.expert_count is 8"),
-        ({"llama__rope__scaling__type": "yarn"}, "original_context_length is missing"),
+        ({"llama__logit_scale": 0.5}, r"logit_scale is 0\.5; mlx_lm's llama does not compute this"),
+        ({"llama__attention__scale": 0.3}, r"attention\.scale is 0\.3\d*; mlx_lm's llama does not"),
+        ({"llama__attention__clamp_kqv": 8.0}, r"clamp_kqv is 8\.0; mlx_lm's llama does not"),
+        ({"llama__attention__causal": False}, "causal is False; mlx_lm's llama does not"),
+        ({"llama__swiglu_clamp": 7.0}, "llama.swiglu_clamp: labkit does not know this key"),
+        (
+            {"llama__attention__head_count_kv": np.array([2, 1], "<i4")},
+            r"head_count_kv differs between layers \(1 to 2\)",
+        ),
+        (
+            {
+                "llama__rope__scaling__type": "yarn",
+                "llama__rope__scaling__factor": 4.0,
+                "llama__attention__sliding_window": 96,
+            },
+            "sliding_window is 96: mlx_lm's llama has no sliding window, and YaRN extends",
+        ),
         ({"split__count": 3}, "one part of a split model"),
         ({"llama__block_count": 3}, "tensor blk.2.attn_norm.weight is missing"),
         ({"llama__block_count": 1}, "tensor blk.1.attn_norm.weight: mlx_lm's llama has no such"),
@@ -157,3 +174,24 @@ def test_an_unsupported_model_is_one_line(tmp_path, changes, message):
     with pytest.raises(GGUFError, match=message) as error:
         gguf_architectures.read_architecture(file)
     assert "\n" not in str(error.value)
+
+
+def test_keys_that_change_nothing_are_accepted(tmp_path):
+    """Also the same number for each layer, and YaRN's original context as llama.cpp defaults it."""
+    changes = {
+        "logit_scale": 1.0,
+        "attention__scale": 0.25,  # of heads of 16
+        "attention__clamp_kqv": 0.0,
+        "attention__causal": True,
+        "vocab_size": 7,
+        "attention__head_count_kv": np.array([2, 2], "<i4"),
+        "feed_forward_length": np.array([gguf_files.INNER] * 2, "<u4"),
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+    }
+    changes = {f"llama__{key}": value for key, value in changes.items()}
+    file = gguf_header.read_header(gguf_files.model(tmp_path / "m.gguf", **changes))
+    config = gguf_architectures.read_architecture(file).config()
+    assert (config["num_key_value_heads"], config["intermediate_size"]) == (2, gguf_files.INNER)
+    assert config["rope_scaling"]["original_max_position_embeddings"] == 512
+    assert max_context(config) == 2048

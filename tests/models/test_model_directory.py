@@ -109,6 +109,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"n_positions": 64, "model_type": "gpt2"}, 64),
         ({"text_config": {"max_position_embeddings": 32}}, 32),
         ({"max_position_embeddings": 32, "rope_scaling": YARN}, 128),
+        ({"max_position_embeddings": 32, "rope_parameters": YARN}, 128),
+        ({"max_position_embeddings": 32, "rope_scaling": YARN | {"factor": None}}, 32),
         ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
         ({"max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 2.0}}, 32),
         ({"max_position_embeddings": None, "rope_scaling": None, "text_config": None}, None),
@@ -181,6 +183,11 @@ def test_a_nested_config_and_one_without_vocab_size(model):
             "model.safetensors is not a safetensors file",
         ),
         (lambda m: write(m, "generation_config.json", "{"), "generation_config.json is not valid"),
+        (lambda m: write(m, "config.json", "version https://git-lfs"), "config.json is a pointer"),
+        (
+            lambda m: (write(m, "tokenizer_config.json", ENDED), write(m, "tokenizer.json", "{}")),
+            "tokenizer.json is not a tokenizer",
+        ),
         (
             lambda m: write(m, "generation_config.json", {"eos_token_id": ["</s>"]}),
             r"generation_config.json: eos_token_id is \['</s>'\]; must be a token id or a list",
@@ -202,6 +209,9 @@ def test_a_path_that_does_not_exist_is_one_line(tmp_path):
         local("/nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a GGUF file"):
+        local(tmp_path / "file")
+    (tmp_path / "file").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ConfigError, match="file: is a pointer of Git LFS"):
         local(tmp_path / "file")
 
 

@@ -2,6 +2,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import tokenized_prompts
+from labkit.workload import request_workload, tokenized_prompts
 from labkit.workload.request_workload import RequestKind
 from labkit.workload.sources import packaged_questions, source_of
 from labkit.workload.tokenized_prompts import Prompt
@@ -206,6 +207,18 @@ def test_prepare_refuses_a_pool_in_which_a_request_could_never_be_served():
         workloads.prepare(experiment(**RAGGED, engine={"budget": {"bytes": 1 << 20}}))
     with pytest.raises(ConfigError, match="resolver=identity"):
         workloads.prepare(experiment(**RAGGED, engine={"attention": {"resolver": "identity"}}))
+
+
+def test_prepare_refuses_a_request_that_is_longer_than_the_models_context(monkeypatch):
+    tokens = max(map(sum, source_of(experiment(**RAGGED)).lengths(experiment(**RAGGED))))
+    plain = request_workload.resolve
+    for context, refused in ((tokens, False), (tokens - 1, True)):
+        monkeypatch.setattr(
+            request_workload, "resolve", lambda m, n=context: replace(plain(m), max_context=n)
+        )
+        message = rf"has a context of {context} tokens: request r\d+ of workload=ragged has \d+"
+        with pytest.raises(ConfigError, match=message) if refused else nullcontext():
+            workloads.prepare(experiment(**RAGGED))
 
 
 def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import count_text
-from labkit.models.gguf import gguf_rope_scaling
+from labkit.models.gguf import gguf_metadata_keys, gguf_rope_scaling
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES, TensorRule
 
@@ -403,6 +403,12 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
     if traits.windows == "context" and sizes.window:
         sizes = replace(sizes, context=min(sizes.context, sizes.window))
     scaling = gguf_rope_scaling.read_rope_scaling(file, name, theta, sizes.rotated)
+    if traits.windows == "context" and sizes.window and scaling and scaling["type"] == "yarn":
+        raise GGUFError(
+            f"{name}.attention.sliding_window is {sizes.window}: mlx_lm's {model_type} has no "
+            "sliding window, and YaRN extends the context beyond it"
+        )
+    _check_keys(file, name, model_type, sizes, theta)
     if scaling is not None and scaling["rope_type"] not in traits.scaling:
         raise GGUFError(
             f"RoPE scaling of type {scaling['rope_type']}: mlx_lm's {model_type} has no such "
@@ -491,6 +497,21 @@ def _check_dimensions(file: GGUFFile, name: str, model_type: str, a: Dimensions)
             f"{name}.expert_count is {a.experts}, of which {a.used_experts} are used; mlx_lm's "
             f"{model_type} {'needs a used expert' if has_experts else 'has no experts'}"
         )
+
+
+def _check_keys(
+    file: GGUFFile, name: str, model_type: str, sizes: Dimensions, theta: float
+) -> None:
+    same = {
+        "attention.scale": sizes.head_dim**-0.5,
+        "attention.key_length_swa": sizes.head_dim,
+        "attention.value_length_swa": sizes.head_dim,
+        "rope.dimension_count_swa": sizes.rotated,
+        "rope.freq_base_swa": theta,
+        "embedding_length_out": sizes.hidden,
+    }
+    windowed = TRAITS[model_type].windows == "layers"
+    gguf_metadata_keys.check_keys(file, name, model_type, same, windowed)
 
 
 def _check_tensors(file: GGUFFile, architecture: GGUFArchitecture) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.models.gguf.gguf_tensor_types import REFUSED_TYPES, TENSOR_TYPES, TensorType
+from labkit.models.safetensors_header import LFS_ADVICE, LFS_POINTER
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -93,10 +94,25 @@ class GGUFFile:
 
         Raises ``GGUFError`` if the key is missing without a default, or has another type.
         """
-        value = self.metadata.get(key, default)
+        value = default if key not in self.metadata else self.scalar(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GGUFError(f"{key} is {_describe(value)}, not a number")
         return value
+
+    def scalar(self, key: str) -> Any:
+        """Return the value at ``key``; of a list with a number for each layer, the one they share.
+
+        Raises ``GGUFError`` if the numbers of a list differ.
+        """
+        value = self.metadata[key]
+        if not isinstance(value, np.ndarray) or not value.size:
+            return value
+        if (value != value[0]).any():
+            raise GGUFError(
+                f"{key} differs between layers ({value.min()} to {value.max()}); mlx_lm's class "
+                "has one value for all"
+            )
+        return value[0].item()
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return the integer from 0 to 2**31 - 1 at ``key``. See ``number``."""
@@ -135,7 +151,10 @@ def read_header(path: Path) -> GGUFFile:
     """
     try:
         with path.open("rb") as stream:
-            if stream.read(len(MAGIC)) != MAGIC:
+            start = stream.read(len(LFS_POINTER))
+            if start == LFS_POINTER:
+                raise GGUFError(LFS_ADVICE)
+            if not start.startswith(MAGIC):
                 raise GGUFError("not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse_header(path, data)

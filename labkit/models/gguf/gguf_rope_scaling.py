@@ -60,10 +60,10 @@ def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dic
         return {"type": "linear", "rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise GGUFError(f"{prefix}.type is {kind}; must be one of: none, linear, yarn")
-    return _yarn(file, prefix, factor)
+    return _yarn(file, name, prefix, factor)
 
 
-def _yarn(file: GGUFFile, prefix: str, factor: float) -> dict[str, Any]:
+def _yarn(file: GGUFFile, name: str, prefix: str, factor: float) -> dict[str, Any]:
     for word, value in YARN_CONSTANTS.items():
         given = file.number(f"{prefix}.{word}", value)
         if given != value:
@@ -74,7 +74,9 @@ def _yarn(file: GGUFFile, prefix: str, factor: float) -> dict[str, Any]:
         "type": "yarn",
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": file.count(f"{prefix}.original_context_length"),
+        "original_max_position_embeddings": file.count(
+            f"{prefix}.original_context_length", file.count(f"{name}.context_length")
+        ),
         "beta_fast": float(file.number(f"{prefix}.yarn_beta_fast", 32.0)),
         "beta_slow": float(file.number(f"{prefix}.yarn_beta_slow", 1.0)),
     }
