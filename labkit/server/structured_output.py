@@ -24,7 +24,7 @@ from labkit.server.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.grammar_trial_processes import GrammarProcesses, TrialOptions
+from labkit.server.grammar_trial_processes import GrammarProcesses
 
 
 class Grammars:
@@ -54,15 +54,7 @@ class Grammars:
         self._max_bytes = options.max_grammar_bytes
         self._eos_token_ids = list(eos_token_ids)
         self._compiler = GrammarCompiler(tokenizer_json, vocab_size, eos_token_ids)
-        self._processes = GrammarProcesses(
-            TrialOptions(
-                str(tokenizer_json),
-                vocab_size,
-                self._eos_token_ids,
-                options.grammar_timeout_s,
-                options.grammar_memory_bytes,
-            )
-        )
+        self._processes = GrammarProcesses(options, tokenizer_json, vocab_size, eos_token_ids)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
