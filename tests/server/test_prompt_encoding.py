@@ -82,6 +82,26 @@ def test_special_tokens_in_content(tmp_path, choice, path, fields, text):
     assert any("<s>" in piece for piece in pieces) is not escapes
 
 
+WORD = "x" * 3000
+ECHOES = [
+    (CHAT, {"messages": [USER], "model": WORD}),
+    (CHAT, {"messages": [USER], WORD: 1}),
+    (CHAT, {"messages": [{**USER, WORD: 1}]}),
+    (CHAT, {"messages": [{**USER, "role": WORD}]}),
+    (CHAT, {"messages": [USER], "logit_bias": {WORD: 1}}),
+    (CHAT, {"messages": [USER], "tool_choice": WORD}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 1, "model": WORD}),
+    (f"/{WORD}", {}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ECHOES)
+def test_a_message_does_not_repeat_a_long_text_of_the_client(server, path, fields):
+    status, body = server.post(path, {"model": "fake", **fields})
+    assert 400 <= status < 500
+    assert all(len(str(text)) < 400 for text in body["error"].values())
+
+
 class SlowTokenizer(CharTokenizer):
     """Tokenises long texts as soon as ``proceed`` is set."""
 
