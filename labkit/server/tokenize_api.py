@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from labkit.server.api_error import invalid
-from labkit.server.chat_api import to_template_messages
+from labkit.server.chat_api import contents, to_template_messages
 from labkit.server.endpoint_helpers import check_model
 from labkit.server.openai_types import ChatMessage, TokenId
 from labkit.server.prompt_encoding import (
@@ -76,7 +76,7 @@ async def tokenize(service: Service, body: bytes) -> Response:
         tokens = await encode_text(service, request.prompt)
     else:
         messages = request.messages or []
-        check_contents(service, (m.content for m in messages), "messages")
+        check_contents(service, contents(messages), "messages")
         tokens = await encode_conversation(service, to_template_messages(messages))
     strings = (
         await service.run_in_thread(

@@ -14,6 +14,7 @@ from labkit.models.tokenizer import LONG_TEXT
 from labkit.server.response_streams import GenerationResponse
 
 USER = {"role": "user", "content": "a"}
+CALL = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
 LONG = "a" * 101
 CHAT = "/v1/chat/completions"
 
@@ -40,6 +41,26 @@ def server(tmp_path_factory):
             CHAT,
             {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * 100}]},
             "101 messages and parts",
+        ),
+        (
+            CHAT,
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL] * 100}]},
+            "103 messages and parts",
+        ),
+        (
+            "/tokenize",
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 100}]},
+            "102 mess",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a", "logit_bias": {f"{i:0200}": 0 for i in range(129)}},
+            "129 ids; the vocabulary has 128",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a", "structured_outputs": {"choice": ["a"] * (1 << 18)}},
+            "the grammar has 1310720 bytes or more",
         ),
         ("/v1/messages", {"messages": [USER] * 101, "max_tokens": 1}, "101 messages and parts"),
         ("/v1/responses", {"input": [USER] * 101}, "101 messages and parts"),
