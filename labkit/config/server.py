@@ -73,7 +73,10 @@ class Server(Group, place="server"):
         16, "Maximum completions per request (n); more are refused (400).", ge=1
     )
     max_live: int = option(
-        256, "Maximum completions running or waiting; further requests are refused (429).", ge=1
+        256,
+        "Maximum completions running or waiting, requests in preparation (being tokenised) "
+        "included; further requests are refused (429).",
+        ge=1,
     )
     max_grammar_bytes: int = option(
         1 << 20,

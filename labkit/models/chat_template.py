@@ -1,9 +1,9 @@
 """A model's chat template: the Jinja template that turns a conversation into a prompt.
 
 The template comes with the model and is not trusted. It runs in Jinja's immutable sandbox, where it
-cannot reach Python code. The length of its output is limited, and strings cannot be multiplied; the
-running time is not limited. The template cannot read the date, so a conversation gives the same
-prompt on any day.
+cannot reach Python code. The length of its output is limited, and strings cannot be multiplied;
+running time and memory are limited in the server only (:mod:`labkit.server.template_worker`). The
+template cannot read the date, so a conversation gives the same prompt on any day.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import meta, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -77,12 +78,34 @@ class GenerationTag(Extension):
         return nodes.Scope(content, lineno=line)
 
 
+class RuntimeCode(CodeGenerator):
+    """Jinja's compiler, except that loading a template computes none of its expressions."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: Any, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: Any, frame: Any) -> None:
+        """Refuse ``autoescape``, whose value would have to be computed."""
+        self.fail("autoescape is not supported", node.lineno)
+
+
+class VariableFinder(RuntimeCode, meta.TrackingCodeGenerator):
+    """Collects the variables that a template does not set itself (``undeclared_identifiers``)."""
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with the settings of transformers, and without large multiplications.
 
     Multiplying strings or large numbers would be the easiest way to exhaust memory.
     """
 
+    code_generator_class = RuntimeCode
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
@@ -127,7 +150,9 @@ class ChatTemplate:
         sandbox = TemplateSandbox()
         try:
             self._template = sandbox.from_string(source)
-            self._variables = meta.find_undeclared_variables(sandbox.parse(source))
+            finder = VariableFinder(sandbox)
+            finder.visit(sandbox.parse(source))
+            self._variables = finder.undeclared_identifiers
         except Exception as error:  # from Jinja, or from Python compiling Jinja's output
             raise ConfigError(f"chat template: {one_line(error)}") from None
 

@@ -34,9 +34,11 @@ class ApiError(Exception):
     status
         The HTTP status.
     message
-        The message for the client. Line breaks become spaces.
+        The message for the client. Line breaks become spaces, and a long message loses its middle:
+        what the client sent may be in it, and what is allowed is at its end.
     param, code
-        The name of the invalid request parameter and the API's error code. Both may be None.
+        The name of the invalid request parameter, which is shortened too, and the API's error code.
+        Both may be None.
     retry_after
         Seconds after which the client may retry, or None.
     """
@@ -50,11 +52,11 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.status = status
-        self.detail = ErrorDetail(
-            " ".join(message.split()), ERROR_TYPES_BY_STATUS[status], param, code
-        )
+        param = param and _shortened(param)
+        self.detail = ErrorDetail(message, ERROR_TYPES_BY_STATUS[status], param, code)
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
@@ -62,6 +64,11 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """Return the error response's JSON body."""
         return msgspec.json.encode(ErrorBody(self.detail))
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 350 else f"{line[:240]} ... {line[-100:]}"
 
 
 ERROR_TYPES_BY_STATUS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -51,7 +51,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     n = check_choices(service, request.n)
-    check_contents(service, (m.content for m in request.messages), "messages")
+    check_contents(service, contents(request.messages), "messages")
     tools = _tools(service, request)
     messages = to_template_messages(request.messages)
     prompt = await encode_conversation(
@@ -164,6 +164,14 @@ async def _constraint(
     if isinstance(response_format, JsonFormat):
         return await service.grammars.from_schema({"type": "object"}, "response_format")
     return None
+
+
+def contents(messages: Sequence[ChatMessage]) -> Iterator[object]:
+    """Yield the contents and the lists of tool calls of messages, for ``check_contents``."""
+    for message in messages:
+        yield message.content
+        if message.tool_calls:
+            yield message.tool_calls
 
 
 def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

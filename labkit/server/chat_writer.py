@@ -108,7 +108,7 @@ class ChatWriter:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, self._n)
         if self._request.prompt_logprobs is not None:
-            return await self._service.run_in_thread(self._body, generated)
+            return await self._service.run_in_thread(self._body, generated, long=True)
         return self._body(generated)
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:

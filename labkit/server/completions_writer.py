@@ -71,7 +71,7 @@ class CompletionWriter:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, len(self._text_offsets))
         if any(choice.prompt_logprobs is not None for choice in generated):
-            return await self._service.run_in_thread(self._body, generated)
+            return await self._service.run_in_thread(self._body, generated, long=True)
         return self._body(generated)
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
@@ -109,7 +109,7 @@ class CompletionWriter:
         generated.add(output)
         if generated.prompt_logprobs is None:
             return self._choice(output.index, generated)
-        return await self._service.run_in_thread(self._choice, output.index, generated)
+        return await self._service.run_in_thread(self._choice, output.index, generated, long=True)
 
     def _has_chunk(self, output: TokenOutput) -> bool:
         request = self._request

@@ -85,6 +85,10 @@ def to_params(
 
 
 def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
+    if len(bias) > service.vocab_size:
+        raise invalid(
+            f"logit_bias: {len(bias)} ids; the vocabulary has {service.vocab_size}", "logit_bias"
+        )
     for key in bias:
         if not (key.isascii() and key.isdecimal() and int(key) < service.vocab_size):
             raise invalid(

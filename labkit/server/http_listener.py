@@ -102,6 +102,13 @@ class Listener(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready()
 
+    async def drop_connections(self) -> None:
+        """Drop the connections that are still open, and let their requests end."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=CLOSE_S)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signal handlers as they are, because ``serve`` installs its own."""
@@ -131,6 +138,7 @@ async def serve(
         listener.should_exit = True
         await service.stop(grace_s)
         await asyncio.sleep(CLOSE_S)
+        await listener.drop_connections()
         listener.force_exit = True
 
     def stop(*, at_once: bool = False) -> None:

@@ -87,17 +87,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_receive_timer()
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._parse_without_upgrade(data[upgrade.args[0] :])
+        """Parse data, which may have several requests that offer an upgrade.
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse the head again without the headers that offer an upgrade, then parse ``rest``.
-
-        With these headers, httptools takes ``rest``, the data after the head, for another
-        protocol's.
+        httptools takes what comes after the head of such a request for another protocol's.
         """
+        while data and not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._parse_without_upgrade()
+
+    def _parse_without_upgrade(self) -> None:
+        """Parse the head again without the headers that offer an upgrade."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse(400)
@@ -112,8 +115,6 @@ class HttpProtocol(HttpToolsProtocol):
                 lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
-        if rest:
-            self.parser.feed_data(rest)
 
     def on_message_begin(self) -> None:
         """Start a request."""

@@ -1,7 +1,8 @@
 """Convert prompts to token ids, and check their lengths.
 
 Tokenising a long text takes seconds, so a text with too many characters is refused before it is
-tokenised: a text of N characters has at least N / ``Tokenizer.max_token_characters`` tokens.
+tokenised: a text of N characters has at least N / ``Tokenizer.max_token_characters`` tokens. Long
+texts wait for each other, but short ones do not wait for them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from labkit.config import ConfigError
 from labkit.models.chat_template import RenderOptions
+from labkit.models.tokenizer import LONG_TEXT
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.serving_service import Service
 from labkit.server.template_messages import in_call_order
@@ -19,7 +21,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 async def encode_text(service: Service, text: str, param: str = "prompt") -> list[int]:
-    """Return a text's token ids, computed in a thread so that the event loop is not blocked.
+    """Return a text's token ids, computed in a thread so that the event loop goes on.
 
     ``param`` is the request's field that contains the text, for error messages.
 
@@ -28,8 +30,8 @@ async def encode_text(service: Service, text: str, param: str = "prompt") -> lis
     ApiError
         The text has more characters than the longest prompt can have.
     """
-    _check_characters(service, text, param)
-    return await service.run_in_thread(service.tokenizer.encode, text)
+    _check_characters(service, len(text), param)
+    return await service.run_in_thread(service.tokenizer.encode, text, long=is_long(text))
 
 
 async def encode_conversation(
@@ -49,19 +51,26 @@ async def encode_conversation(
         The conversation is too long, the chat template rejects the messages, or the model has no
         chat template.
     """
-    ordered = in_call_order(messages)
+    escape = service.special_token_escape
+    ordered, definitions = await service.run_in_thread(
+        escape.mark, [in_call_order(messages), tools]
+    )
 
     def encode() -> list[int]:
-        escape = service.special_token_escape
-        try:
-            text = service.tokenizer.render_chat(escape.mark(ordered), escape.mark(tools), options)
-        except ConfigError as error:
-            raise invalid(str(error), param) from None
-        pieces = escape.split(text)
-        _check_characters(service, "".join(pieces), param)
         return service.tokenizer.encode_pieces(pieces)
 
-    return await service.run_in_thread(encode)
+    try:
+        text = await service.templates.render(ordered, definitions, options)
+        pieces = escape.split(text)
+        _check_characters(service, sum(map(len, pieces)), param)
+        return await service.run_in_thread(encode, long=is_long(text))
+    except ConfigError as error:
+        raise invalid(str(error), param) from None
+
+
+def is_long(value: Sequence[object]) -> bool:
+    """Return whether it takes long to tokenise a text, or to decode token ids."""
+    return len(value) >= LONG_TEXT
 
 
 def check_contents(service: Service, contents: Iterable[object], param: str) -> None:
@@ -83,10 +92,10 @@ def check_contents(service: Service, contents: Iterable[object], param: str) -> 
         )
 
 
-def _check_characters(service: Service, text: str, param: str) -> None:
-    min_tokens = -(-len(text) // service.tokenizer.max_token_characters)
+def _check_characters(service: Service, count: int, param: str) -> None:
+    min_tokens = -(-count // service.tokenizer.max_token_characters)
     if min_tokens > service.max_prompt_tokens:
-        raise _too_long(service, f"at least {min_tokens} tokens ({len(text)} characters)", param)
+        raise _too_long(service, f"at least {min_tokens} tokens ({count} characters)", param)
 
 
 def check_prompt(service: Service, prompt: Sequence[int], param: str) -> None:

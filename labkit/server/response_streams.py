@@ -17,7 +17,11 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-TIMEOUT_MESSAGE = "the request took longer than {:g} s (server.timeout_s)"
+
+
+def timeout_error(timeout_s: float) -> ApiError:
+    """Return the error of a request that has taken ``timeout_s`` seconds."""
+    return ApiError(504, f"the request took longer than {timeout_s:g} s (server.timeout_s)")
 
 
 class GenerationResponse(Response):
@@ -40,6 +44,11 @@ class GenerationResponse(Response):
         Yields the stream in parts of one or more events, for a streamed response.
     encode_error
         Encodes the event that ends a stream after an error. Default: ``stream_error_event``.
+
+    Attributes
+    ----------
+    spent_s
+        How much of the time limit had passed when the generation began (seconds).
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class GenerationResponse(Response):
         super().__init__()
         self._generation = generation
         self._timeout_s = timeout_s
+        self.spent_s = 0.0
         self._body = body
         self._events = events
         self._encode_error = encode_error or stream_error_event
@@ -65,11 +75,11 @@ class GenerationResponse(Response):
         try:
             await asyncio.wait(
                 {sending, disconnected},
-                timeout=self._timeout_s,
+                timeout=self._timeout_s - self.spent_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not sending.done() and not disconnected.done():
-                self._generation.fail(ApiError(504, TIMEOUT_MESSAGE.format(self._timeout_s)))
+                self._generation.fail(timeout_error(self._timeout_s))
                 # A client that does not read must not delay the end of the response.
                 await asyncio.wait({sending, disconnected}, timeout=1.0)
             if sending.done():

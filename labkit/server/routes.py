@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -43,7 +44,11 @@ from labkit.server.openai_types import (
 )
 from labkit.server.openapi_schema import BodylessRoute, PostRoute, openapi_document
 from labkit.server.prometheus_metrics import CONTENT_TYPE
-from labkit.server.response_streams import wait_for_disconnect
+from labkit.server.response_streams import (
+    GenerationResponse,
+    timeout_error,
+    wait_for_disconnect,
+)
 from labkit.server.responses_types import ResponseObject, ResponsesRequest
 from labkit.server.serving_service import Service
 
@@ -198,24 +203,36 @@ class Routes:
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that reads the request's body and passes it to ``respond``.
 
-        ``respond`` is cancelled when the client disconnects.
+        ``respond`` is cancelled when the client disconnects or the request's time is up.
         """
+        timeout_s = self._service.options.timeout_s
 
         async def endpoint(request: Request) -> Response:
             try:
                 body = await self._body(request)
             except ClientDisconnect:
                 return Response()  # the client has disconnected
-            responding = asyncio.ensure_future(respond(self._service, body))
-            disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
-            tasks = {responding, disconnected}
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            return Response() if responding.cancelled() else responding.result()
+            started = time.monotonic()
+            with self._service.preparing():
+                responding = asyncio.ensure_future(respond(self._service, body))
+                disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
+                tasks = {responding, disconnected}
+                try:
+                    done, _ = await asyncio.wait(
+                        tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+            if not done:
+                raise timeout_error(timeout_s)
+            if responding.cancelled():
+                return Response()  # the client has disconnected
+            response = responding.result()
+            if isinstance(response, GenerationResponse):
+                response.spent_s = time.monotonic() - started
+            return response
 
         return endpoint
 

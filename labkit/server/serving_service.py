@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from labkit.server.api_generation import Generation
 from labkit.server.engine_thread import EngineStep, EngineThread
 from labkit.server.prometheus_metrics import Metrics
 from labkit.server.structured_output import Grammars
+from labkit.server.template_processes import TemplateProcesses
 from labkit.server.tool_calls import ToolCallParser, detect_tool_call_format
 
 T = TypeVar("T")
@@ -97,7 +98,13 @@ class Service:
             if counter in counters
         }
         self.metrics = Metrics(name, cache_config)
-        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self.templates = TemplateProcesses(tokenizer, model.path)
+        self._starting: asyncio.Future[None] | None = None
+        self._num_preparing = 0
+        self._threads = {
+            name: ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name} texts")
+            for name in ("short", "long")
+        }
         self._thread: EngineThread | None = None
         self._engine_failure: str | None = None
         self._on_engine_failure: Callable[[], None] = lambda: None
@@ -122,6 +129,7 @@ class Service:
             lambda error: on_loop(self._engine_ended, error),
         )
         self._thread.start()
+        self._starting = asyncio.ensure_future(self.templates.start())
 
     def unhealthy_reason(self) -> str | None:
         """Return the reason that the server cannot serve (one line), or None if it is healthy.
@@ -136,9 +144,40 @@ class Service:
             return f"the engine is stuck: a step has been running for {self._thread.busy_s:.0f} s"
         return "the server is stopping" if self._stopping else None
 
-    async def run_in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run slow work (tokenising, templates) in a thread and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+    async def run_in_thread(self, work: Callable[..., T], *args: Any, long: bool = False) -> T:
+        """Run slow work (tokenising) in a thread and return its result.
+
+        ``long``: it may take seconds. Other such work waits for it, but nothing else does.
+        """
+        threads = self._threads["long" if long else "short"]
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Count a request that is being prepared, for example tokenised.
+
+        Raises
+        ------
+        ApiError
+            The server is full (429).
+        """
+        self._check_room(self._num_preparing + 1)
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    def _check_room(self, count: int) -> None:
+        if len(self._live) + count > self.options.max_live:
+            raise ApiError(
+                429,
+                f"{count_text(len(self._live), 'completion')} running or waiting, "
+                f"{count_text(self._num_preparing, 'request')} in preparation; the limit is "
+                f"{self.options.max_live} (server.max_live)",
+                code="queue_full",
+                retry_after=RETRY_AFTER_S,
+            )
 
     def check_num_completions(self, count: int) -> None:
         """Raise ``ApiError`` if a request needs more completions than ``server.max_live``."""
@@ -178,14 +217,7 @@ class Service:
             raise ApiError(503, reason or "the server has not started")
         count = len(prompts) * n
         self.check_num_completions(count)
-        if len(self._live) + count > self.options.max_live:
-            raise ApiError(
-                429,
-                f"{count_text(len(self._live), 'completion')} running or waiting; the limit is "
-                f"{self.options.max_live} (server.max_live)",
-                code="queue_full",
-                retry_after=RETRY_AFTER_S,
-            )
+        self._check_room(count)
         rooms = [params.max_tokens] * len(prompts) if max_tokens is None else max_tokens
         requests = [
             Request(
@@ -298,14 +330,17 @@ class Service:
         Requests that are still live after ``grace_s`` seconds fail with status 503.
         """
         self._stopping = True
-        await self.grammars.close()
+        await asyncio.gather(self.grammars.close(), self.templates.close())
         deadline = time.monotonic() + grace_s
         while self._live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(ApiError(503, "the server is stopping"))
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop, 5.0)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self._starting is not None:
+            await self._starting
 
     @property
     def engine_failure(self) -> str | None:

@@ -24,7 +24,7 @@ from labkit.server.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.grammar_trial_processes import GrammarProcesses, TrialOptions
+from labkit.server.grammar_trial_processes import GrammarProcesses
 
 
 class Grammars:
@@ -54,15 +54,7 @@ class Grammars:
         self._max_bytes = options.max_grammar_bytes
         self._eos_token_ids = list(eos_token_ids)
         self._compiler = GrammarCompiler(tokenizer_json, vocab_size, eos_token_ids)
-        self._processes = GrammarProcesses(
-            TrialOptions(
-                str(tokenizer_json),
-                vocab_size,
-                self._eos_token_ids,
-                options.grammar_timeout_s,
-                options.grammar_memory_bytes,
-            )
-        )
+        self._processes = GrammarProcesses(options, tokenizer_json, vocab_size, eos_token_ids)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
@@ -109,19 +101,14 @@ class Grammars:
 
         Raises the same errors as ``from_schema``.
         """
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+        self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
+        texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
         return await self.from_lark(f"start: {texts}\n", param)
 
     async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
         if not self._eos_token_ids:
             raise invalid(f"{param}: the model has no end-of-text token", param)
-        size = len(source.text.encode())
-        if size > self._max_bytes:
-            raise invalid(
-                f"{param}: the grammar has {size} bytes; the maximum is {self._max_bytes} "
-                "(server.max_grammar_bytes)",
-                param,
-            )
+        self._check_size(len(source.text.encode()), param)
         try:
             await self._processes.check(source)
             matcher = await asyncio.get_running_loop().run_in_executor(
@@ -130,6 +117,14 @@ class Grammars:
         except GrammarError as error:
             raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
         return GrammarConstraint(matcher, self._eos_token_ids, param)
+
+    def _check_size(self, size: int, param: str) -> None:
+        if size > self._max_bytes:
+            raise invalid(
+                f"{param}: the grammar has {size} bytes or more; the maximum is {self._max_bytes} "
+                "(server.max_grammar_bytes)",
+                param,
+            )
 
     async def close(self) -> None:
         """Kill the processes that try grammars. Requests that wait for them fail (503)."""

@@ -9,10 +9,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from labkit.server.api_error import invalid
-from labkit.server.chat_api import to_template_messages
+from labkit.server.chat_api import contents, to_template_messages
 from labkit.server.endpoint_helpers import check_model
 from labkit.server.openai_types import ChatMessage, TokenId
-from labkit.server.prompt_encoding import check_contents, encode_conversation, encode_text
+from labkit.server.prompt_encoding import (
+    check_contents,
+    encode_conversation,
+    encode_text,
+    is_long,
+)
 from labkit.server.request_decoder import decode
 from labkit.server.serving_service import Service
 
@@ -71,10 +76,12 @@ async def tokenize(service: Service, body: bytes) -> Response:
         tokens = await encode_text(service, request.prompt)
     else:
         messages = request.messages or []
-        check_contents(service, (m.content for m in messages), "messages")
+        check_contents(service, contents(messages), "messages")
         tokens = await encode_conversation(service, to_template_messages(messages))
     strings = (
-        await service.run_in_thread(lambda: [service.token_text(token) for token in tokens])
+        await service.run_in_thread(
+            lambda: [service.token_text(token) for token in tokens], long=is_long(tokens)
+        )
         if request.return_token_strs
         else UNSET
     )
@@ -97,7 +104,9 @@ async def detokenize(service: Service, body: bytes) -> Response:
         )
     if max(request.tokens, default=0) >= service.vocab_size:
         raise invalid(f"tokens: every token id must be 0 to {service.vocab_size - 1}", "tokens")
-    text = await service.run_in_thread(service.tokenizer.decode, request.tokens)
+    text = await service.run_in_thread(
+        service.tokenizer.decode, request.tokens, long=is_long(request.tokens)
+    )
     return _json_response(DetokenizeResponse(text))
 
 

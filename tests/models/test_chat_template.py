@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from jinja2 import nodes
 
 from labkit.config import ConfigError
 from labkit.models import chat_template
@@ -72,6 +73,18 @@ def test_a_failing_template_is_one_line(source, message):
     with pytest.raises(ConfigError, match=message) as error:
         render(source)
     assert "\n" not in str(error.value)
+
+
+def test_loading_a_template_computes_nothing(monkeypatch):
+    """Otherwise '%2000000000d' % 1 would fill the memory of whoever loads the model."""
+    computed = []
+    for node in (nodes.BinExpr, nodes.Filter, nodes.Concat):
+        monkeypatch.setattr(node, "as_const", lambda self, *_: computed.append(self))
+    for constant in ("'%9d' % 1", "'x' | center(9)", "'x' ~ 'y'"):
+        assert render("{% if C %}{% set a = C %}{{ a + (C) }}{% endif %}".replace("C", constant))
+    with pytest.raises(ConfigError, match="autoescape is not supported"):
+        render("{% autoescape 'x' ~ 'y' %}{% endautoescape %}")
+    assert computed == []
 
 
 def test_multiplying_numbers_is_allowed():

@@ -23,6 +23,22 @@ class FakeModel:
         self.path = path
 
 
+class TemplatesHere:
+    """Renders conversations in this process, which takes no time to start."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    async def start(self):
+        pass
+
+    async def render(self, messages, tools, options):
+        return self._tokenizer.render_chat(messages, tools, options)
+
+    async def close(self):
+        pass
+
+
 class FakeServer:
     """A running server with its ``service``, ``engine`` and ``tokenizer``."""
 
@@ -30,6 +46,7 @@ class FakeServer:
         self.engine, self.tokenizer = FakeEngine(), tokenizer or CharTokenizer()
         settings = config.Server(port=0, **options)
         self.service = Service(settings, "fake", self.tokenizer, self.engine, FakeModel(folder))
+        self.service.templates = TemplatesHere(self.tokenizer)
         self._socket = http_listener.bind(settings)
         self.port = self._socket.getsockname()[1]
         self._ready = threading.Event()

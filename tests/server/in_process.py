@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from fake_engine import CharTokenizer, FakeEngine
-from fake_server import FakeModel
+from fake_server import FakeModel, TemplatesHere
 
 from labkit import config
 from labkit.server.routes import create_app
@@ -23,6 +23,8 @@ def run_scenario(scenario, tmp_path, *, tokenizer=None, on_engine_failure=lambda
             engine,
             FakeModel(tmp_path),
         )
+        service.templates = TemplatesHere(service.tokenizer)
+        service.app = create_app(service)
         await service.start(on_engine_failure)
         try:
             await asyncio.wait_for(scenario(service, engine), 30)
@@ -55,7 +57,7 @@ async def send(service, method, path, body=b"", disconnected=None):
         "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
         "asgi": {"version": "3.0"}, "server": ("localhost", 80), "client": ("localhost", 1),
     }  # fmt: skip
-    await create_app(service)(scope, receive, collect)
+    await service.app(scope, receive, collect)
     return sent[0]["status"], b"".join(part.get("body", b"") for part in sent[1:])
 
 

@@ -84,7 +84,7 @@ def test_a_failed_step_stops_the_server_and_repeats_no_content(tmp_path, capfd):
     assert "Traceback" in capfd.readouterr().err  # shows where the step failed
 
 
-def test_a_failed_engine_ends_the_server_although_a_client_waits(tmp_path, monkeypatch):
+def test_a_failed_engine_ends_the_server_although_a_client_waits(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(http_listener, "CLOSE_S", 0.1)
     engine, options = FakeEngine(), config.Server(port=0, grace_s=60)
     bound = http_listener.bind(options)
@@ -111,6 +111,7 @@ def test_a_failed_engine_ends_the_server_although_a_client_waits(tmp_path, monke
         return service.engine_failure
 
     assert "the engine failed" in asyncio.run(main())
+    assert "CancelledError" not in capfd.readouterr().err  # of the request that has half arrived
 
 
 def test_a_detokeniser_that_fails_ends_its_own_request_alone(tmp_path, capfd):

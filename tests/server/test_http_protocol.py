@@ -100,6 +100,16 @@ def test_an_upgrade_to_http2_keeps_its_body(server, split):
     assert received.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_pipelined_requests_that_offer_http2_are_all_answered(server, method):
+    if method == "POST":
+        offer, last = upgrading(post(PATH, COMPLETION)), post(PATH, COMPLETION)
+    else:
+        last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        offer = upgrading(last)
+    assert server.send(offer * 3 + last).count(b"HTTP/1.1 200 OK") == 4
+
+
 def test_a_chunked_upgrade_keeps_its_body(server):
     body = json.dumps(COMPLETION).encode()
     request = upgrading(post(PATH, COMPLETION).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")

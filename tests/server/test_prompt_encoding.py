@@ -1,11 +1,20 @@
 """Tests of the bounds that are checked before a prompt is tokenised."""
 
+import asyncio
+import threading
+import time
+
 import pytest
+from fake_engine import CharTokenizer
 from fake_server import FakeServer
+from in_process import post, run_scenario
 
 from labkit import config
+from labkit.models.tokenizer import LONG_TEXT
+from labkit.server.response_streams import GenerationResponse
 
 USER = {"role": "user", "content": "a"}
+CALL = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
 LONG = "a" * 101
 CHAT = "/v1/chat/completions"
 
@@ -32,6 +41,26 @@ def server(tmp_path_factory):
             CHAT,
             {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * 100}]},
             "101 messages and parts",
+        ),
+        (
+            CHAT,
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL] * 100}]},
+            "103 messages and parts",
+        ),
+        (
+            "/tokenize",
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 100}]},
+            "102 mess",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a", "logit_bias": {f"{i:0200}": 0 for i in range(129)}},
+            "129 ids; the vocabulary has 128",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a", "structured_outputs": {"choice": ["a"] * (1 << 18)}},
+            "the grammar has 1310720 bytes or more",
         ),
         ("/v1/messages", {"messages": [USER] * 101, "max_tokens": 1}, "101 messages and parts"),
         ("/v1/responses", {"input": [USER] * 101}, "101 messages and parts"),
@@ -70,8 +99,8 @@ def test_every_prompt_of_a_completion_has_its_own_room(server, monkeypatch, n):
 @pytest.mark.parametrize(
     ("path", "fields", "text"),
     [
-        (CHAT, {"messages": [{**USER, "content": "a<s>b"}]}, "ua<s>b"),
-        ("/v1/responses", {"input": "a<s>b"}, "ua<s>b"),
+        (CHAT, {"messages": [{**USER, "content": "a<s>b"}], "max_tokens": 1}, "ua<s>b"),
+        ("/v1/responses", {"input": "a<s>b", "max_output_tokens": 1}, "ua<s>b"),
         ("/v1/messages", {"messages": [{**USER, "content": "<s>"}], "max_tokens": 1}, "u<s>"),
         ("/v1/completions", {"prompt": "a<s>b"}, "a<s>b"),
     ],
@@ -83,3 +112,93 @@ def test_special_tokens_in_content(tmp_path, choice, path, fields, text):
     assert "".join(pieces) == text
     escapes = choice is config.SpecialTokens.escape and path != "/v1/completions"
     assert any("<s>" in piece for piece in pieces) is not escapes
+
+
+WORD = "x" * 3000
+ECHOES = [
+    (CHAT, {"messages": [USER], "model": WORD}),
+    (CHAT, {"messages": [USER], WORD: 1}),
+    (CHAT, {"messages": [{**USER, WORD: 1}]}),
+    (CHAT, {"messages": [{**USER, "role": WORD}]}),
+    (CHAT, {"messages": [USER], "logit_bias": {WORD: 1}}),
+    (CHAT, {"messages": [USER], "tool_choice": WORD}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 1, "model": WORD}),
+    (f"/{WORD}", {}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ECHOES)
+def test_a_message_does_not_repeat_a_long_text_of_the_client(server, path, fields):
+    status, body = server.post(path, {"model": "fake", **fields})
+    assert 400 <= status < 500
+    assert all(len(str(text)) < 400 for text in body["error"].values())
+
+
+class SlowTokenizer(CharTokenizer):
+    """Tokenises long texts as soon as ``proceed`` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.proceed = threading.Event()
+
+    def encode(self, text, *, special=True):
+        if len(text) >= LONG_TEXT:
+            self.proceed.wait(30)
+        return super().encode(text, special=special)
+
+
+SLOW = {"prompt": "a" * LONG_TEXT}
+
+
+def test_short_texts_do_not_wait_for_long_ones(tmp_path):
+    tokenizer = SlowTokenizer()
+
+    async def scenario(service, engine):
+        slow = [asyncio.ensure_future(post(service, "/tokenize", SLOW)) for _ in range(24)]
+        for path, fields in ((CHAT, {"messages": [USER]}), ("/v1/completions", {"prompt": "a"})):
+            assert (await post(service, path, {"model": "fake", "max_tokens": 1, **fields}))[
+                0
+            ] == 200
+        assert not any(task.done() for task in slow)
+        tokenizer.proceed.set()
+        assert {status for status, _ in await asyncio.gather(*slow)} == {200}
+
+    run_scenario(scenario, tmp_path, tokenizer=tokenizer)
+
+
+def test_requests_in_preparation_count_and_end_in_time(tmp_path):
+    tokenizer = SlowTokenizer()
+
+    async def scenario(service, engine):
+        slow = [asyncio.ensure_future(post(service, "/tokenize", SLOW)) for _ in range(2)]
+        await asyncio.sleep(0)
+        status, body = await post(service, "/tokenize", {"prompt": "a"})
+        assert status == 429 and b"2 requests in preparation; the limit is 2" in body
+        for status, body in await asyncio.gather(*slow):
+            assert status == 504 and b"longer than 0.2 s (server.timeout_s)" in body
+        assert (await post(service, "/tokenize", {"prompt": "a"}))[0] == 200
+        tokenizer.proceed.set()
+
+    run_scenario(scenario, tmp_path, tokenizer=tokenizer, max_live=2, timeout_s=0.2)
+
+
+def test_the_time_of_the_preparation_is_a_part_of_the_requests(tmp_path, monkeypatch):
+    class Slow(CharTokenizer):
+        def encode(self, text, *, special=True):
+            time.sleep(0.02)
+            return super().encode(text, special=special)
+
+    send_response = GenerationResponse.__call__
+
+    async def check_time(response, *arguments):
+        assert 0.02 < response.spent_s < 600
+        response.spent_s = 600.0
+        await send_response(response, *arguments)
+
+    monkeypatch.setattr(GenerationResponse, "__call__", check_time)
+
+    async def scenario(service, engine):
+        body = {"model": "fake", "prompt": "a", "max_tokens": 1 << 20}
+        assert (await post(service, "/v1/completions", body))[0] == 504
+
+    run_scenario(scenario, tmp_path, tokenizer=Slow(), timeout_s=600)
