@@ -210,10 +210,11 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment import environment_resolver
+    from labkit.experiment import environment_resolver, yaml_source
     from labkit.experiment.cell_name import cell_name
 
     environment_resolver.register()
+    yaml_source.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
@@ -288,7 +289,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(explain_config_error(error, task)) from None
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
         # Without -m, Hydra names the folder after the overrides as the user typed them.
         if not command.multirun:
             cells = [task]
@@ -363,7 +364,7 @@ def with_sweep_as_arms(command: Command) -> Command:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(explain_config_error(error, task)) from None
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
     return replace(command, overrides=(*hydra, *swept))
 
 

@@ -136,7 +136,9 @@ def _difference(cell: Cell) -> str | None:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        change = first_difference(*(_comparable(arms[name], defaults) for arms in (old, new)))
+        change = first_difference(
+            _comparable(old[name], defaults), _comparable(new[name], defaults)
+        )
         change = change or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"

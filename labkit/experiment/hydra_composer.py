@@ -163,7 +163,8 @@ def config_folders(overrides: Sequence[str]) -> tuple[str, ...]:
 
     given = [o for o in overrides if o.startswith("hydra.searchpath=")]
     parsed = OverridesParser.create().parse_overrides(given)
-    folders = [Path(url.removeprefix("file://")) for one in parsed for url in one.value()]
+    urls = [url for one in parsed for url in one.value() or ()]  # type: ignore[union-attr]
+    folders = [Path(url.removeprefix("file://")) for url in urls]
     here = Path.cwd()
     return tuple(
         str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
