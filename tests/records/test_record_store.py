@@ -306,3 +306,11 @@ def test_the_same_machine_is_recognised_without_the_host_s_name():
     ):
         changed = {**mine, field: value}
         assert machine_difference(mine, changed) == field
+
+
+def test_no_link_is_followed_when_a_file_is_written(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    for name in ("a.json", f".a.json.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    write_json(tmp_path / "a.json", {})
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "a.json").is_symlink()
