@@ -210,16 +210,16 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment import environment_resolver, yaml_source
+    from labkit.experiment import yaml_source
     from labkit.experiment.cell_name import cell_name
+    from labkit.experiment.hydra_composer import unresolved
 
-    environment_resolver.register()
     yaml_source.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
-    OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
+    OmegaConf.register_new_resolver("cell", lambda task: cell_name(unresolved(task)), replace=True)
     OmegaConf.register_new_resolver("options", _help, replace=True)
 
 
@@ -450,8 +450,10 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
+        from labkit.experiment.hydra_composer import unresolved
+
         facts = HydraConfig.get()
-        hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)
+        hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
         if study is not None:
             return run_job(study, hydra, task, facts)
         return None
