@@ -210,15 +210,16 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment import environment_resolver
+    from labkit.experiment import yaml_source
     from labkit.experiment.cell_name import cell_name
+    from labkit.experiment.hydra_composer import unresolved
 
-    environment_resolver.register()
+    yaml_source.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
-    OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
+    OmegaConf.register_new_resolver("cell", lambda task: cell_name(unresolved(task)), replace=True)
     OmegaConf.register_new_resolver("options", _help, replace=True)
 
 
@@ -288,7 +289,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(explain_config_error(error, task)) from None
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
         # Without -m, Hydra names the folder after the overrides as the user typed them.
         if not command.multirun:
             cells = [task]
@@ -363,7 +364,7 @@ def with_sweep_as_arms(command: Command) -> Command:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(explain_config_error(error, task)) from None
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
     return replace(command, overrides=(*hydra, *swept))
 
 
@@ -449,8 +450,10 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
+        from labkit.experiment.hydra_composer import unresolved
+
         facts = HydraConfig.get()
-        hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)
+        hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
         if study is not None:
             return run_job(study, hydra, task, facts)
         return None

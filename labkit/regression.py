@@ -1,8 +1,9 @@
 """``python -m labkit.regression BASE [HEAD] --on NAME...``: test whether a revision is slower.
 
 BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
-or an ablation; the arms of an ablation are tested one by one. Every test is an ordinary study of
-the arms ``base`` and ``head`` with an A/A control, in live processes that take turns. Arguments
+or an ablation, labkit's or one in ``--config-dir DIR``; the arms of an ablation are tested one by
+one. Every test is an ordinary study of the arms ``base`` and ``head`` with an A/A control, in live
+processes that take turns. Arguments
 ``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
 primary row is worse by the margin or more; 1 if a row is; 125 if a row is undecided, or a revision
 does not run; 2 for a mistake in the command; 130 if interrupted.
@@ -68,7 +69,10 @@ class RowResult:
 
 
 def subjects(
-    names: Sequence[str], base: Mapping[str, Any], head: Mapping[str, Any]
+    names: Sequence[str],
+    base: Mapping[str, Any],
+    head: Mapping[str, Any],
+    folders: Sequence[str] = (),
 ) -> list[Subject]:
     """Return a subject for each workload, and for each arm of each ablation.
 
@@ -78,6 +82,8 @@ def subjects(
         The names of workloads and ablations.
     base, head
         The environments of the two arms.
+    folders
+        The folders of the user's files.
 
     Raises
     ------
@@ -88,13 +94,19 @@ def subjects(
     from labkit.experiment.hydra_composer import Composer, hydra_quote
 
     found: list[Subject] = []
-    composer = Composer()
+    composer, flags = Composer(), app.parse(_folder_flags(folders)).overrides
+    roots = (*map(Path, folders), app.CONF)
     with app.initialized():
         for name in names:
-            group = next((g for g in ("ablation", "workload") if _file(g, name).is_file()), None)
+            groups = ("ablation", "workload")
+            files = ((g, root / g / f"{name}.yaml") for g in groups for root in roots)
+            group = next((group for group, file in files if file.is_file()), None)
             if group is None:
-                raise ConfigError(f"--on {name}: there is no such ablation or workload")
-            arms = composer.compose([f"{group}={name}"]).ablation.arms
+                raise ConfigError(
+                    f"--on {name}: there is no such ablation or workload; --config-dir DIR names a "
+                    "folder of your own"
+                )
+            arms = composer.compose([*flags, f"{group}={name}"]).ablation.arms
             for arm, overrides in arms.items():
                 pair = {BASE: {**overrides, "environment": dict(base)}}
                 pair[HEAD] = {**overrides, "environment": dict(head)}
@@ -114,10 +126,8 @@ def subjects(
     return found
 
 
-def _file(group: str, name: str) -> Path:
-    from labkit import app
-
-    return app.CONF / group / f"{name}.yaml"
+def _folder_flags(folders: Sequence[str]) -> list[str]:
+    return [word for folder in folders for word in ("--config-dir", folder)]
 
 
 def row_results(subject: str, cell: Mapping[str, Any]) -> Iterator[RowResult]:
@@ -245,6 +255,13 @@ def _parser() -> argparse.ArgumentParser:
         "--on", nargs="+", required=True, metavar="NAME", help="workloads and ablations"
     )
     parser.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of your own workloads and ablations; may be given several times",
+    )
+    parser.add_argument(
         "--repository", metavar="DIR", help="Git checkout of the revisions (default: labkit's own)"
     )
     parser.add_argument(
@@ -269,8 +286,8 @@ def _run(options: argparse.Namespace) -> int:
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
     app.register()
-    found = subjects(names, base, head)
-    design = [f"design.margin_pct={options.margin:g}"]
+    found = subjects(names, base, head, options.config_dir)
+    design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
     out = options.out or app.study_folder(app.parse([]))[0]

@@ -16,7 +16,7 @@ from labkit import analysis, workload
 from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
-from labkit.experiment.cell_manifest import refuse_changes
+from labkit.experiment.cell_manifest import refuse_changes, refuse_links
 from labkit.experiment.progress_display import Progress
 from labkit.records import RecordError, describe_last_session
 
@@ -66,8 +66,10 @@ class Study:
         Raises
         ------
         ConfigError
-            An arm or a design differs. The message is one line with the first difference.
+            An arm or a design differs, or a file in the folder is a link. The message is one line
+            with the first difference.
         """
+        refuse_links(self.out.iterdir() if self.out.is_dir() else ())
         for cell in self._cells():
             refuse_changes(cell)
 

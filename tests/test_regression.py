@@ -122,6 +122,17 @@ def test_each_arm_of_an_ablation_is_a_study_and_they_share_alpha(studies, tmp_pa
     assert (tmp_path / "s.md").read_text().count("no worse |") == 3
 
 
+def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path):
+    for name, text in (("ablation/mine", "arms: {a: {engine.threads: 1}}"), ("workload/w", "")):
+        (tmp_path / f"{name}.yaml").parent.mkdir()
+        (tmp_path / f"{name}.yaml").write_text(f"name: of my own\n{text}\n")
+    folders = ("--config-dir", str(tmp_path), "--config-dir", str(tmp_path / "checkout"))
+    code, (ablation, workload) = studies("HEAD~1", "--on", "mine", "w", *folders)
+    assert code == 0 and ablation.experiments["head"].engine.threads == 1
+    assert workload.experiment.workload.name == "of my own"
+    assert workload.config_dirs == (".", "checkout")
+
+
 @pytest.mark.parametrize(
     ("result", "code"),
     [

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import select
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,10 +99,14 @@ def _lock(
 ) -> Iterator[int]:
     """Wait for a file's lock, hold it, and yield the file's descriptor."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         raise StudyError(f"{path}: the {name} can't be opened: {error.strerror}") from None
     try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise StudyError(f"{path}: the {name} must be a file with this name only; remove it")
         last_call = -float("inf")
         while not _acquired(descriptor, path, name):
             check()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,10 @@ def refuse_changes(cell: Cell) -> None:
     Raises
     ------
     ConfigError
-        The folder differs (only ``design.blocks`` may grow). The message is one line with the
-        first difference.
+        The folder differs (only ``design.blocks`` may grow), or it holds a link. The message is one
+        line with the first difference.
     """
+    refuse_links((cell.dir, *cell.dir.rglob("*")))
     if not (cell.dir / "arms").is_dir() and not _exists(cell):
         return
     try:
@@ -122,6 +123,22 @@ def refuse_changes(cell: Cell) -> None:
         raise ConfigError(f"{error}; set another folder, out=NAME") from None
     if difference:
         raise ConfigError(f"{cell.dir}: {difference}; set another folder, out=NAME")
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse a study's files or folders that are links: they lead to files of somebody else.
+
+    Raises
+    ------
+    ConfigError
+        One is a link. The message is one line.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link, and labkit writes a study to regular files only; remove it, or "
+                "set another folder, out=NAME"
+            )
 
 
 def _difference(cell: Cell) -> str | None:
@@ -136,7 +153,9 @@ def _difference(cell: Cell) -> str | None:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        change = first_difference(*(_comparable(arms[name], defaults) for arms in (old, new)))
+        change = first_difference(
+            _comparable(old[name], defaults), _comparable(new[name], defaults)
+        )
         change = change or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"

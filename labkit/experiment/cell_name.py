@@ -65,8 +65,11 @@ def _as_begun(overrides: list[str]) -> list[str]:
 
 def _arm_models(cell: Path) -> list[str]:
     """Return the distinct names of the models of a cell's arms."""
-    arms = [json.loads(path.read_text("utf-8")) for path in cell.glob("arms/*.json")]
-    return list({str(arm["config"]["model"]["name"]) for arm in arms if "model" in arm["config"]})
+    try:
+        arms = [json.loads(path.read_text("utf-8"))["config"] for path in cell.glob("arms/*.json")]
+        return list({str(config["model"]["name"]) for config in arms if "model" in config})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []  # whoever reads the cell's arms names the mistake
 
 
 def _key(override: str) -> str:

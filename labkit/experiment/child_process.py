@@ -93,7 +93,8 @@ class ChildProcess:
         self._done, done_writer = os.pipe()  # `_done` becomes readable when the child ends
         self._kills_before, self.started = _oom_kills(), time.monotonic()
         try:
-            with open(log, "wb") as output:
+            log.unlink(missing_ok=True)  # a link is not followed
+            with open(log, "xb") as output:
                 arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
                 arguments += ["--spawned", time.monotonic_ns()]
                 self._child = subprocess.Popen(

@@ -6,6 +6,7 @@ expressions are kept for the study's files (:mod:`labkit.config.environment_text
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,14 +25,16 @@ _keeps: ContextVar[bool] = ContextVar("oc.env returns its expression", default=F
 def register() -> None:
     """Replace OmegaConf's resolver; repeated calls are harmless."""
     from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("oc.env", _resolve, replace=True)
+
+
+def _resolve(name: str, *default: Any) -> Any:
+    """Return what ``oc.env`` returns, or its expression. Hydra pickles this function for jobs."""
     from omegaconf.resolvers import oc
 
-    def resolve(name: str, *default: Any) -> Any:
-        value = oc.env(name, *default)
-        known = value is not None and (not default or oc.env(name, None) is not None)
-        return f"${{oc.env:{name}}}" if _keeps.get() and known else value
-
-    OmegaConf.register_new_resolver("oc.env", resolve, replace=True)
+    value = oc.env(name, *default)
+    return f"${{oc.env:{name}}}" if _keeps.get() and name in os.environ else value
 
 
 @contextmanager

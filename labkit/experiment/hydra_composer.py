@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.environment_text import hide_values
 from labkit.config.option import options
-from labkit.experiment.environment_resolver import keep_expressions
+from labkit.experiment import environment_resolver
 from labkit.experiment.hydra_error_text import explain_config_error
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Composer:
     """Composes the arms of one command's cells; Hydra must be initialised."""
 
     def __init__(self) -> None:
+        environment_resolver.register()  # here, because a job's process composes without the app
         self._trees: dict[
             tuple[str, ...], bytes
         ] = {}  # pickled trees: loading one is six times as fast as copying one
@@ -50,7 +51,7 @@ class Composer:
                 tree, resolve=True, throw_on_missing=True, enum_to_str=True
             )
             if b"oc.env" in self._trees[self._split(overrides)[0]] or "oc.env" in str(overrides):
-                keep_expressions(tree, plain)
+                environment_resolver.keep_expressions(tree, plain)
             return from_plain(Experiment, plain)
         except ConfigError as error:
             raise ConfigError(f"{where}{hide_values(str(error), list(overrides))}") from None
@@ -151,6 +152,17 @@ def expand_sweep(
     return [list(cell) for cell in itertools.product(*values.values())]
 
 
+def unresolved(overrides: Any) -> list[str]:
+    """Return a list of overrides of Hydra's config as they were typed.
+
+    Reading an item would replace ``${oc.env:NAME}`` in it by the variable's value.
+    """
+    from omegaconf import OmegaConf
+
+    typed: Any = OmegaConf.to_container(overrides, resolve=False)
+    return list(typed)
+
+
 def config_folders(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the folders of the user's files that a command names (``--config-dir``).
 
@@ -163,7 +175,8 @@ def config_folders(overrides: Sequence[str]) -> tuple[str, ...]:
 
     given = [o for o in overrides if o.startswith("hydra.searchpath=")]
     parsed = OverridesParser.create().parse_overrides(given)
-    folders = [Path(url.removeprefix("file://")) for one in parsed for url in one.value()]
+    urls = [url for one in parsed for url in one.value() or ()]  # type: ignore[union-attr]
+    folders = [Path(url.removeprefix("file://")) for url in urls]
     here = Path.cwd()
     return tuple(
         str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

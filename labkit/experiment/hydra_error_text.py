@@ -36,11 +36,13 @@ def explain_config_error(
     root
         The schema's class.
     """
-    if isinstance(error, ConfigError):
-        return _flat(str(error))
+    for item in _causes(error):
+        if isinstance(item, ConfigError):
+            return _flat(str(item))
     text = "\n".join(str(item) for item in _causes(error))
     for rule in (  # each explains one kind of error, and returns None for all others
         _boolean_key,
+        _interpolation,
         _missing_option,
         functools.partial(_unknown_key, root=root),
         _wrong_choice,
@@ -80,6 +82,32 @@ def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
         f"{match.group(1)} ({spellings.get(match.group(1), 'not a text')}); "
         "quote it or choose another name"
     )
+
+
+def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain the error for an interpolation without a value, such as ``${no.such}``."""
+    kinds = (
+        r"(Environment variable '.*' not found)",
+        r"(Interpolation key '.*' not found|Recursive interpolation.*|Unsupported interpolation.*)",
+        r"raised while resolving interpolation: (.*)",
+    )
+    match = next(filter(None, (re.search(kind, text) for kind in kinds)), None)
+    full = re.search(r"full_key: (\S+)", text)
+    if not match or not full:
+        return None
+    from labkit.experiment.hydra_composer import config_folders
+    from labkit.experiment.yaml_source import locate
+
+    key = full.group(1)
+    given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), None)
+    where = (
+        f"{given}: "
+        if given
+        else "".join(
+            f"{w}: " for w in [locate(key, config_folders(overrides), overrides), key] if w
+        )
+    )
+    return _flat(f"{where}{match.group(1)}")
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:

@@ -45,7 +45,8 @@ def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     files: dict[str, Path] = {}
     for key in FILES:
         if key in named:
-            files[key] = Path(named[key])
+            file = Path(named[key])
+            files[key] = file if file.is_file() else file.expanduser()
     for key in FOLDERS:
         if key in named:
             files |= _below(key, Path(named[key]).expanduser())

@@ -10,12 +10,15 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` when the block succeeds.
+    """Yield an empty temporary file beside ``path``; rename it to ``path`` when the block succeeds.
 
-    After an exception ``path`` is as it was and the temporary file is removed.
+    After an exception ``path`` is as it was and the temporary file is removed. Neither a link at
+    ``path`` nor one at the temporary path is followed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(exist_ok=False)
         yield temporary
         temporary.replace(path)
     except BaseException:

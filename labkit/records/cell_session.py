@@ -107,5 +107,5 @@ def read_session(cell_dir: StudyPath) -> CellSession | None:
     try:
         data: Any = json.loads((cell_dir / SESSION_FILE).read_text(encoding="utf-8"))
         return CellSession(**data)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import sys
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +30,12 @@ from labkit.records.record_schema import (
 )
 from labkit.records.study_archive import StudyPath
 
+MAX_DEPTH = 100  # levels of lists and objects; labkit writes about 10
+MAX_NUMBER = sys.float_info.max
+DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+LARGE_EXPONENT = re.compile(rb"[:,\[\s]-?[eE][,\]}\s]")  # a number without its digits
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
 
 def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
     """Read one JSON object of this schema version, without NaN or infinity.
@@ -36,7 +45,8 @@ def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
     Raises
     ------
     RecordError
-        The file is missing, unreadable, truncated or edited, or lacks this schema version.
+        The file is missing, unreadable, truncated or edited, lacks this schema version, is nested
+        too deeply, or has a number that is no finite float.
     """
     try:
         content = path.read_bytes()
@@ -45,8 +55,12 @@ def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
     check_digest(path, content, digest)
     try:
         data = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise RecordError(f"{path} is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError as error:
         raise RecordError(f"{path} is not valid JSON, perhaps truncated: {error}") from None
+    if _may_be_large(content) or _bracket_depth(content) > MAX_DEPTH:
+        _check_values(path, data)
     if not isinstance(data, dict) or "schema_version" not in data:
         raise RecordError(f"{path} is not a labkit file (it has no schema_version)")
     if data["schema_version"] != SCHEMA_VERSION:
@@ -55,6 +69,36 @@ def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
             f"{SCHEMA_VERSION}; use the version of labkit that wrote it"
         )
     return data
+
+
+def _may_be_large(content: bytes) -> bool:
+    """Return whether a JSON text may have a number that is no finite float; mostly it has none."""
+    long = b"0" * 309 in content.translate(DIGITS_AS_ZERO)
+    return long or LARGE_EXPONENT.search(content.translate(None, b"0123456789.+")) is not None
+
+
+def _bracket_depth(content: bytes) -> int:
+    """Return the depth of a JSON text; too large if brackets stand in its strings."""
+    brackets = content.translate(None, NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
+
+
+def _check_values(path: StudyPath, data: Any) -> None:
+    """Check the depth and the numbers of JSON values, one level after the other."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        for value in level:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and not -MAX_NUMBER <= value <= MAX_NUMBER:
+                raise RecordError(f"{path} has a number above {MAX_NUMBER:.1e}")
+        level = [
+            item
+            for value in level
+            if isinstance(value, list | dict)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise RecordError(f"{path} is nested more than {MAX_DEPTH} levels deep")
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -> None:

@@ -120,6 +120,7 @@ def _check_name(archive: str, name: str) -> None:
         0 < len(name) <= 1024
         and not {"", ".", ".."} & set(parts)
         and all(part.isprintable() and not set('\\:*?"<>|') & set(part) for part in parts)
+        and all(len(part.encode()) <= 255 for part in parts)
         and not PurePosixPath(name).is_absolute()
     )
     require(good, f"{archive} is not a study archive: it has a file named {name[:80]!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import Interrupted
+from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.cell_lock import cell_lock, slurm_job
 from labkit.records import describe_last_session, is_locked
 
@@ -85,6 +85,19 @@ def test_one_process_at_a_time_works_on_a_cell(tmp_path):
     assert "has been working on it since" in holders[0]
     assert not is_locked(tmp_path / "cell")
     assert "ended its work at" in describe_last_session(tmp_path / "cell")
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_linked_session_file_is_not_followed(tmp_path, link):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "cell").mkdir()
+    link(tmp_path / "cell" / "sitting.json", tmp_path / "mine")
+    with (
+        pytest.raises(StudyError, match=r"sitting\.json: the cell's lock (can't|must)"),
+        cell_lock(tmp_path / "cell"),
+    ):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

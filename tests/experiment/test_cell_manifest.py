@@ -84,3 +84,16 @@ def test_an_option_newer_than_the_study_is_at_its_default(begun):
     path.write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"engine.server.preset was vllm, now mlx_lm"):
         refuse_changes(begun)
+
+
+@pytest.mark.parametrize("name", ["sitting.json", "runs/b00-p00-base.log", "runs/pending", "arms"])
+def test_a_study_with_a_link_is_not_continued(begun, tmp_path, name):
+    (tmp_path / "mine").mkdir()
+    path = begun.dir / name
+    if path.exists():
+        path.rename(tmp_path / "away")
+    path.symlink_to(tmp_path / "mine")
+    with pytest.raises(
+        ConfigError, match=f"{name} is a link, and labkit writes a study to regular"
+    ):
+        refuse_changes(begun)

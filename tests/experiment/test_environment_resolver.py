@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pickle
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +55,20 @@ def test_the_expression_is_kept_and_the_value_is_used(words, compose, tmp_path):
     assert any(SECRET in str((server.url, server.command)) for server in servers)
     servers = [pickle.loads(pickle.dumps(one)).engine.server for one in cell.experiments.values()]
     assert any(SECRET in str((server.url, server.command)) for server in servers)
+
+
+@pytest.mark.parametrize("last", [["-m"], []])
+def test_hydra_names_folders_by_expressions(compose, tmp_path, monkeypatch, last):
+    jobs = []
+    study = SimpleNamespace(run=lambda name, folder, compose: jobs.append((name, folder)))
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+    monkeypatch.chdir(tmp_path)
+    app.register()
+    app.run_hydra([*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study)
+    ((name, folder),) = jobs
+    assert folder == tmp_path / "s" / name and "oc.env_LABKIT_TEST_URL" in name
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not any("s3cret" in path.read_text() for path in files)
 
 
 def test_numbers_and_defaults_from_the_environment_are_values(compose, monkeypatch):

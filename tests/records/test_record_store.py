@@ -24,6 +24,7 @@ from labkit.records import (
     read_arm,
     read_arms,
     read_cell,
+    read_json,
     read_record,
     read_runs,
     run_name,
@@ -55,6 +56,31 @@ def written(tmp_path, **changes):
     path = tmp_path / f"{record.run}.json"
     write_record(path, record)
     return path, record
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested more than 100 levels"),
+        ('{"a":' * 101 + "1" + "}" * 101, "nested more than 100 levels"),
+        ("1" * 400, r"a number above 1\.8e\+308"),
+        ("[-1e999]", r"a number above 1\.8e\+308"),
+        ("2" * 5000, "not valid JSON"),
+        (
+            '[{"a": 1}, "' + "[" * 200 + '", 1.5e22, "e999", "' + "3" * 400 + '", 1e-320, true]',
+            None,
+        ),
+    ],
+)
+def test_values_that_nobody_can_compute_with_are_one_line(tmp_path, value, reason):
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"schema_version":1,"x":{value}}}')
+    if reason is None:
+        assert len(read_json(path)["x"]) == 7
+        return
+    with pytest.raises(RecordError, match=rf"a\.json (is|has) {reason}") as caught:
+        read_json(path)
+    assert len(str(caught.value)) < 300 + len(str(path))
 
 
 def test_a_written_record_is_read_back(tmp_path):
@@ -280,3 +306,11 @@ def test_the_same_machine_is_recognised_without_the_host_s_name():
     ):
         changed = {**mine, field: value}
         assert machine_difference(mine, changed) == field
+
+
+def test_no_link_is_followed_when_a_file_is_written(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    for name in ("a.json", f".a.json.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    write_json(tmp_path / "a.json", {})
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "a.json").is_symlink()

@@ -30,7 +30,7 @@ def file(tmp_path, compose_experiment):
 
 
 LINES = [
-    {"prompt": "Hello there", "max_tokens": 3, "timestamp": 0, "session": "a"},
+    '\ufeff{"prompt": "Hello there", "max_tokens": 3, "timestamp": 0, "session": "a"}',
     "",
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]},
 ]

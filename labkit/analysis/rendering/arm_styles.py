@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.rendering import svg_elements
 from labkit.analysis.verdict_sentences import control_name, real_arms
+from labkit.records.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,5 +86,7 @@ def figure_style() -> Iterator[None]:
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write a figure as PNG and SVG, without dates or versions."""
-    figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
-    figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})
+    with atomic_write(Path(f"{stem}.png")) as temporary:
+        figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    with atomic_write(Path(f"{stem}.svg")) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})

@@ -17,7 +17,15 @@ from labkit.analysis.rendering.markdown_report import markdown_table, study_mark
 from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
-from labkit.records import ArchivePath, StudyPath, is_locked, open_study, read_cell, write_json
+from labkit.records import (
+    ArchivePath,
+    RecordError,
+    StudyPath,
+    is_locked,
+    open_study,
+    read_cell,
+    write_json,
+)
 from labkit.records.atomic_write import atomic_write
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
@@ -76,7 +84,7 @@ def write_study(
     study = study_json(opened, analyses)
     folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study)
-    (folder / "tables").mkdir(exist_ok=True)
+    _make_folder(folder / "tables")
     for analysis in analyses:
         _write_tables(CellReport(analysis), folder / "tables")
     write_text(folder / "report.md", study_markdown(study, analyses))
@@ -84,6 +92,13 @@ def write_study(
     if plots:
         _write_plots(study, analyses, folder / "plots")
     return analyses
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder; a link in somebody's study would lead to files of somebody else."""
+    if folder.is_symlink():
+        raise RecordError(f"{folder} is a link; remove it")
+    folder.mkdir(exist_ok=True)
 
 
 def _write_tables(report: CellReport, folder: Path) -> None:
@@ -96,7 +111,7 @@ def _write_tables(report: CellReport, folder: Path) -> None:
 def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path) -> None:
     from labkit.analysis.rendering.matplotlib_figures import write_figures
 
-    folder.mkdir(exist_ok=True)
+    _make_folder(folder)
     for analysis in analyses:
         write_figures(analysis.json, analysis.data.records, folder)
     for overview in machine_overviews(study, analyses):

@@ -81,7 +81,7 @@ def read_texts(path: str | None) -> tuple[str, ...]:
         require(
             size <= MAX_FILE_BYTES, f"{where} has {size:,} bytes; the maximum is {MAX_FILE_BYTES:,}"
         )
-        content = Path(path).read_text("utf-8")
+        content = Path(path).read_text("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -50,7 +50,7 @@ def read(path: str, kind: type[T], *, other_keys: bool = False) -> tuple[T, ...]
 @lru_cache(maxsize=4)
 def _read(path: str, kind: type[T], other_keys: bool, modified: int, size: int) -> tuple[T, ...]:
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -51,7 +51,7 @@ def read(path: str, clips: Collection[str]) -> list[Question]:
     """
     where = f"workload.questions={path}"
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(path).expanduser().read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{where}: {reason}") from None
@@ -67,7 +67,7 @@ def read(path: str, clips: Collection[str]) -> list[Question]:
 def _question(line: str, where: str, clips: Collection[str]) -> Question:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from None
     require(isinstance(data, dict), f"{where} is not a JSON object with {', '.join(KEYS)}")
     missing = [key for key in KEYS if key not in data]

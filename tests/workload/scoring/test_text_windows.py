@@ -76,6 +76,12 @@ def test_the_packaged_texts_are_articles():
     assert min(map(len, texts)) > 4000
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    for name, content in (("a.txt", "a\ufeff b"), ("a.jsonl", '{"text": "a\ufeff b"}\n')):
+        (tmp_path / name).write_text(f"\ufeff{content}", "utf-8")
+        assert read_texts(str(tmp_path / name)) == ("a\ufeff b",)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
