@@ -327,7 +327,8 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
         names[key] = name
         group, _, leaf = key.rpartition(".")
         (tree.setdefault(group, {}) if group else tree)[leaf] = value
-    layout = tree.get("kv", {}).get("layout")
+    tree = config.to_plain(tree)
+    layout = str(tree.get("kv", {}).get("layout"))
     for group, preset in LAYOUT_PRESETS.get(layout, {}).items():
         tree[group] = preset | tree.get(group, {})
     if layout in LAYOUT_PRESETS:

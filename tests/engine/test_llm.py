@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit.config import ConfigError, Engine, Model, ModelShape, from_plain
+from labkit.config import ConfigError, Engine, KVLayout, Model, ModelShape, from_plain
+from labkit.config.scheduler import Admission
 from labkit.engine import LLM, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
@@ -121,7 +122,7 @@ def test_options_go_by_their_own_names():
     [
         ("padded", {"kv_layout": "padded"}),
         ("contiguous", {"layout": "contiguous"}),
-        ("naive", {"kv_layout": "padded", "admission": "static"}),
+        ("naive", {"kv_layout": KVLayout.padded, "admission": Admission.static}),
         ("paged", {"kv_layout": "paged", "max_num_seqs": 4}),
     ],
 )
@@ -140,6 +141,12 @@ def test_every_layout_generates_the_same_tokens(layout, llm, tiny):
         outputs = other.generate(prompts, params)
         assert other.counters()[f"layout.{layout}"] > 0
     assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("layout", [["padded"], "ring", None])
+def test_what_is_no_layout_is_refused_in_one_line(layout):
+    with pytest.raises(ConfigError, match=r"^kv\.layout=.*: must be one of: padded, conti"):
+        engine_config({"kv_layout": layout})
 
 
 @pytest.mark.parametrize(

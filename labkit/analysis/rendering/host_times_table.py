@@ -59,8 +59,8 @@ def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None
         for name, suffix in suffixes.items()
     ]
     notes = [
-        "The host builds the maps once per step, before the first dispatch, and converts them for "
-        "a GPU; the dispatch times above exclude this."
+        "The host builds the maps once per step, before the first dispatch; the dispatch times "
+        "above exclude this."
     ]
     if with_plan:
         notes.append(
