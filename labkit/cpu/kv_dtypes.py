@@ -49,7 +49,7 @@ def row_bytes(name: str, head_dim: int) -> int:
     if head_dim % KV_GROUP:
         raise ValueError(
             f"{name} keys and values are quantised in groups of {KV_GROUP}, but the head dimension "
-            f"{head_dim} is not a multiple of {KV_GROUP}; set engine.kv.dtype=float16"
+            f"{head_dim} is not a multiple of {KV_GROUP}; set engine.kv.dtype=float32"
         )
     return head_dim // KV_GROUP * group_bytes(name)
 

@@ -43,7 +43,7 @@ class KVShape:
         """
         if self.latent and dtype in QUANTIZED_BITS:
             raise ValueError(
-                f"the keys of a latent layer cannot be {dtype}; set engine.kv.dtype=float16"
+                f"the keys of a latent layer cannot be {dtype}; set engine.kv.dtype=float32"
             )
         return self.num_kv_heads * sum(row_bytes(dtype, dim) for dim in self.stored_dims)
 

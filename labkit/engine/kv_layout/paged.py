@@ -50,12 +50,13 @@ def create(
         kernels fail their check.
     """
     memory: KVMemory = TokenCountMemory()
-    if shapes:
-        try:
+    try:
+        token_bytes = sum(shape.token_bytes(dtype) for shape in shapes)
+        if shapes:
             backend.allocate(shapes, num_blocks, kv.block_size, dtype)
-        except ValueError as error:
-            raise EngineError(f"engine.kv.layout=paged: {error}") from error
-        memory = PagedMemory(backend)
+            memory = PagedMemory(backend)
+    except ValueError as error:
+        raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
         _check_quantisation(dtype)
     pool = BlockPool(num_blocks)
@@ -64,7 +65,7 @@ def create(
         kv.block_size,
         prefix_cache.create(prefix_cache_name, pool, kv.block_size),
         reuse_blocks,
-        block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
+        block_bytes=kv.block_size * token_bytes,
     )
     return KVCache(manager, memory)
 

@@ -221,6 +221,7 @@ def load_draft(
         dtypes = options.kv.dtype.value, options.activations.value
         logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
     except EngineError as error:
-        raise EngineError(f"engine.speculation=draft: {error}") from error
+        layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
+        raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
     layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
     return LoadedDraft(choice.forward, expected.shapes, f"{directory.name}{layers}")
