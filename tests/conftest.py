@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 
 from labkit.workload import interleaved_kernels, interleaved_serving
@@ -20,6 +21,13 @@ from sampled_cases import SAMPLED  # noqa: E402  (tests is on the path only now)
 CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+# An example takes any time where the machine is busy: that is no failure.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure():
