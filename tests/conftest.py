@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 
 from labkit.workload import interleaved_kernels, interleaved_serving
@@ -22,6 +23,13 @@ from sampled_cases import SAMPLED, commit, draw  # noqa: E402  (tests is on the 
 CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+# An example takes any time where the machine is busy: that is no failure.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure():

@@ -34,6 +34,18 @@ class Source:
     def lengths(self, experiment):
         return [(n, 8) for n in (16, 8)]
 """
+# A model of one small layer, which these checks need not be larger.
+SMALL = [
+    f"model.shape.{key}={value}"
+    for key, value in {
+        "hidden_size": 64,
+        "num_layers": 1,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "intermediate_size": 64,
+        "vocab_size": 512,
+    }.items()
+]
 # A mistake in place of a text, the check that finds it, and what is printed.
 WRONG = [
     (
@@ -129,10 +141,16 @@ def failures(checks):
     return failed
 
 
+@pytest.fixture(autouse=True)
+def one_composer(composer, monkeypatch):
+    """All checks compose with one composer, which reads a file once."""
+    monkeypatch.setattr("labkit.experiment.hydra_composer.Composer", lambda: composer)
+
+
 @pytest.fixture
 def compose():
     """Composes the configs of the checks, with few requests."""
-    return check._composer(["workload.num_requests=3"])
+    return check._composer(["workload.num_requests=3", *SMALL])
 
 
 @pytest.mark.parametrize("name", RESOLVERS)
@@ -164,7 +182,7 @@ def run(file, source, tmp_path, monkeypatch, capsys):
     module = f"checked_{next(NUMBERS)}"
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    code = check.main([f"{module}:{NAMES[file]}"])
+    code = check.main([f"{module}:{NAMES[file]}", *SMALL])
     return code, capsys.readouterr().out.replace(module, "own")
 
 

@@ -39,6 +39,33 @@ def meet(arrived, met):
         met[i] = code._load_atomic(arrived) >= 2 and num_loads < 300_000_000
 
 
+@numba.njit(parallel=True, cache=True)
+def total(x):
+    s = 0
+    for i in numba.prange(len(x)):
+        s += x[i]
+    return s
+
+
+@numba.njit(parallel=True, cache=True)
+def several(x):
+    return np.sqrt(x) * 3 + x
+
+
+@numba.njit(parallel=True, cache=True)
+def unsigned(out):
+    for i in numba.prange(np.uint64(len(out))):
+        out[i] = i
+
+
+@numba.njit(parallel=True, cache=True)
+def fails(x):
+    if x[0] > 1:
+        raise ValueError("larger than one")
+    for i in numba.prange(len(x)):
+        x[i] += 1
+
+
 def meeting():
     arrived, met = np.zeros(1, np.int64), np.zeros(2, np.bool_)
     meet(arrived.ctypes.data, met)

@@ -432,6 +432,36 @@ RECURRENT = {
 }
 SERVED |= RECURRENT
 
+# They run every line of labkit and every shared function of mlx_lm that any architecture runs:
+# of each class of architectures whose layers run the same code, at least one.
+REPRESENTATIVES = {
+    "afm7",
+    "apertus",
+    "bailing_hybrid",
+    "bailing_moe_v3",
+    "dbrx",
+    "deepseek_v3",
+    "ernie4_5_moe",
+    "falcon_h1",
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_text",
+    "gpt_bigcode",
+    "gpt_oss",
+    "mamba2",
+    "minicpm3",
+    "nemotron",
+    "nemotron-nas",
+    "olmo_hybrid",
+    "phimoe",
+    "phixtral",
+    "plamo",
+    "rwkv7",
+    "stablelm",
+}
+
 CHUNKS = (
     r"attend within chunks of a fixed length \(attention_chunk_size\) .*, which no attention of "
     "labkit computes; set engine=openai engine.server.preset=mlx_lm, "

@@ -29,19 +29,24 @@ def model_dir(tmp_path_factory):
 def plain_steps(model_dir):
     """A function: architecture, prompt, length -> (token, log probabilities) of mlx_lm's own loop.
 
-    The log probabilities are an array [vocabulary] before each token.
+    The log probabilities are an array [vocabulary] before each token. An answer is computed once,
+    or again if a longer one is asked for.
     """
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
 
-    models = {}
+    models, answers = {}, {}
 
     def run(name, prompt, max_tokens):
-        if name not in models:
-            models[name] = load_model(model_dir(name))[0]
-        steps = generate_step(mx.array(prompt), models[name], max_tokens=max_tokens)
-        return [(int(token), np.array(logprobs)) for token, logprobs in steps]
+        known = answers.get((name, prompt), [])
+        if len(known) < max_tokens:
+            if name not in models:
+                models[name] = load_model(model_dir(name))[0]
+            steps = generate_step(mx.array(prompt), models[name], max_tokens=max_tokens)
+            known = [(int(token), np.array(logprobs)) for token, logprobs in steps]
+            answers[name, prompt] = known
+        return known[:max_tokens]
 
     return run
 

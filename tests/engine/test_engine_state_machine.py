@@ -1,5 +1,6 @@
 """The engine under random adds, steps, aborts and preemptions: its accounting stays consistent."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -186,7 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=400,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -201,5 +202,19 @@ class HybridEngineMachine(EngineMachine):
 
 TestHybridEngineMachine = HybridEngineMachine.TestCase
 TestHybridEngineMachine.settings = settings(
-    TestEngineMachine.settings, max_examples=100, stateful_step_count=30
+    TestEngineMachine.settings, max_examples=40, stateful_step_count=30
 )
+
+
+@pytest.mark.slow
+class TestEngineMachineLonger(EngineMachine.TestCase):
+    """More examples of the same."""
+
+    settings = settings(TestEngineMachine.settings, max_examples=400)
+
+
+@pytest.mark.slow
+class TestHybridEngineMachineLonger(HybridEngineMachine.TestCase):
+    """More examples of the same."""
+
+    settings = settings(TestHybridEngineMachine.settings, max_examples=100)

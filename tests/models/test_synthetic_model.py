@@ -131,9 +131,10 @@ from labkit.models.tokenizer_corpus import corpus_texts
 folder = resolve(Model(name="tiny", shape=ModelShape())).path
 model, theirs = mlx_lm.load(str(folder))
 ours = tokenizer.load(folder)
-answers = []
+answers, elsewhere = [], []
 for text in corpus_texts()[:4]:
     ids = ours.encode(text[:400])
+    elsewhere += [int(t) for t, _ in generate_step(mx.array([*ids[:-1], 300]), model, max_tokens=1)]
     steps = [(t, np.sort(np.array(p))) for t, p in
              generate_step(mx.array(ids), model, max_tokens=24)]
     answers.append({
@@ -144,6 +145,7 @@ for text in corpus_texts()[:4]:
     })
 print(json.dumps({
     "answers": answers,
+    "elsewhere": elsewhere,
     "same_ids": all(ours.encode(t) == theirs.encode(t) for t in corpus_texts()),
     "round_trip": all(theirs.decode(theirs.encode(t)) == t for t in corpus_texts()),
     "eos": sorted(theirs.eos_token_ids),
@@ -153,7 +155,9 @@ print(json.dumps({
 
 
 def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
+    """The same last token after another prefix must give another prediction, too."""
     result = in_fresh_process(GREEDY)
+    assert len(set(result["elsewhere"])) >= 3
     assert result["same_ids"]
     assert result["round_trip"]
     assert result["eos"] == [4095]
@@ -164,13 +168,6 @@ def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
         assert len(set(answer["tokens"])) > 12  # of 24: no loop, no single winner
         assert np.median(answer["margins"]) > 0.005 * answer["range"]
         assert 1 < np.mean(answer["entropies"]) < np.log(4096) - 1  # sampling has a choice
-
-
-def test_the_prediction_depends_on_the_context():
-    """The same last token after another prefix must give another prediction."""
-    code = GREEDY.replace("ours.encode(text[:400])", "[*ours.encode(text[:400])[:-1], 300]")
-    answers = in_fresh_process(code)["answers"]
-    assert len({answer["tokens"][0] for answer in answers}) >= 3
 
 
 def test_the_corpus_round_trips_through_the_tokenizer_of_tiny():

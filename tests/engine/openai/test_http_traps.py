@@ -4,7 +4,6 @@ What reproduces a trap asks one server twice; labkit asks a fresh one, warmed up
 """
 
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -34,7 +33,8 @@ def fresh(tiny_dir):
 
 
 def tpot(entries):
-    return median(entry.tpot for entry in entries)
+    """Return the shortest time per token: a busy machine only lengthens it."""
+    return min(entry.tpot for entry in entries)
 
 
 def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, run_load, ask):
@@ -42,13 +42,10 @@ def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, run_load,
     running, _ = opponent("prefix_cache")
     first, second = (tpot(run_load(running, ask(*PROMPTS), 1).entries) for _ in range(2))
     assert second < 0.5 * first and running.counters()["tokens.cached"] > 0
-    runs = []
-    for _ in range(2):
-        engine = fresh("prefix_cache")
-        runs.append(tpot(run_load(engine, ask(*PROMPTS), 1).entries))
-        assert engine.counters()["tokens.cached"] == 0
-        assert engine.notes["server"]["kept"] is None
-    assert min(runs) > 0.5 * max(runs)
+    engine = fresh("prefix_cache")
+    assert tpot(run_load(engine, ask(*PROMPTS), 1).entries) > 2 * second
+    assert engine.counters()["tokens.cached"] == 0
+    assert engine.notes["server"]["kept"] is None
 
 
 def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, run_load, ask):

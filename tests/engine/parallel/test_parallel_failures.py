@@ -98,9 +98,15 @@ def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, faul
     engine.close()
 
 
-def test_ctrl_c_ends_computing_ranks(model_dir, monkeypatch):
+def test_ranks_ignore_sigint_and_end_when_it_stops_the_engine(model_dir, monkeypatch):
+    """A terminal sends it to all processes at once; the engine's ends the ranks."""
     engine = make(model_dir("qwen3"))
     pids = engine._ranks.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    drain(engine)
+    assert all(map(alive, pids))
+    engine.submit(Request("again", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
 
     def interrupted(pipes, seconds):
         raise KeyboardInterrupt
@@ -108,16 +114,6 @@ def test_ctrl_c_ends_computing_ranks(model_dir, monkeypatch):
     monkeypatch.setattr(rank_processes, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    assert gone(pids, 0.0)
-
-
-def test_ranks_ignore_sigint(model_dir):
-    engine = make(model_dir("qwen3"))
-    for pid in engine._ranks.pids:
-        os.kill(pid, signal.SIGINT)
-    drain(engine)
-    pids = engine._ranks.pids
-    engine.close()
     assert gone(pids, 0.0)
 
 

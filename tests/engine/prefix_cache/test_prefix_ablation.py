@@ -12,6 +12,7 @@ SMALL = [
     "model.shape.num_layers=2",
     "model.shape.hidden_size=64",
     "model.shape.intermediate_size=96",
+    "model.shape.vocab_size=512",
 ]
 
 
