@@ -55,7 +55,10 @@ SAMPLED = {
     ): 8,
     ("experiment/test_kernel_ablations.py", "test_every_claim_holds"): 3,
     ("experiment/test_layout_ablations.py", "test_every_claim_holds"): 3,
-    ("experiment/test_live_studies.py", "test_a_failing_arm_fails_alone"): 3,
+    (
+        "experiment/test_live_studies.py",
+        "test_arms_that_cannot_share_a_process_are_compared_round_by_round",
+    ): 3,
     ("server/test_prompt_encoding.py", "test_special_tokens_in_content"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 3,
     ("test_recipes.py", "test_a_study_s_command_composes"): 4,

@@ -6,6 +6,7 @@ import random
 import tempfile
 
 import pytest
+from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
 from labkit import study_runner as study_module
@@ -13,32 +14,16 @@ from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.experiment.cell_composer import ComposedCell
-from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
+from labkit.records import Arm, read_cell
 from labkit.study_runner import Study
 
-OUTPUTS = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32", "rows": "AAAAAA=="}
 
+class Planted(PlantedRuns):
+    """Arm ``other`` is 5 % slower."""
 
-class Planted:
-    """A launcher in this process: arm ``other`` is 5 % slower."""
-
-    def prepare(self, cell) -> None:
-        """Nothing to build."""
-
-    def launch(self, runs, cell) -> list[Record]:
-        return [self.run(run, cell) for run in runs]
-
-    def run(self, run, cell):
+    def fields(self, run, cell):
         log = random.Random(f"{cell.name} {run.name}").gauss(0, 0.002)
-        log += 0.05 if run.arm == "other" else 0.0
-        metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
-        case = CaseRecord("one", None, (metric,), {**OUTPUTS, "heads": "AAAAAA=="})
-        role = cell.arm(run.arm).role
-        place = run.block, run.position, cell.seed
-        counters = {"engine.paged": 1.0}
-        return Record(
-            run.arm, role, *place, "ok", "2026-11-20T20:00:00Z", counters=counters, cases=(case,)
-        )
+        return kernel_fields(100 * math.exp(log + (0.05 if run.arm == "other" else 0.0)))
 
 
 def composed(name, **design):
@@ -130,10 +115,10 @@ def test_new_runs_need_a_new_analysis(analysed, tmp_path):
 
 def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
     class Full(Planted):
-        def run(self, run, cell):
+        def record(self, run, cell):
             if cell.name == "a":
                 raise OSError(28, "No space left on device")
-            return super().run(run, cell)
+            return super().record(run, cell)
 
     cells = [composed("a"), composed("b")]
     study = Study(tmp_path / "study", cells, Full())
@@ -154,16 +139,11 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
     command, written_out = app.parse(words), "+ablation.arms.other=_engine.kv.block_size_32_"
     written_out += ",design.control=false,design.isolation=process"
 
-    class Counting(Planted):
-        runs = 0
-
-        def run(self, run, cell):
-            Counting.runs += 1
-            return super().run(run, cell)
+    launcher = Planted()
 
     def run():
         (cell,) = app.compose_cells(command)
-        study = Study(tmp_path / "study", [cell], Counting())
+        study = Study(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         return cell
@@ -172,9 +152,9 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
     assert cell.name.startswith("+other,design.control=false")
     (tmp_path / "study" / written_out).mkdir(parents=True)
     assert run().name == written_out
-    assert Counting.runs == 4
+    assert len(launcher.launched) == 4
     assert run().name == written_out
-    assert Counting.runs == 4
+    assert len(launcher.launched) == 4
     assert [path.name for path in (tmp_path / "study").glob("*=*")] == [written_out]
     capsys.readouterr()
 
@@ -197,7 +177,7 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
 
     def run(cell, killed_at=None):
         launcher, ran = Planted(), []
-        launch = launcher.run
+        launch = launcher.record
 
         def counted(run, cell):
             if run.block == killed_at:
@@ -205,7 +185,7 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
             ran.append(run.block)
             return launch(run, cell)
 
-        launcher.run = counted
+        launcher.record = counted
         study = Study(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)

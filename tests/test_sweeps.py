@@ -7,6 +7,7 @@ import re
 import tempfile
 
 import pytest
+from planted_runs import PlantedRuns
 
 from labkit import app
 from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
@@ -14,7 +15,7 @@ from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError
 from labkit.machine import fingerprint
-from labkit.records import CaseRecord, Metric, Record
+from labkit.records import CaseRecord, Metric
 from labkit.study_runner import Study
 
 THREADS = "engine.threads=1,2,4"
@@ -23,38 +24,31 @@ DESIGN = ["design.looks=[]", "design.isolation=process"]
 DESIGN += ["design.control=false"]
 
 
-class Planted:
-    """A launcher in this process: throughput by the arm's number of threads, else 500 tok/s.
+class Planted(PlantedRuns):
+    """Throughput by the arm's number of threads, else 500 tok/s.
 
     Of the requests of a run, all meet the limits up to 4 per second, and half of them above.
     """
 
     def __init__(self, rates, failing=()):
-        self.rates, self.failing, self.runs = rates, failing, 0
+        super().__init__()
+        self.rates, self.failing = rates, failing
 
-    def prepare(self, cell):
-        """Nothing to build."""
-
-    def launch(self, runs, cell):
-        return [self.run(run, cell) for run in runs]
-
-    def run(self, run, cell):
-        self.runs += 1
+    def fields(self, run, cell):
         arm = cell.arm(run.arm)
-        place = run.block, run.position, cell.seed
         if run.arm in self.failing:
-            return Record(run.arm, arm.role, *place, "oom", "2026-11-20T20:00:00Z", detail="full")
+            return {"outcome": "oom", "detail": "full"}
         noise = random.Random(f"seed 1 {cell.name} {run.name}").gauss(0, 0.003)
         rate = self.rates.get(arm.config["engine"]["threads"], 500.0) * math.exp(noise)
         metric = Metric("total_tok_s", "tok/s", "higher", True, (rate,))
         offered = arm.config["workload"]["arrivals"]["rate"] or 0.0
         notes = {"traffic": {"requests": 60, "good": 60 if offered <= 4 else 30}}
         metrics = (metric, Metric("goodput_req_s", "req/s", "higher", False, (rate / 100,)))
-        return Record(
-            run.arm, arm.role, *place, "ok", "2026-11-20T20:00:00Z",
-            environment={"host": fingerprint.host_hash()}, counters={"engine.paged": 1.0},
-            cases=(CaseRecord("all", None, metrics, notes=notes),),
-        )  # fmt: skip
+        return {
+            "environment": {"host": fingerprint.host_hash()},
+            "counters": {"engine.paged": 1.0},
+            "cases": (CaseRecord("all", None, metrics, notes=notes),),
+        }
 
 
 @pytest.fixture
@@ -87,7 +81,7 @@ def cell_of(study):
 def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     launcher = Planted({1: 400.0, 2: 500.0, 4: 520.0})
     study, code = run_study(launcher, THREADS, plots=True)
-    assert code == 0 and launcher.runs == 24
+    assert code == 0 and len(launcher.launched) == 24
     cell = cell_of(study)
     (best,) = cell["best"]
     assert cell["sweep"] == {"engine.threads": [1, 2, 4]}
@@ -109,7 +103,7 @@ def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     assert rows == [("1", ""), ("2", ""), ("4", " best")]
     again = Planted({})
     run_study(again, THREADS)
-    assert again.runs == 0
+    assert len(again.launched) == 0
 
 
 def test_settings_that_cannot_be_told_apart_are_named(run_study):
@@ -230,28 +224,28 @@ def test_a_search_drops_settings_at_looks_and_keeps_the_baseline(run_search):
     assert set(best["dropped"].values()) == {8}
     runs = runs_by_arm(cell)
     assert [runs[f"threads={n}"] for n in range(1, 7)] == [24, 8, 8, 24, 24, 8]
-    assert runs["control"] == 24 and launcher.runs == sum(runs.values())
+    assert runs["control"] == 24 and len(launcher.launched) == sum(runs.values())
     assert sorted(best["possibly_best"]) == ["threads=4", "threads=5"]
     assert best["values"]["threads=2"] == pytest.approx(420.0, rel=0.01)
     assert best["level"] == pytest.approx(1 - 0.0125)
     again = Planted(RATES)
     run_search(again)
-    assert again.runs == 0
+    assert len(again.launched) == 0
 
 
 def test_an_interrupted_search_continues_without_the_dropped_settings(run_search):
     class Killed(Planted):
-        def run(self, run, cell):
+        def record(self, run, cell):
             if run.block == 10:
                 raise OSError(28, "No space left on device")
-            return super().run(run, cell)
+            return super().record(run, cell)
 
     with pytest.raises(AssertionError):  # the study is not complete
         run_search(Killed(RATES))
     whole = Planted(RATES)
     cell = run_search(whole)
     assert runs_by_arm(cell)["threads=2"] == 8
-    assert whole.runs == 14 * 4
+    assert len(whole.launched) == 14 * 4
 
 
 def test_a_search_ends_when_one_setting_is_left(run_search):

@@ -4,10 +4,11 @@ import dataclasses
 import importlib.util
 import time
 
+from planted_runs import PlantedRuns
+
 from labkit import workload
 from labkit.config import Budget, LengthKind, ModelShape, Speculation
 from labkit.experiment.run_draft import RunDraft, StageTimer
-from labkit.records import Record
 
 NOISE_FLOORS = ("decode_burst", "inert_padding", "noise_floor", "waste_demo")
 # Experiments that show what they are about only with more of something: name and overrides.
@@ -95,25 +96,21 @@ def tiny_shape(experiments):
     )
 
 
-class InProcessLauncher:
-    """A run launcher in this process, without what a process has one of."""
+class InProcessLauncher(PlantedRuns):
+    """Measures in this process, without what a process has one of."""
 
     def __init__(self, cells):
+        super().__init__()
         self._arms = {cell.name: cell.experiments for cell in cells}
 
-    def prepare(self, cell):
-        """Nothing to build."""
+    def fields(self, run, cell):
+        return {}
 
-    def launch(self, runs, cell):
-        return [self._run(run, cell) for run in runs]
-
-    def _run(self, run, cell):
-        arm = cell.arm(run.arm)
-        place = run.block, run.position, cell.seed
-        record = Record(arm.name, arm.role, *place, "ok", "2026-11-22T20:00:00Z")
-        draft = RunDraft(record, StageTimer(time.monotonic_ns()))
+    def record(self, run, cell):
+        draft = RunDraft(super().record(run, cell), StageTimer(time.monotonic_ns()))
         with draft.catch_failures():
-            draft.add_measurement(workload.measure(self._arms[cell.name][run.arm]), arm)
+            measured = workload.measure(self._arms[cell.name][run.arm])
+            draft.add_measurement(measured, cell.arm(run.arm))
         return draft.record
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import config
+from labkit.experiment import child_process, turn_coordinator
 from labkit.experiment.cell import Cell
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.records import Arm
@@ -68,6 +71,18 @@ def make_cell(tmp_path, monkeypatch, stub_cache):
 @pytest.fixture
 def launcher():
     return ProcessLauncher((sys.executable, str(STUB)))
+
+
+@pytest.fixture
+def time_over(tmp_path, monkeypatch):
+    """Let the parent's clock jump ahead as soon as a worker hangs: its time is over."""
+    hangs = tmp_path / "hangs"
+    jumping = {"monotonic": lambda: time.monotonic() + 1e6 * hangs.exists()}
+    clock = SimpleNamespace(**{**vars(time), **jumping})
+    monkeypatch.setenv("LABKIT_TEST_HANGS", str(hangs))
+    monkeypatch.setattr(child_process, "TICK_S", 0.02)
+    monkeypatch.setattr(child_process, "time", clock)
+    monkeypatch.setattr(turn_coordinator, "time", clock)
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The real worker on a stub workload, with faults on demand (tests only).
 
-``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM[:BLOCK]]``: at that stage (startup, load, warm_up,
-measure, write) of that arm's runs (all arms by default; where several share the process,
-of the arms with that resolver) do KIND: kill, segv, hang, exit,
-raise, value, memory, nan, inf-json, norecord, stale, poison.
+``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM[:BLOCK]]``, or several with blanks between: at that
+stage (startup, load, warm_up, measure, write) of that arm's runs (all arms by default; where
+several share the process, of the arms with that resolver) do KIND: kill, segv, hang, exit, raise,
+value, memory, nan, inf-json, norecord, stale, poison.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 
@@ -42,9 +43,14 @@ class StubProbe:
 
 
 def fault(stage: str, resolver: str = "") -> str | None:
-    place, _, rest = os.environ.get("LABKIT_TEST_FAULT", "").partition(":")
-    kind, _, arm = rest.partition(":")
-    arm, _, block = arm.partition(":")
+    faults = os.environ.get("LABKIT_TEST_FAULT", "").split()
+    kinds = (kind_at(stage, resolver, *one.split(":")) for one in faults)
+    return next(filter(None, kinds), None)
+
+
+def kind_at(
+    stage: str, resolver: str, place: str, kind: str, arm: str = "", block: str = ""
+) -> str | None:
     runs = [word for word in sys.argv if "pending" in word]
     mine = resolver == arm if len(runs) > 1 else any(f"-{arm}.json" in run for run in runs)
     if place != stage or (arm and not mine) or "--prepare" in sys.argv:
@@ -67,6 +73,7 @@ def strike(stage: str, resolver: str = "") -> str | None:
         time.time_ns = lambda: next(steps) * 10**9
         fingerprint.utc_now = lambda: f"2001-09-07T00:00:{next(steps):011d}Z"
     if kind == "hang":
+        Path(os.environ["LABKIT_TEST_HANGS"]).touch()
         time.sleep(3600)
     if kind == "leave":  # a process of its own that nobody waits for
         subprocess.Popen(["sleep", os.environ["LABKIT_TEST_SLEEP"]])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError
 from labkit.experiment import StudyError, cell_runner, child_process, run_launcher
@@ -22,7 +23,6 @@ from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import code_revision, fingerprint
 from labkit.records import (
     DIGESTS_FILE,
-    Record,
     describe_last_session,
     read_arms,
     read_cell,
@@ -34,58 +34,39 @@ from labkit.records import (
 )
 
 
-def test_a_cell_writes_all_its_files(make_cell, launcher):
-    cell = make_cell(blocks=2, runs_per_block=2)
+def test_a_cell_writes_all_its_files_and_grows(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setattr(code_revision, "uncommitted_changes", lambda: "0123456789abcdef")
+    cell = make_cell()
     outcome = run_cell(cell, launcher)
-    assert (outcome.ran, outcome.already_done, outcome.failed) == (12, 0, ())
+    assert (outcome.ran, outcome.already_done, outcome.failed) == (3, 0, ())
     records = read_runs(cell.dir)
     assert [r.run for r in records] == [run.name for run in cell.schedule()]
     assert [arm.name for arm in read_arms(cell.dir)] == ["base", "seq_map", "control"]
     assert read_cell(cell.dir)["design"]["seed"] == 7
     assert not any((cell.dir / "runs" / "pending").iterdir())
-    record = records[0]
-    assert record.seed == 7
-    assert record.cases[0].metrics[0].repeats == (107.0, 101.0, 102.0)
-    assert record.seconds["startup"] > 0
-    assert record.seconds["total"] <= record.seconds["process"]
-    assert record.notes["workload"] == "stub"
-    assert record.notes["observer"]["cpu_s"] >= 0
-    assert record.environment["cores"] >= 1
-
-
-def test_every_record_says_what_ran_before_it_and_which_config(make_cell, launcher):
-    cell = make_cell(blocks=1)
-    run_cell(cell, launcher)
-    records = read_runs(cell.dir)
+    for record in records:
+        assert record.seed == 7
+        assert record.cases[0].metrics[0].repeats == (107.0, 101.0, 102.0)
+        assert record.seconds["startup"] > 0
+        assert record.seconds["total"] <= record.seconds["process"]
+        assert record.notes["workload"] == "stub"
+        assert record.notes["observer"]["cpu_s"] >= 0
+        assert "OPENBLAS_CORETYPE" in record.notes["removed_environment"]
+        assert record.environment["cores"] >= 1
+        assert record.environment["git_changes"] == "0123456789abcdef"
     assert "predecessor" not in records[0].notes
     assert [r.notes["predecessor"] for r in records[1:]] == [r.arm for r in records[:-1]]
     assert all(0 <= r.notes["gap_s"] < 60 for r in records[1:])
     config = {r.arm: r.notes["config"] for r in records}
     assert config["base"] == config["control"] != config["seq_map"]
-
-
-def test_inherited_variables_are_removed_and_recorded(make_cell, launcher, monkeypatch):
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    cell = make_cell()
-    run_cell(cell, launcher)
-    for record in read_runs(cell.dir):
-        assert "OPENBLAS_CORETYPE" in record.notes["removed_environment"]
-
-
-def test_growing_blocks_runs_only_the_new_ones(make_cell, launcher):
-    run_cell(make_cell(blocks=1), launcher)
-    before = {r.run: r for r in read_runs(make_cell().dir)}
-    outcome = run_cell(make_cell(blocks=2), launcher)
-    assert (outcome.ran, outcome.already_done) == (3, 3)
-    after = {r.run: r for r in read_runs(make_cell().dir)}
-    assert all(after[name] == record for name, record in before.items())
-    assert read_cell(make_cell().dir)["design"]["blocks"] == 2
-
-
-def test_a_finished_cell_runs_nothing(make_cell, launcher):
-    run_cell(make_cell(), launcher)
     assert run_cell(make_cell(), launcher).ran == 0
     assert unfinished(make_cell()) == []
+    outcome = run_cell(make_cell(blocks=2), launcher)
+    assert (outcome.ran, outcome.already_done) == (3, 3)
+    after = {r.run: r for r in read_runs(cell.dir)}
+    assert all(after[record.run] == record for record in records)
+    assert read_cell(cell.dir)["design"]["blocks"] == 2
 
 
 @pytest.mark.parametrize(
@@ -143,40 +124,19 @@ def test_a_fresh_folder_is_not_refused(make_cell):
     assert not make_cell().dir.exists()
 
 
-def test_an_unfinished_block_is_abandoned_and_runs_again(make_cell, launcher):
-    cell = make_cell(blocks=2)
-    run_cell(cell, launcher)
+def test_an_unfinished_block_is_abandoned_and_runs_again(make_cell):
+    cell, runs = make_cell(blocks=2), PlantedRuns()
+    run_cell(cell, runs)
     lost = cell.schedule()[4]
     (cell.dir / "runs" / f"{lost.name}.json").unlink()
     kept = {p.name: p.read_bytes() for p in (cell.dir / "runs").glob("b00*.json")}
     assert len(unfinished(cell)) == 3
-    assert run_cell(cell, launcher).ran == 3
+    assert run_cell(cell, runs).ran == 3
     assert len(list((cell.dir / "runs" / "abandoned").glob("b01*.json"))) == 2
     assert {p.name: p.read_bytes() for p in (cell.dir / "runs").glob("b00*.json")} == kept
     (cell.dir / "runs" / f"{lost.name}.json").unlink()
-    run_cell(cell, launcher)
+    run_cell(cell, runs)
     assert len(list((cell.dir / "runs" / "abandoned").glob("b01*.json"))) == 4
-
-
-class NumberedRuns:
-    """A launcher without processes. Each record notes how many runs there were before it."""
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
-
-    def prepare(self, cell) -> None:
-        """Nothing to build."""
-
-    def launch(self, runs, cell) -> list[Record]:
-        assert not any(cell.paths.pending.iterdir()), "a worker would meet another's record"
-        return [self.record(run, cell) for run in runs]
-
-    def record(self, run, cell) -> Record:
-        self.launched.append(run.name)
-        return Record(
-            run.arm, cell.arm(run.arm).role, run.block, run.position, cell.seed, "ok",
-            "2026-11-20T20:00:00Z", notes={"number": len(self.launched)},
-        )  # fmt: skip
 
 
 def of_block(cell, block):
@@ -200,7 +160,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_block_with_a_broken_record_runs_again(make_cell, damage):
     """A broken record is no result: it must neither count as done nor be lost."""
-    cell, runs = make_cell(blocks=3), NumberedRuns()
+    cell, runs = make_cell(blocks=3), PlantedRuns()
     run_cell(cell, runs)
     broken = cell.paths.record(of_block(cell, 1)[1])
     text = DAMAGE[damage](broken.read_text())
@@ -216,7 +176,7 @@ def test_a_block_with_a_broken_record_runs_again(make_cell, damage):
 
 def test_records_of_a_dead_worker_are_not_published(make_cell):
     """Its parent died and did not check how it ended: the block runs again, whatever it wrote."""
-    cell, runs = make_cell(blocks=2), NumberedRuns()
+    cell, runs = make_cell(blocks=2), PlantedRuns()
     run_cell(make_cell(blocks=1), runs)
     dead = [replace(runs.record(run, cell), notes={"dead": True}) for run in of_block(cell, 1)]
     for record in dead:
@@ -235,7 +195,7 @@ def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(ma
     cell = make_cell()
     run = cell.schedule()[0]
     cell.paths.pending.mkdir(parents=True)
-    write_record(cell.paths.pending_record(run), NumberedRuns().record(run, cell))
+    write_record(cell.paths.pending_record(run), PlantedRuns().record(run, cell))
     ending = child_process.ProcessExit(-signal.SIGKILL, timed_out=True, oom_kills=0, wall_s=60.0)
     failure = run_launcher._collect(run, cell, ending, cell.paths.log(run))
     assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: its log is empty")
@@ -243,13 +203,16 @@ def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(ma
     assert run_launcher._collect(run, cell, ended, cell.paths.log(run)).run == run.name
 
 
-def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):
+class FailedRuns(PlantedRuns):
+    def fields(self, run, cell):
+        return {"outcome": "crashed", "detail": "planted"} if run.arm == "seq_map" else {}
+
+
+def test_redo_runs_failed_blocks_again(make_cell):
     cell = make_cell(blocks=2)
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:raise:seq_map")
-    assert len(run_cell(cell, launcher).failed) == 2
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
-    assert len(run_cell(cell, launcher).failed) == 2
-    again = run_cell(cell, launcher, redo_failed=True)
+    assert len(run_cell(cell, FailedRuns()).failed) == 2
+    assert len(run_cell(cell, PlantedRuns()).failed) == 2
+    again = run_cell(cell, PlantedRuns(), redo_failed=True)
     assert (again.ran, again.failed) == (6, ())
     assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
 
@@ -263,36 +226,34 @@ def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, mon
             self.lines.append(line)
 
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:compile:seq_map")
-    progress, cell = Noted(), make_cell()
+    progress, cell = Noted(), make_cell(control=False)
     run_cell(cell, launcher, progress)
     message = [line for line in progress.lines if "compiled while measuring" in line]
     (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]
     assert message == [f"{name}: 2 kernels were compiled while measuring"]
 
 
-def test_every_record_names_the_changed_environment(make_cell, launcher, monkeypatch):
-    monkeypatch.setattr(code_revision, "uncommitted_changes", lambda: "0123456789abcdef")
-    cell = make_cell()
-    run_cell(cell, launcher)
-    changes = {r.environment["git_changes"] for r in read_runs(cell.dir)}
-    assert changes == {"0123456789abcdef"}
+class HostRuns(PlantedRuns):
+    def fields(self, run, cell):
+        return {"environment": {"host": fingerprint.host_hash()}}
 
 
-def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, launcher, monkeypatch):
+def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, monkeypatch):
     """As after a requeue to another node; the lost block runs again there from its start."""
-    run_cell(make_cell(blocks=1), launcher)
+    runs = HostRuns()
+    run_cell(make_cell(blocks=1), runs)
     here = fingerprint.host_hash()
     monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
-    assert run_cell(make_cell(blocks=1), launcher).ran == 0
+    assert run_cell(make_cell(blocks=1), runs).ran == 0
     with pytest.raises(StudyError, match=f"host {here}, but this is host elsewhere") as refused:
-        run_cell(make_cell(blocks=2), launcher)
+        run_cell(make_cell(blocks=2), runs)
     assert "design.across_hosts=true" in str(refused.value)
-    outcome = run_cell(make_cell(blocks=2, across_hosts=True), launcher)
+    outcome = run_cell(make_cell(blocks=2, across_hosts=True), runs)
     assert (outcome.ran, outcome.already_done) == (3, 3)
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
 
 
-def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, launcher):
+def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
     """Slurm signals every process of a job: the worker may die before its parent hears of it."""
 
     def warned(number, frame):
@@ -314,11 +275,11 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, launch
         signal.signal(signal.SIGUSR2, before)
     assert read_runs(cell.dir) == []
     assert "time limit" in describe_last_session(cell.dir)
-    assert run_cell(cell, launcher).ran == 3
+    assert run_cell(cell, PlantedRuns()).ran == 3
 
 
 def test_an_edited_record_runs_its_block_again(make_cell):
-    cell, runs = make_cell(blocks=2), NumberedRuns()
+    cell, runs = make_cell(blocks=2), PlantedRuns()
     run_cell(cell, runs)
     assert unlisted_records(cell.dir) == 0 and unfinished(cell) == []
     edited = cell.paths.record(of_block(cell, 1)[1])
@@ -328,7 +289,7 @@ def test_an_edited_record_runs_its_block_again(make_cell):
     assert unlisted_records(cell.dir) == 0 and len(read_runs(cell.dir)) == 6
 
 
-def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell, launcher):
+def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell):
     """Nothing is left to time, so another study that is timing is not in the way."""
 
     class NoWait(Progress):
@@ -336,11 +297,12 @@ def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell, launcher):
             if line.startswith("waiting"):
                 raise StudyError(line)
 
-    run_cell(make_cell(control=False), launcher)
+    runs = PlantedRuns()
+    run_cell(make_cell(control=False), runs)
     with timing_lock("/studies/other"):
-        assert run_cell(make_cell(control=False), launcher, NoWait()).already_done == 2
+        assert run_cell(make_cell(control=False), runs, NoWait()).already_done == 2
         with pytest.raises(StudyError, match="/studies/other"):
-            run_cell(make_cell(control=False, blocks=2), launcher, NoWait())
+            run_cell(make_cell(control=False, blocks=2), runs, NoWait())
 
 
 def test_one_compiled_kernel_is_singular():

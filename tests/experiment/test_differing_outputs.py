@@ -17,7 +17,7 @@ def digests(cell):
 
 
 def test_equal_arms_store_no_outputs(make_cell, launcher):
-    cell = make_cell(blocks=2)
+    cell = make_cell(blocks=2, isolation=Isolation.in_process)
     run_cell(cell, launcher)
     assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
 
@@ -28,7 +28,7 @@ def test_differing_outputs_are_stored_once_and_their_distance_reported(
 ):
     arm = "seq_map"
     monkeypatch.setenv("LABKIT_TEST_FAULT", f"measure:differ:{arm}")
-    cell = make_cell(blocks=2, isolation=isolation)
+    cell = make_cell(blocks=2, isolation=isolation, control=False)
     run_cell(cell, launcher)
     files = {path.stem for path in (cell.dir / "outputs").iterdir()}
     assert files == digests(cell) and len(files) == 2
@@ -38,8 +38,8 @@ def test_differing_outputs_are_stored_once_and_their_distance_reported(
 
 def test_a_repeated_block_stores_only_its_own_outputs(make_cell, launcher, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
-    run_cell(make_cell(), launcher)
-    cell = make_cell()
+    run_cell(make_cell(isolation=Isolation.in_process), launcher)
+    cell = make_cell(isolation=Isolation.in_process)
     next((cell.dir / "runs").glob("*-control.json")).unlink()
     monkeypatch.setenv("LABKIT_TEST_FAULT", "")
     run_cell(cell, launcher)
@@ -47,9 +47,9 @@ def test_a_repeated_block_stores_only_its_own_outputs(make_cell, launcher, monke
 
 
 def test_only_the_first_block_is_stored_up_to_a_limit(make_cell, launcher, monkeypatch, tmp_path):
-    run_cell(make_cell(), launcher)
+    run_cell(make_cell(isolation=Isolation.in_process), launcher)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
-    cell = make_cell(blocks=2)
+    cell = make_cell(blocks=2, isolation=Isolation.in_process)
     run_cell(cell, launcher)
     assert len(digests(cell)) == 2 and not (cell.dir / "outputs").exists()
     assert "the values were not kept" in json.dumps(analyse_cell(cell.dir)["gates"])

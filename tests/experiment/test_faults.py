@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from planted_runs import PlantedRuns
 
 from labkit import analysis
 from labkit.experiment import StudyError, child_process
@@ -41,43 +42,47 @@ def workers(folder: Path) -> list[int]:
     return running(f"{folder}/runs")
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome", "detail"),
-    [
-        ("startup:kill", "crashed", "SIGKILL"),
-        ("load:kill", "crashed", "SIGKILL"),
-        ("warm_up:segv", "crashed", "SIGSEGV"),
-        ("measure:exit", "crashed", "exit status 7"),
-        ("measure:norecord", "crashed", "without a record"),
-        ("write:kill", "crashed", "SIGKILL"),
-        ("write:half", "invalid_output", "not valid JSON"),
-        ("write:nan-json", "invalid_output", "JSON has no NaN"),
-        ("load:value", "refused", "planted value"),
-        ("load:memory", "oom", "out of memory"),
-        ("measure:raise", "crashed", "measure: RuntimeError: planted"),
-        ("measure:stale", "stale", "planted stamp"),
-        ("measure:poison", "invalid_output", "planted NaN"),
-        ("measure:nan", "invalid_output", "metric dispatch_us: nan is not a finite number"),
-        ("measure:vacuous", "vacuous", "resolver.seq_map stayed 0"),
-    ],
-)
-def test_a_failing_arm_has_a_named_outcome(
-    make_cell, launcher, monkeypatch, fault, outcome, detail
-):
-    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{fault}:seq_map")
+OUTCOMES = {
+    "startup:kill": ("crashed", "SIGKILL"),
+    "load:kill": ("crashed", "SIGKILL"),
+    "warm_up:segv": ("crashed", "SIGSEGV"),
+    "measure:exit": ("crashed", "exit status 7"),
+    "measure:norecord": ("crashed", "without a record"),
+    "write:kill": ("crashed", "SIGKILL"),
+    "write:half": ("invalid_output", "not valid JSON"),
+    "write:nan-json": ("invalid_output", "JSON has no NaN"),
+    "load:value": ("refused", "planted value"),
+    "load:memory": ("oom", "out of memory"),
+    "measure:raise": ("crashed", "measure: RuntimeError: planted"),
+    "measure:stale": ("stale", "planted stamp"),
+    "measure:poison": ("invalid_output", "planted NaN"),
+    "measure:nan": ("invalid_output", "metric dispatch_us: nan is not a finite number"),
+    "measure:vacuous": ("vacuous", "resolver.seq_map stayed 0"),
+}
+
+
+def test_a_failing_arm_has_a_named_outcome(make_cell, launcher, monkeypatch, replace):
+    """One study, in which every arm but the baseline fails in its own way."""
     cell = make_cell(control=False)
+    base, failing = cell.arms
+    arms = {fault: fault.replace(":", "_").replace("-", "_") for fault in OUTCOMES}
+    faults = (f"{fault}:{arm}" for fault, arm in arms.items())
+    monkeypatch.setenv("LABKIT_TEST_FAULT", " ".join(faults))
+    cell = replace(cell, arms=(base, *(replace(failing, name=arm) for arm in arms.values())))
     result = run_cell(cell, launcher)
     records = {r.arm: r for r in read_runs(cell.dir)}
-    assert records["base"].ok
-    assert records["seq_map"].outcome == outcome
-    assert detail in records["seq_map"].detail
-    assert "\n" not in records["seq_map"].detail
-    assert result.failed == (records["seq_map"].run,)
+    assert records.pop("base").ok
+    assert {fault: records[arm].outcome for fault, arm in arms.items()} == {
+        fault: outcome for fault, (outcome, _) in OUTCOMES.items()
+    }
+    for fault, (_, detail) in OUTCOMES.items():
+        assert detail in records[arms[fault]].detail and "\n" not in records[arms[fault]].detail
+    assert sorted(result.failed) == sorted(record.run for record in records.values())
 
 
-def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, monkeypatch):
+def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, time_over, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
-    cell = make_cell(control=False, timeout_s=3.0)
+    cell = make_cell(control=False)
     run_cell(cell, launcher)
     record = next(r for r in read_runs(cell.dir) if r.arm == "seq_map")
     assert record.outcome == "timeout"
@@ -108,7 +113,7 @@ def test_processes_that_a_worker_leaves_running_are_killed(make_cell, launcher, 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_that_cannot_be_written_is_one_clear_error(make_cell, launcher):
     cell = make_cell(blocks=2)
-    run_cell(make_cell(blocks=1), launcher)
+    run_cell(make_cell(blocks=1), PlantedRuns())
     runs = cell.dir / "runs"
     runs.chmod(0o500)
     try:
@@ -131,29 +136,28 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(
 
 def test_a_full_disk_in_the_worker_is_one_clear_error(make_cell, launcher, monkeypatch):
     cell = make_cell(blocks=2)
-    run_cell(make_cell(blocks=1), launcher)
+    run_cell(make_cell(blocks=1), PlantedRuns())
     kept = read_runs(cell.dir)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "write:full")
     with pytest.raises(StudyError, match="No space left on device"):
         run_cell(cell, launcher)
     assert read_runs(cell.dir) == kept
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
-    assert run_cell(cell, launcher).ran == 3
+    assert run_cell(cell, PlantedRuns()).ran == 3
 
 
-def test_a_full_disk_in_the_parent_is_one_clear_error(make_cell, launcher):
-    cell = make_cell(blocks=2)
-    run_cell(make_cell(blocks=1), launcher)
+def test_a_full_disk_in_the_parent_is_one_clear_error(make_cell):
+    cell, runs = make_cell(blocks=2), PlantedRuns()
+    run_cell(make_cell(blocks=1), runs)
     kept = read_runs(cell.dir)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
         with pytest.raises(StudyError, match="File too large"):
-            run_cell(cell, launcher)
+            run_cell(cell, runs)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert read_runs(cell.dir) == kept
-    assert run_cell(cell, launcher).ran == 3
+    assert run_cell(cell, runs).ran == 3
 
 
 def test_a_file_in_place_of_the_folder_is_one_clear_error(make_cell, launcher, tmp_path):
@@ -172,7 +176,7 @@ STUDY = textwrap.dedent(
     from labkit.experiment import Interrupted, cell_runner, progress_display
     arms = (make_arm("base", "baseline"), make_arm("control", "control"))
     design = config.Design(
-            blocks=int(sys.argv[2]), runs_per_block=2, isolation=config.Isolation.process
+            blocks=int(sys.argv[2]), runs_per_block=1, isolation=config.Isolation.process
         )
     cell = cell_runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
     launcher = cell_runner.ProcessLauncher((sys.executable, str(STUB)))
@@ -187,12 +191,17 @@ STUDY = textwrap.dedent(
 
 @pytest.fixture
 def start_study(tmp_path, stub_cache):
-    """Return a function that starts a study in a process of its own."""
+    """Return a function that starts a study in a process of its own; none is left at the end."""
+    studies = []
 
-    def start(folder: str = "cell", blocks: int = 2) -> subprocess.Popen[str]:
-        return _start(tmp_path, stub_cache, folder, blocks)
+    def start(folder: str = "cell", blocks: int = 1) -> subprocess.Popen[str]:
+        studies.append(_start(tmp_path, stub_cache, folder, blocks))
+        return studies[-1]
 
-    return start
+    yield start
+    for study in studies:
+        study.kill()
+        study.communicate()
 
 
 def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.Popen[str]:
@@ -216,14 +225,24 @@ def wait_for(condition, seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def wait_for_worker(study: subprocess.Popen[str], folder: Path) -> None:
+    """Wait until a worker of the study runs; a study that ends before shows what it printed."""
+
+    def started() -> bool:
+        assert study.poll() is None, study.communicate()[0]
+        return bool(workers(folder))
+
+    wait_for(started, 120.0)
+
+
 @linux_only
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch, number):
-    monkeypatch.setenv("LABKIT_TEST_SECONDS", "30")
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "300")
     study = start_study()
-    wait_for(lambda: workers(tmp_path / "cell"))
+    wait_for_worker(study, tmp_path / "cell")
     study.send_signal(number)
-    text, _ = study.communicate(timeout=20)
+    text, _ = study.communicate(timeout=60)
     assert study.returncode == 130
     assert f"interrupted {number.name}" in text
     assert "Traceback" not in text
@@ -232,19 +251,7 @@ def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, m
     again = start_study()
     text, _ = again.communicate(timeout=60)
     assert again.returncode == 0, text
-    assert len(read_runs(tmp_path / "cell")) == 8
-
-
-@linux_only
-def test_a_worker_ends_with_its_parent(start_study, tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_SECONDS", "30")
-    study = start_study()
-    wait_for(lambda: workers(tmp_path / "cell"))
-    study.kill()
-    study.communicate()
-    time.sleep(1.0)
-    assert not workers(tmp_path / "cell")
-    assert not list((tmp_path / "cell" / "runs").glob("*.json"))
+    assert len(read_runs(tmp_path / "cell")) == 2
 
 
 def shown(folder: Path) -> dict:
@@ -259,7 +266,7 @@ def shown(folder: Path) -> dict:
 def test_a_parent_killed_at_any_moment_loses_nothing(start_study, tmp_path):
     folder, bodies = tmp_path / "cell", set()
     for attempt in range(20):
-        study = start_study(blocks=8)
+        study = start_study(blocks=16)
         time.sleep(0.4 + 0.13 * attempt)
         study.kill()
         study.communicate()
@@ -272,34 +279,36 @@ def test_a_parent_killed_at_any_moment_loses_nothing(start_study, tmp_path):
         bodies = now
     assert bodies
     for name in ("cell", "undisturbed/cell"):
-        text, _ = start_study(name, blocks=8).communicate(timeout=120)
+        text, _ = start_study(name, blocks=16).communicate(timeout=120)
     assert shown(folder) == shown(tmp_path / "undisturbed" / "cell"), text
 
 
 @linux_only
 def test_two_studies_are_timed_one_after_the_other(start_study, tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.4")
-    first = start_study("one", blocks=1)
-    wait_for(lambda: workers(tmp_path / "one"))
-    second = start_study("two", blocks=1)
-    time.sleep(1.5)
-    overlap = bool(workers(tmp_path / "one")) and bool(workers(tmp_path / "two"))
-    assert not overlap
-    for study in (first, second):
-        text, _ = study.communicate(timeout=60)
-        assert study.returncode == 0, text
-    assert "has been timing on this host since" in text
-    assert f"pid {first.pid}" in text
-    ends = max(r.started for r in read_runs(tmp_path / "one"))
-    assert all(r.started > ends for r in read_runs(tmp_path / "two"))
+    """The second goes on when the first is killed, whose worker ends with it."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "300")
+    first = start_study("one")
+    wait_for_worker(first, one)
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "0")
+    second = start_study("two")
+    lines = iter(second.stdout.readline, "")
+    line = next((line for line in lines if line.startswith("waiting")), "it did not wait")
+    assert "has been timing on this host since" in line and f"pid {first.pid}" in line
+    assert workers(one) and not workers(two)
+    first.kill()
+    wait_for(lambda: not workers(one))
+    assert not list((one / "runs").glob("*.json"))
+    text, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, text
+    assert len(read_runs(two)) == 2
 
 
 @linux_only
 def test_the_same_study_started_twice_runs_once(start_study, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.2")
-    studies = [start_study(blocks=1) for _ in range(2)]
-    for study in studies:
+    for study in [start_study() for _ in range(2)]:
         text, _ = study.communicate(timeout=60)
         assert study.returncode == 0, text
-    assert len(read_runs(tmp_path / "cell")) == 4
+    assert len(read_runs(tmp_path / "cell")) == 2
     assert not (tmp_path / "cell" / "runs" / "abandoned").exists()

@@ -70,10 +70,9 @@ def test_values_survive_hydras_grammar(value):
 
 
 @pytest.fixture
-def composer():
-    app.register()
+def composer(composer):
     with app.initialized():
-        yield Composer()
+        yield composer
 
 
 BASE = ["ablation=seq_map", "workload=chat"]
@@ -111,7 +110,7 @@ def test_a_shared_tree_composes_what_hydra_composes(overrides, composer):
 def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypatch):
     import hydra
 
-    reads = []
+    composer, reads = Composer(), []
     compose = hydra.compose
     monkeypatch.setattr(hydra, "compose", lambda *a, **k: reads.append(k) or compose(*a, **k))
     threads = [composer.compose([*BASE, f"engine.threads={n}"]).engine.threads for n in (1, 2, 3)]

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
 from labkit.analysis.study_analysis import AnalysisCache
@@ -16,7 +17,6 @@ from labkit.experiment.cell import normalized_design
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.records import (
-    CaseRecord,
     Metric,
     Record,
     read_cell,
@@ -27,38 +27,18 @@ from labkit.records import (
 LOOKS = [PlannedLook(8, 0.02), PlannedLook(10, 0.01), PlannedLook(12, 0.02)]
 
 
-class Planted:
-    """A launcher in this process: arm seq_map is slower by ``effect`` (log scale)."""
+class Planted(PlantedRuns):
+    """Arm seq_map is slower by ``effect`` (log scale)."""
 
     def __init__(self, effect: float, noise: float, outcome: str = "ok") -> None:
+        super().__init__()
         self.effect, self.noise, self.outcome = effect, noise, outcome
-        self.launched: list[str] = []
 
-    def prepare(self, cell) -> None:
-        """Nothing to build."""
-
-    def launch(self, runs, cell) -> list[Record]:
-        return [self.run(run, cell) for run in runs]
-
-    def run(self, run, cell) -> Record:
-        self.launched.append(run.name)
+    def fields(self, run, cell):
         log = random.Random(run.name).gauss(0, self.noise)
         log += self.effect if run.arm == "seq_map" else 0.0
-        metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
-        outputs = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32"}
-        outputs |= {"rows": "AAAAAA==", "heads": "AAAAAA=="}
-        return Record(
-            run.arm,
-            cell.arm(run.arm).role,
-            run.block,
-            run.position,
-            cell.seed,
-            self.outcome,
-            "2026-11-20T20:00:00Z",
-            detail=None if self.outcome == "ok" else "planted",
-            counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
-            cases=(CaseRecord("one", None, (metric,), outputs),),
-        )
+        detail = None if self.outcome == "ok" else "planted"
+        return kernel_fields(100 * math.exp(log)) | {"outcome": self.outcome, "detail": detail}
 
 
 def run_cell(cell, *others, all_decided=None):
@@ -118,8 +98,8 @@ def test_without_looks_a_clear_effect_ends_nothing_early(make):
 class TwoRows(Planted):
     """The same with a second case in which the arm differs by nothing that can be detected."""
 
-    def run(self, run, cell) -> Record:
-        record = super().run(run, cell)
+    def record(self, run, cell) -> Record:
+        record = super().record(run, cell)
         log = random.Random(f"two/{run.name}").gauss(0, 0.1)
         metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
         (one,) = record.cases
@@ -158,10 +138,10 @@ def test_a_look_is_taken_only_on_its_own_blocks(make):
         return False
 
     class Dies(Planted):
-        def run(self, run, cell):
+        def record(self, run, cell):
             if run.block == 9:
                 raise KeyboardInterrupt
-            return super().run(run, cell)
+            return super().record(run, cell)
 
     with pytest.raises(KeyboardInterrupt):
         run_cell(make(), Dies(0.0, 0.1), all_decided=decided)
@@ -286,10 +266,10 @@ def test_an_old_study_without_the_note_is_exploratory_too(make):
 
 def test_an_interrupted_study_was_not_shown_and_continues(make):
     class Dies(Planted):
-        def run(self, run, cell):
+        def record(self, run, cell):
             if run.block == 7:
                 raise KeyboardInterrupt
-            return super().run(run, cell)
+            return super().record(run, cell)
 
     cell = make(blocks=8, looks=[])
     with pytest.raises(KeyboardInterrupt):

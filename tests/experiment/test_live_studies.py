@@ -10,7 +10,7 @@ from labkit import analysis
 from labkit.config import Isolation
 from labkit.experiment import StudyError, turn_coordinator
 from labkit.experiment.cell_composer import to_cells
-from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.machine import cache_dir
 from labkit.records import read_cell, read_runs, write_json
@@ -25,20 +25,31 @@ def user_cache():
 # ------------------------------------------------------------------ processes, stub workload
 
 
-def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(make_cell, launcher):
+def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(
+    make_cell, launcher, monkeypatch
+):
+    """Of the second block only the baseline fails, so that it has no effect."""
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:base:b01")
     cell = make_cell(isolation=Isolation.live, blocks=2)
-    assert run_cell(cell, launcher).ran == 2 * 3
+    outcome = run_cell(cell, launcher)
+    assert (outcome.ran, len(outcome.failed)) == (2 * 3, 1)
     records = read_runs(cell.dir)
     for block in (0, 1):
         runs = [record for record in records if record.block == block]
         names = [run.name for run in cell.schedule() if run.block == block]
         assert [record.run for record in runs] == names
         for record in runs:
-            assert record.ok and record.notes["isolation"] == "live"
+            assert record.ok is (block == 0 or record.arm != "base")
+            assert record.notes["isolation"] == "live"
             assert record.notes["together"] == names
             assert (cell.dir / "runs" / f"{record.run}.log").exists()
         assert len({record.seconds["process"] for record in runs}) == 1
     assert read_cell(cell.dir)["design"]["isolation"] == "live"
+    (row,) = analysis.analyse_cell(cell.dir)["rows"]
+    assert {name: arm["n"] for name, arm in row["arms"].items()}["base"] == 1
+    assert {comparison["blocks"] for comparison in row["comparisons"]} == {1}
+    (cell.dir / "cell.json").unlink()  # a lost manifest changes nothing
+    assert analysis.analyse_cell(cell.dir)["design"]["isolation"] == "live"
 
 
 @pytest.mark.parametrize(
@@ -68,51 +79,42 @@ def test_servers_have_longer_slices_and_pools_sized_by_free_memory_load_one_by_o
     assert [options for _, *options in sets] == [[slice_s, together]]
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome"),
-    [
-        ("startup:kill", "crashed"),
-        ("load:value", "refused"),
-        ("measure:kill", "crashed"),
-        ("measure:poison", "invalid_output"),
-        ("measure:vacuous", "vacuous"),
-        ("write:half", "invalid_output"),
-    ],
-)
-def test_a_failing_arm_fails_alone(make_cell, launcher, monkeypatch, fault, outcome):
-    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{fault}:seq_map")
+OUTCOMES = {
+    "startup:kill": "crashed",
+    "load:value": "refused",
+    "measure:kill": "crashed",
+    "measure:poison": "invalid_output",
+    "measure:vacuous": "vacuous",
+    "write:half": "invalid_output",
+}
+
+
+def test_a_failing_arm_fails_alone(make_cell, launcher, monkeypatch, replace):
+    """One set, in which two arms do not fail and each of the others does in its own way."""
     cell = make_cell(isolation=Isolation.live)
-    assert len(run_cell(cell, launcher).failed) == 1
-    outcomes = {record.arm: record.outcome for record in read_runs(cell.dir)}
-    assert outcomes == {"base": "ok", "control": "ok", "seq_map": outcome}
+    base, arm, control = cell.arms
+    outcomes = {fault.replace(":", "_"): outcome for fault, outcome in OUTCOMES.items()}
+    failing = (replace(arm, name=name) for name in outcomes)
+    cell = replace(cell, arms=(base, *failing, control))
+    faults = (f"{fault}:{fault.replace(':', '_')}" for fault in OUTCOMES)
+    monkeypatch.setenv("LABKIT_TEST_FAULT", " ".join(faults))
+    assert len(run_cell(cell, launcher).failed) == len(OUTCOMES)
+    assert {record.arm: record.outcome for record in read_runs(cell.dir)} == {
+        **outcomes, "base": "ok", "control": "ok",
+    }  # fmt: skip
     gates = analysis.analyse_cell(cell.dir)["gates"]
-    assert gates["engaged" if outcome == "vacuous" else "healthy"]["status"] == "fail"
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
-    assert run_cell(cell, launcher, redo_failed=True).ran == 3
+    for gate, fault in {"healthy": "measure_kill", "engaged": "measure_vacuous"}.items():
+        assert gates[gate]["status"] == "fail"
+        assert any(f"-{fault}" in reason for reason in gates[gate]["reasons"])
+    assert unfinished(cell, redo_failed=True) == cell.schedule()
 
 
-def test_a_block_whose_baseline_failed_has_no_effect(make_cell, launcher, monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:base:b01")
-    cell = make_cell(isolation=Isolation.live, blocks=2)
-    assert len(run_cell(cell, launcher).failed) == 1
-    (row,) = analysis.analyse_cell(cell.dir)["rows"]
-    assert {name: arm["n"] for name, arm in row["arms"].items()}["base"] == 1
-    assert {comparison["blocks"] for comparison in row["comparisons"]} == {1}
-
-
-def test_an_arm_whose_time_is_over_fails_alone(make_cell, launcher, monkeypatch):
+def test_an_arm_whose_time_is_over_fails_alone(make_cell, launcher, time_over, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
-    cell = make_cell(isolation=Isolation.live, timeout_s=4.0)
+    cell = make_cell(isolation=Isolation.live)
     run_cell(cell, launcher)
     outcomes = {record.arm: record.outcome for record in read_runs(cell.dir)}
     assert outcomes == {"base": "ok", "control": "ok", "seq_map": "timeout"}
-
-
-def test_a_lost_manifest_does_not_change_how_live_runs_are_compared(make_cell, launcher):
-    cell = make_cell(isolation=Isolation.live)
-    run_cell(cell, launcher)
-    (cell.dir / "cell.json").unlink()
-    assert analysis.analyse_cell(cell.dir)["design"]["isolation"] == "live"
 
 
 # ------------------------------------------------------------------ which studies are live

@@ -6,7 +6,6 @@ import yaml
 from labkit import app
 from labkit.config import ConfigError
 from labkit.experiment.cell_composer import write_config
-from labkit.experiment.hydra_composer import Composer
 
 GROUPS = ("attention", "budget", "kv", "scheduler")
 
@@ -32,14 +31,13 @@ def own(tmp_path):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_file_of_a_nested_group_composes(group):
-    app.register()
+def test_every_file_of_a_nested_group_composes(group, composer):
     files = sorted((app.CONF / "engine" / group).glob("*.yaml"))
     assert files
     for file in files:
         needs = ["engine=contiguous"] if file.stem == "sdpa" else []
         with app.initialized():  # a budget need not fit this machine's free memory
-            composed = Composer().compose([*needs, f"engine/{group}={file.stem}"])
+            composed = composer.compose([*needs, f"engine/{group}={file.stem}"])
         section = getattr(composed.engine, group)
         for key, value in yaml.safe_load(file.read_text()).items():
             chosen = getattr(section, key)

@@ -7,13 +7,13 @@ a fixed ABAB order fails the same check.
 
 from __future__ import annotations
 
-import base64
 import math
 import random
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
@@ -21,7 +21,7 @@ from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import PlannedLook
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.permuted_blocks import Run, schedule
-from labkit.records import CaseRecord, Metric, Record, read_runs
+from labkit.records import read_runs
 
 STUDIES = 2000
 
@@ -95,39 +95,18 @@ def test_a_planted_effect_is_found():
     assert np.mean(rejections) >= 0.8
 
 
-class Simulated:
-    """A launcher in this process: a run is a place on the simulated machine."""
+class Simulated(PlantedRuns):
+    """A run is a place on the simulated machine."""
 
     def __init__(self, seed: int, total: int, effect: float) -> None:
+        super().__init__()
         self.machine, self.effect = Machine(seed, total, modes=0.0, tails=0.0), effect
         self.random = random.Random(seed)
-        self.place = 0
 
-    def prepare(self, cell) -> None:
-        """Nothing to build."""
-
-    def launch(self, runs, cell) -> list[Record]:
-        return [self.run(run, cell) for run in runs]
-
-    def run(self, run, cell) -> Record:
-        log = self.machine.log_times[self.place] + (self.effect if run.arm == "seq_map" else 0.0)
-        self.place += 1
-        repeats = tuple(100 * math.exp(log + self.random.gauss(0, 0.002)) for _ in range(5))
-        metric = Metric("dispatch_us", "us", "lower", True, repeats)
-        crc = base64.b64encode(bytes(4)).decode()
-        outputs = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32"}
-        outputs |= {"rows": crc, "heads": crc}
-        return Record(
-            run.arm,
-            cell.arm(run.arm).role,
-            run.block,
-            run.position,
-            cell.seed,
-            "ok",
-            "2026-11-20T20:00:00Z",
-            counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
-            cases=(CaseRecord("one", None, (metric,), outputs),),
-        )
+    def fields(self, run, cell):
+        log = self.machine.log_times[len(self.launched) - 1]
+        log += self.effect if run.arm == "seq_map" else 0.0
+        return kernel_fields(*(100 * math.exp(log + self.random.gauss(0, 0.002)) for _ in range(5)))
 
 
 LOOKS = [PlannedLook(8, 0.01), PlannedLook(9, 0.01), PlannedLook(10, 0.01), PlannedLook(12, 0.02)]

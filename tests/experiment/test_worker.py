@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit import config
 from labkit.analysis import analyse_cell
 from labkit.analysis.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment import child_process, worker
+from labkit.experiment.cell_manifest import write_manifest
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_failures import RunFailure, failure_of
 from labkit.experiment.run_launcher import _environment, _marker
@@ -86,25 +86,26 @@ def test_a_record_that_cannot_be_written_fails_the_process_and_loses_no_other(
         assert good.is_file() and f"{bad}: " in capsys.readouterr().err
 
 
-def test_arms_are_prepared_once(make_cell, launcher, tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    cell = make_cell()
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    run_cell(cell, launcher)
-    logs = sorted(path.name for path in (cell.dir / "runs").glob("prepare-*"))
+@pytest.fixture
+def prepare(launcher, tmp_path, monkeypatch):
+    """Return a function that prepares a cell's arms, with an empty cache at first."""
+
+    def logs(cell):
+        monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+        write_manifest(cell, 1)
+        launcher.prepare(cell)
+        return sorted(path.name for path in (cell.dir / "runs").glob("prepare-*"))
+
+    return logs
+
+
+def test_arms_are_prepared_once(make_cell, prepare):
+    logs = prepare(make_cell())
     assert logs == ["prepare-base.log", "prepare-seq_map.log"]  # control is base again
-    other = make_cell(folder="other")
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    run_cell(other, launcher)
-    assert not list((other.dir / "runs").glob("prepare-*"))
+    assert prepare(make_cell(folder="other")) == []
 
 
-def test_interleaved_arms_are_prepared_in_one_process(
-    make_cell, launcher, tmp_path, monkeypatch, replace
-):
-    cell = make_cell()
-    cell = replace(cell, design=replace(cell.design, isolation=config.Isolation.in_process))
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+def test_interleaved_arms_are_prepared_in_one_process(make_cell, prepare, monkeypatch):
     commands, before = [], child_process.run
 
     def run(command, **options):
@@ -112,24 +113,20 @@ def test_interleaved_arms_are_prepared_in_one_process(
         return before(command, **options)
 
     monkeypatch.setattr(child_process, "run", run)
-    run_cell(cell, launcher)
-    (command,) = [command for command in commands if "--prepare" in command]
+    prepare(make_cell(isolation=Isolation.in_process))
+    (command,) = commands
     arms = [Path(word).stem for word in command[command.index("--prepare") + 1 :]]
     assert arms == ["base", "seq_map"]  # control is base again
 
 
-def test_an_arm_with_a_user_s_class_is_prepared_every_time(
-    make_cell, launcher, tmp_path, monkeypatch, replace
-):
+def test_an_arm_with_a_user_s_class_is_prepared_every_time(make_cell, prepare, replace):
     for folder in ("one", "two"):
         cell = make_cell(folder=folder)
-        monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
         config = {**cell.arms[0].config, "seed": 1}
         config["engine"] = {**config["engine"]}
         config["engine"]["attention"] = {**config["engine"]["attention"], "resolver": "my.own:Maps"}
         cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
-        run_cell(cell, launcher)
-        assert list((cell.dir / "runs").glob("prepare-base.log"))
+        assert prepare(cell) == ["prepare-base.log"]
 
 
 def failing_preparation(monkeypatch, arm, last_line, code=1):
@@ -246,7 +243,8 @@ def test_a_study_goes_on_while_the_clock_is_set_back(make_cell, launcher, monkey
     """In the parent and in the workers: nothing is lost, and no number changes."""
 
     def study(folder, blocks):
-        cell = make_cell(folder=folder, blocks=blocks, isolation=Isolation(isolation))
+        design = {"blocks": blocks, "isolation": Isolation(isolation), "control": False}
+        cell = make_cell(folder=folder, **design)
         return cell, run_cell(cell, launcher)
 
     undisturbed, _ = study("undisturbed", 2)
@@ -254,10 +252,10 @@ def test_a_study_goes_on_while_the_clock_is_set_back(make_cell, launcher, monkey
     monkeypatch.setenv("LABKIT_TEST_FAULT", "startup:clock")
     set_back(monkeypatch)
     cell, outcome = study("cell", 2)
-    assert (outcome.ran, outcome.already_done, outcome.failed) == (3, 3, ()) and outcome.seconds > 0
+    assert (outcome.ran, outcome.already_done, outcome.failed) == (2, 2, ()) and outcome.seconds > 0
     records = read_runs(cell.dir)
     assert [r.run for r in records] == [r.run for r in read_runs(undisturbed.dir)]
-    assert max(r.started for r in records[3:]) < min(r.started for r in records[:3])
+    assert max(r.started for r in records[2:]) < min(r.started for r in records[:2])
     for record in records:
         assert min(record.seconds.values()) >= 0 and record.notes.get("gap_s", 0) >= 0
         assert record.seconds["measure"] <= record.seconds["total"]

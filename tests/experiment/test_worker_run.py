@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from planted_runs import PlantedRuns
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
@@ -264,21 +265,13 @@ def test_a_failed_arm_fails_its_block_and_the_others_say_why(make, launcher, mon
         assert record.detail == f"{other}planted NaN"
 
 
-def test_a_killed_process_fails_all_its_runs(make, launcher, monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:seq_map")
-    cell = make(blocks=1)
-    run_cell(cell, launcher)
-    (block,) = blocks_of(cell)
-    assert {r.outcome for r in block} == {"crashed"}
-    assert all("SIGKILL: " in r.detail for r in block)
-    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
-    assert run_cell(cell, launcher, redo_failed=True).failed == ()
-
-
-@pytest.mark.parametrize("stage", ["load", "warm_up", "measure"])
 @pytest.mark.parametrize(
-    ("death", "detail"),
-    [("kill", "SIGKILL: "), ("exit", "exit status 7: "), ("segv", "SIGSEGV: ")],
+    ("stage", "death", "detail"),
+    [
+        ("load", "exit", "exit status 7: "),
+        ("warm_up", "segv", "SIGSEGV: "),
+        ("measure", "kill", "SIGKILL: "),
+    ],
 )
 def test_a_process_that_dies_names_the_arm_in_turn(
     make, launcher, monkeypatch, stage, death, detail
@@ -303,9 +296,9 @@ def test_a_process_that_dies_names_the_arm_in_turn(
     assert reason.startswith(culprit.run) and "log: runs/" in reason
 
 
-def test_a_process_that_hangs_names_the_arm_in_turn(make, launcher, monkeypatch):
+def test_a_process_that_hangs_names_the_arm_in_turn(make, launcher, time_over, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
-    cell = make(blocks=1, timeout_s=1.0)
+    cell = make(blocks=1)
     run_cell(cell, launcher)
     (block,) = blocks_of(cell)
     assert {r.outcome for r in block} == {"timeout"}
@@ -329,18 +322,16 @@ def test_a_process_killed_while_measuring_loses_only_its_own_runs(make, launcher
     assert {r.outcome for r in killed} == {"crashed"}
     monkeypatch.setenv("LABKIT_TEST_FAULT", "")
     kept = {r.run: r.started for r in (*first, *last)}
-    assert run_cell(cell, launcher, redo_failed=True).ran == 3
+    again = run_cell(cell, launcher, redo_failed=True)
+    assert (again.ran, again.failed) == (3, ())
     now = {r.run: r.started for r in read_runs(cell.dir)}
     assert {run: now[run] for run in kept} == kept
 
 
-def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
-    arms = make().arms
-    apart = make_cell(blocks=2)
-    object.__setattr__(apart, "arms", arms)
-    run_cell(apart, launcher)
+def test_isolations_are_not_mixed_in_one_folder(make, make_cell, replace):
+    run_cell(replace(make_cell(blocks=2), arms=make().arms), PlantedRuns())
     with pytest.raises(ConfigError, match=r"design\.isolation was process, now in_process"):
-        run_cell(make(), launcher)
+        run_cell(make(), PlantedRuns())
 
 
 # ------------------------------------------------------------------ the real worker and kernels
@@ -351,7 +342,7 @@ def test_interleaved_kernels_give_the_outputs_of_separate_processes(
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
     real = ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker"))
-    one = make(cases=CASES, control=False, blocks=2, folder="together")
+    one = make(cases=CASES, control=False, blocks=1, folder="together")
     apart = make_cell(control=False, folder="apart")
     object.__setattr__(apart, "arms", one.arms)
     for cell in (one, apart):
