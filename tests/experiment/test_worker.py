@@ -175,7 +175,7 @@ def test_the_runs_of_an_arm_whose_preparation_failed_are_not_started(
 def test_only_arms_in_the_process_of_one_that_is_not_prepared_fail_with_it(
     make_cell, launcher, tmp_path, monkeypatch, isolation
 ):
-    cell = make_cell(isolation=config.Isolation(isolation))
+    cell = make_cell(isolation=Isolation(isolation))
     failure = RunFailure("crashed", "ValueError: no")
     monkeypatch.setattr(launcher, "_unprepared", {"seq_map": failure})
     started = []
