@@ -93,6 +93,10 @@ def counting(arm, change):
             {"counted_by": "tokenizer", "counted_beyond_max": 3},
             "the tokenizer counts more tokens than max_tokens allows in 3 requests of b00-",
         ),
+        (
+            {"counted_by": "usage", "counted_below_chunks": 1},
+            "the usage counts fewer tokens than chunks arrived in 1 request of b00-",
+        ),
     ],
 )  # fmt: skip
 def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, cause):
