@@ -162,3 +162,5 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     )
     (one,) = serving_capacities([SimpleNamespace(data=data)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
+    slow = "Not sustained: the load at 40 requests/s." in one.sentence
+    assert slow is ("sent_per_s" in change)
