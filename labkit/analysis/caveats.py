@@ -230,9 +230,10 @@ def _waits(analysis: CellAnalysis) -> Iterator[str]:
     In older records, latencies begin when a request is sent.
     """
     for arm, notes in _traffic(analysis).items():
-        waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
+        queued = [note for note in notes if "queue_ms" in note]
+        waits = [note["queue_ms"]["p50"] for note in queued]
         if waits and statistics.median(waits) > 0:
-            is_counted = all("latency_from" in note for note in notes)
+            is_counted = all("latency_from" in note for note in queued)
             latencies = "latencies include" if is_counted else "no latency includes"
             yield (
                 f"{arm}: half of the requests waited {statistics.median(waits):,.0f} ms or more at "

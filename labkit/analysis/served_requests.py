@@ -17,6 +17,10 @@ from labkit.records import Arm, Record
 MAX_UNSERVED_SHARE = 0.05  # of an arm's requests, if all arms served the same ones
 MIN_SENT_SHARE = 0.95  # of the rate of arrivals; a load that is sent more slowly is not sustained
 SAMPLED = ("token ids", "usage")  # counts of the engine that sampled the tokens
+IMPOSSIBLE_COUNTS = {  # notes on a server
+    "counted_beyond_max": "more tokens than max_tokens allows",
+    "counted_below_chunks": "fewer tokens than chunks arrived",
+}
 TOKEN_METRICS = (
     "total_tok_s",
     "output_tok_s",
@@ -95,13 +99,14 @@ def count_cause(
     baseline = arms[0].name
     for name in (arm, baseline):
         for record in records:
-            beyond = record.arm == name and _server(record).get("counted_beyond_max")
-            if beyond:
-                requests = count_text(beyond, "request")
-                return (
-                    f"the {_server(record)['counted_by']} counts more tokens than max_tokens "
-                    f"allows in {requests} of {record.run}, so the count is unusable"
-                )
+            server = _server(record) if record.arm == name else {}
+            for key, what in IMPOSSIBLE_COUNTS.items():
+                if server.get(key):
+                    requests = count_text(server[key], "request")
+                    return (
+                        f"the {server['counted_by']} counts {what} in {requests} of {record.run}, "
+                        "so the count is unusable"
+                    )
     own, base = (_means(name, records) for name in (arm, baseline))
     if own == base or (own <= {*SAMPLED} and base <= {*SAMPLED}):
         return None

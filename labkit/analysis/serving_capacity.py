@@ -8,8 +8,9 @@ arrived. The target share is ``workload.capacity``. With several arms, alpha is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,10 @@ LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
 @dataclass(frozen=True)
 class ServingCapacity:
-    """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words."""
+    """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words.
+
+    ``unsustained``: the rates at which a run's requests were sent more slowly than they arrived.
+    """
 
     arm: str
     target: float
@@ -33,10 +37,17 @@ class ServingCapacity:
     alpha: float
     loads: tuple[LoadCounts, ...]
     capacity: Capacity
+    unsustained: tuple[float, ...] = ()
 
     @property
     def sentence(self) -> str:
-        """The capacity in a sentence."""
+        """The capacity in a sentence, and the loads that were not sustained in another."""
+        rates = ", ".join(f"{rate:g}" for rate in self.unsustained)
+        not_sustained = f" Not sustained: the load at {rates} requests/s." if rates else ""
+        return self._answer + not_sustained
+
+    @property
+    def _answer(self) -> str:
         low, high, about = self.capacity.at_least, self.capacity.below, self.capacity.estimate
         kept = f"{100 * self.target:g} % of requests within {self.limits}"
         confidence = f"({100 * (1 - self.alpha):g} % confidence)"
@@ -82,7 +93,24 @@ def _capacity(
 ) -> ServingCapacity:
     alpha = min(float(analysis.data.design["alpha"]) for analysis, _ in cells) / num_arms
     loads = tuple(sorted((counts for _, counts in cells), key=lambda counts: counts.rate))
-    return ServingCapacity(arm, target, limits, alpha, loads, load_capacity(loads, target, alpha))
+    unsustained = tuple(
+        load.rate
+        for analysis, load in sorted(cells, key=lambda cell: cell[1].rate)
+        if not all(map(sustained, _notes(analysis.data.records, arm)))
+    )
+    capacity = load_capacity(loads, target, alpha)
+    return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained)
+
+
+def _notes(records: Sequence[Record], arm: str) -> list[Mapping[str, Any]]:
+    """Return the notes on requests of an arm's successful runs that counted those in the limits."""
+    return [
+        case.notes["traffic"]
+        for record in records
+        if record.ok and record.arm == arm
+        for case in record.cases
+        if "good" in case.notes.get("traffic", {})
+    ]
 
 
 def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
@@ -90,19 +118,12 @@ def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | No
 
     None if no run counted them.
     """
-    runs = [record for record in records if record.arm == arm]
-    notes = [
-        case.notes["traffic"]
-        for record in runs
-        if record.ok
-        for case in record.cases
-        if "good" in case.notes.get("traffic", {})
-    ]
+    notes = _notes(records, arm)
     if not notes:
         return None
     good = [float(note["good"]) if sustained(note) else 0.0 for note in notes]
     requests = [float(note["requests"]) for note in notes]
-    failed = sum(not record.ok for record in runs)
+    failed = sum(record.arm == arm and not record.ok for record in records)
     good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
     return LoadCounts(rate, np.array(good), np.array(requests))
 

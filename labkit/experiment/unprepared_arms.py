@@ -50,6 +50,8 @@ def failed_records(
             failure = failures[first.arm]
             notes["failed_by"] = first.name
             detail = f"in one process with {first.name}: its preparation failed: {failure.detail}"
+        elif (log := cell.paths.runs / f"prepare-{run.arm}.log").exists():
+            notes["log"] = str(log.relative_to(cell.dir))
         records.append(
             Record(
                 run.arm,

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from labkit.analysis.caveats import _unserved, _waits
+from labkit.analysis.caveats import _unserved, _unsustained, _waits
 from labkit.analysis.rendering.request_outcome_tables import (
     request_outcomes_table,
 )
@@ -16,6 +16,7 @@ def run(arm, block, **traffic):
     return Record(arm, role, block, 0, 0, "ok", "2026-01-01T00:00:00Z", cases=(case,))
 
 
+SERVED = {"served": 10}
 CELL = {"arms": [{"name": "base", "role": "baseline"}, {"name": "other", "role": "arm"}]}
 BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
        "unserved": [{"id": "r3", "outcome": "refused", "error": "no room"}]}  # fmt: skip
@@ -53,3 +54,24 @@ def test_unserved_requests_and_waits_at_the_client_are_caveats():
         "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
         "no latency includes this wait",
     ]
+
+
+def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats():
+    spread = {"p50": 1500.0, "p99": 2.0, "max": 2.0}
+    slow = {"queue_ms": spread, "latency_from": "arrival", "due_per_s": 40.0, "sent_per_s": 5.04}
+    records = [
+        run("base", n, **(slow if n else {"due_per_s": 40, "sent_per_s": 39})) for n in (0, 1)
+    ]
+    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
+    assert list(_unsustained(analysis)) == [
+        "base: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
+        "were sent at 5.04"
+    ]
+    (wait,) = _waits(analysis)
+    assert wait.endswith("(workload.concurrency); latencies include this wait")
+
+
+def test_the_table_says_that_the_time_of_a_run_counts_requests_that_failed():
+    notes = [request_outcomes_table(CELL, [run("base", 0, **one)]).notes for one in (SERVED, BAD)]
+    texts = ["number includes refused", "number but the time of a run includes refused"]
+    assert all(text in "".join(note) for text, note in zip(texts, notes, strict=True))

@@ -93,6 +93,10 @@ def counting(arm, change):
             {"counted_by": "tokenizer", "counted_beyond_max": 3},
             "the tokenizer counts more tokens than max_tokens allows in 3 requests of b00-",
         ),
+        (
+            {"counted_by": "usage", "counted_below_chunks": 1},
+            "the usage counts fewer tokens than chunks arrived in 1 request of b00-",
+        ),
     ],
 )  # fmt: skip
 def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, cause):
@@ -158,3 +162,5 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     )
     (one,) = serving_capacities([SimpleNamespace(data=data)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
+    slow = "Not sustained: the load at 40 requests/s." in one.sentence
+    assert slow is ("sent_per_s" in change)

@@ -167,6 +167,7 @@ def test_the_runs_of_an_arm_whose_preparation_failed_are_not_started(
     failed = [record for record in read_runs(cell.dir) if record.arm == "seq_map"]
     assert [record.outcome for record in failed] == [outcome] * 2
     assert failed[0].detail.startswith(f"its preparation failed: {detail}")
+    assert failed[0].notes["log"] == "runs/prepare-seq_map.log"
     launcher.prepare(cell)  # as after an interim look
     assert sum("--prepare" in command for command in commands) == 2  # base, seq_map
 

@@ -227,7 +227,7 @@ class RemoteEngine:
     def _server_notes(self) -> dict[str, Any]:
         preset = self._options.server_preset
         means = {response.counted_by for response in self._finished}
-        beyond = [r for r in self._finished if r.num_tokens(self._detokenizer) > r.max_tokens]
+        counts = [(r, r.num_tokens(self._detokenizer)) for r in self._finished]
         return {
             "preset": self._options.preset,
             "command": self._server.command,
@@ -237,7 +237,9 @@ class RemoteEngine:
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
             "identity": "token ids" if means == {"token ids"} else "text",
             "counted_by": " and ".join(sorted(means)),
-            "counted_beyond_max": len(beyond),
+            "counted_beyond_max": sum(count > r.max_tokens for r, count in counts),
+            # A parser or a final flush may split a single token's text.
+            "counted_below_chunks": sum(count + 1 < r.num_chunks for r, count in counts),
             "disagree": self._disagreements(),
         }
 

@@ -125,6 +125,7 @@ class Stub:
         write.event("", finish=finish)
         if "no_usage" not in modes:
             reported_tokens = count + ("miscounts" in modes) - ("undercounts" in modes)
+            reported_tokens = 1 if "counts_one" in modes else reported_tokens
             write.usage(len(prompt_of(body)), reported_tokens, self._cached(body))
         write.raw("[DONE]")
 

@@ -102,12 +102,21 @@ def test_a_failed_request_does_not_change_how_the_others_were_counted(opponent, 
     stub.modes |= {"half", "breaks"}
     entries = run_load(engine, [*ask(PROMPT), *map(rename, ask(PROMPT, tokens=9))]).entries
     assert [entry.outcome for entry in entries] == ["served", "failed"]
-    assert engine.notes["server"]["counted_by"] == "usage"
+    notes = engine.notes["server"]
+    assert (notes["counted_by"], notes["counted_below_chunks"]) == ("usage", 0)
     assert engine.counters()["tokens.usage"] == engine.counters()["tokens.stream"] == 6
 
 
 def rename(request):
     return replace(request, request_id="long")
+
+
+def test_a_usage_below_the_number_of_chunks_is_noted(opponent, run_load, ask):
+    engine, _ = opponent("early", "counts_one")
+    (entry,) = run_load(engine, ask(PROMPT, ignore_eos=False)).entries
+    notes = engine.notes["server"]
+    assert entry.output_tokens == 1 and notes["counted_below_chunks"] == 1
+    assert notes["counted_beyond_max"] == 0
 
 
 def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
