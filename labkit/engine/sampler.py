@@ -166,7 +166,8 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
         order = np.argsort(-lead, kind="stable")
         cumulative = np.cumsum(weights[order])
         count = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
-        chosen = np.sort(order[:count])
+        chosen = np.zeros(len(ids), bool)
+        chosen[order[:count]] = True
         ids, weights = ids[chosen], weights[chosen]
     selected = weights >= params.min_p if params.min_p else weights > 0
     return Candidates(ids[selected], weights[selected])
