@@ -251,7 +251,124 @@ def a_quarter_of_a_million_log_probabilities(client):
     assert lengths == [1000] * 12
 
 
+# Bodies ---------------------------------------------------------------------------------------
+
+SIZE = (4 << 20) - 100
+HELLO = '{"role":"user","content":"hello"}'
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+def filled(head, item, tail):
+    """Return a body of 4 MB that repeats an item."""
+    count = (SIZE - len(head) - len(tail)) // (len(item) + 1)
+    return head + ",".join([item] * count) + tail
+
+
+BODIES = {
+    "completions_of_a_million_prompts": ('"prompt":[', "[1]", "]"),
+    "completions_of_two_million_ids": ('"prompt":[', "1", "]"),
+    "completions_with_a_wrong_prompt_at_the_end": ('"prompt":[', "[1]", ",{}]"),
+    "completions_of_a_million_choices": (
+        '"prompt":"a","structured_outputs":{"choice":[', '"a"', "]}"
+    ),
+    "chat_of_200_000_tools": (f'"messages":[{HELLO}],"tools":[', '{"type":"function"}', "]"),
+    "chat_of_a_million_empty_tools": (f'"messages":[{HELLO}],"tools":[', "{}", "]"),
+    "chat_of_139_000_messages": ('"messages":[', HELLO, "]"),
+    "chat_of_100_000_unknown_fields": ('"messages":[', HELLO[:-1] + ',"x":null}', "]"),
+    "chat_of_80_000_calls": (
+        '"messages":[{"role":"assistant","tool_calls":[',
+        '{"id":"","function":{"name":"f","arguments":""}}', "]}]",
+    ),
+    "chat_of_a_deep_unknown_field": (f'"messages":[{HELLO}],"x":[', "[[[]]]", "]"),
+}  # fmt: skip
+BIASES = ",".join(f'"{number}":1' for number in range(380_000))
+WRONG_VALUES = {
+    "completions_of_380_000_biases": f'"prompt":"a","logit_bias":{{{BIASES}}}',
+    "completions_of_two_tokens_and_a_half": '"prompt":"a","max_tokens":2.5',
+    "completions_of_an_infinite_number": '"prompt":"a","temperature":1e400',
+    "completions_of_half_a_character": r'"prompt":"\ud800x"',
+    "completions_of_a_part_of_a_token": '"prompt":[1.5]',
+    "chat_of_half_a_character_in_a_call": '"messages":[{"role":"assistant","tool_calls":[{"id":"",'
+    r'"function":{"name":"f","arguments":"{\"a\":\"\\ud800\"}"}}]}]',
+    "chat_of_an_integer_of_5000_digits": f'"messages":[{HELLO}],"seed":{"1" * 5000}',
+    "chat_of_a_name_of_a_megabyte": f'"messages":[{HELLO}],"{"x" * (1 << 20)}":1',
+}
+
+
+def add_body(name, fields):
+    def send(client):
+        path = PATHS[name.partition("_")[0]]
+        response = client.send("POST", path, f'{{"model":"tiny",{fields}}}')
+        assert response.status == 400, response.text[:500]
+        check_message(response.json()["error"]["message"])
+
+    add(name, send)
+
+
+for name, parts in BODIES.items():
+    add_body(name, filled(*parts))
+for name, fields in WRONG_VALUES.items():
+    add_body(name, fields)
+
+
+# Preparation ----------------------------------------------------------------------------------
+
+
+@case
+def long_texts(client):
+    """More than are tokenised at once. Short ones are served meanwhile."""
+
+    def tokenize(number):
+        response = client.post("/tokenize", prompt=f"{number} and another word " * 4000)
+        assert response.status == 200, response.text[:500]
+
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        list(pool.map(tokenize, range(24)))
+
+
+TEMPLATE = """\
+{%- if messages[0].content == 'for ever' %}
+{%- for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{%- elif messages[0].content == 'much' %}{{ '%2000000000d' % 1 }}{% endif %}"""
+
+
+def add_template(name, text, reason):
+    def send(client):
+        def chat(_):
+            messages = [{"role": "user", "content": text}]
+            response = client.post("/v1/chat/completions", messages=messages)
+            assert response.status == 400, response.text[:500]
+            assert reason in response.json()["error"]["message"]
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(chat, range(2)))
+
+    add(name, send)
+
+
+add_template("a_template_that_never_ends", "for ever", "longer than 10 s")
+add_template("a_template_that_fills_the_memory", "much", "more than 268435456 bytes")
+
+
 # Connections ----------------------------------------------------------------------------------
+
+
+@case
+def pipelined_offers_of_http2(client):
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n"
+    with client.connect() as connection:
+        connection.sendall((head + offer) * 100 + head + b"Connection: close\r\n\r\n")
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 101
+
+
+@case
+def a_page_whose_name_points_to_the_server(client):
+    with client.connect() as connection:
+        connection.sendall(
+            b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+        )
+        assert read_all(connection).startswith(b"HTTP/1.1 403 ")
 
 
 def read_all(connection):

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,11 +20,11 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from hostile_cases import CASES, SCHEMAS, chat_schema
+from hostile_cases import CASES, SCHEMAS, TEMPLATE, chat_schema
 
 pytestmark = pytest.mark.slow
 HEALTH_WITHIN_S = 0.5
-MEMORY_BYTES = 200 << 20
+MEMORY_BYTES = 100 << 20
 GRACE_S = 5.0
 NUM_REFERENCES = 16
 
@@ -114,10 +115,16 @@ def memory_bytes(pid):
 
 @pytest.fixture(scope="module")
 def hostile_server(chat_model, start_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    model = shutil.copytree(chat_model, folder / "model")
+    path = model / "tokenizer_config.json"
+    fields = json.loads(path.read_text())
+    fields["chat_template"] = TEMPLATE + fields["chat_template"]
+    path.write_text(json.dumps(fields))
     with start_server(
-        tmp_path_factory.mktemp("hostile") / "log",
+        folder / "log",
         "model=local",
-        f"model.path={chat_model}",
+        f"model.path={model}",
         "server.model_name=tiny",
         "server.grammar_timeout_s=2",
         "server.receive_timeout_s=5",
