@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import app
+from labkit import app, command_line
 from labkit.config import ConfigError
 from labkit.models.gguf import gguf_writer
 
@@ -177,7 +177,7 @@ def test_folders_of_the_users_files_are_added_up(tmp_path, run_app, monkeypatch)
 
 
 def test_a_text_is_what_was_typed():
-    assert doctest.testmod(app) == (0, 2)
+    assert doctest.testmod(command_line) == (0, 2)
     command = "serve {model} --port {port} --name 'a b' --x=[1,2] ${oc.env:HOME}"
     parsed = app.parse(["engine=openai", f"engine.server.command={command}", "model.name=on"])
     app.register()

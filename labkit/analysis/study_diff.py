@@ -431,11 +431,19 @@ def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
             f"{old_cell.name}: the studies have different arms: only one of them has {alone}"
         )
     for name in arms[0]:
-        difference = _difference(arms[0][name].config, arms[1][name].config)
+        old, new = arms[0][name], arms[1][name]
+        difference = _difference(old.config, new.config) or _changed_input(old.inputs, new.inputs)
         if difference is not None:
             raise StudiesNotComparable(
                 f"{old_cell.name}: the configs of arm {name} differ: {difference}"
             )
+
+
+def _changed_input(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """Return the first data file whose digest differs. Code may differ, as labkit's own may."""
+    shared = (key for key in old if key in new and not key.endswith(".py"))
+    changed = next((key for key in shared if old[key] != new[key]), None)
+    return changed and f"the SHA-256 of the file of {changed} was {old[changed]}..., now another"
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:

@@ -8,6 +8,7 @@ so that workers need no Hydra.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from labkit.config import (
     to_plain,
     user_classes,
 )
+from labkit.config.environment_text import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.size_text import sizes_in_bytes
 from labkit.config.sweep import key_parts
@@ -269,6 +271,14 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
         config = arm.config
         if environment.replaces_labkit:
             config = known_options(config, imports.defaults, default_options())
+            # This option is as old as expressions in an arm's file.
+            knows = "api_key" in imports.defaults.get("engine", {}).get("server", {})
+            named = EXPRESSION.search(json.dumps(config))
+            require(
+                named is None or knows,
+                f"{named and named.group()}: the arm's revision of labkit would take this for the "
+                "value",
+            )
     except ConfigError as error:
         raise type(error)(f"arm {arm.name}: {error}") from None
     _check_classes(arm.name, experiment, lambda module: module not in imports.missing)

@@ -42,6 +42,7 @@ def study(
     change=None,
     name="cell",
     config=None,
+    inputs=None,
     **design,
 ):
     """Analyse a study in memory.
@@ -69,7 +70,9 @@ def study(
             records.append(change(record) if change else record)
     design = {"alpha": 0.05, "margin_pct": 2.0, "isolation": "process", **design}
     manifest = {"cell": name, "design": {"blocks": blocks, "runs_per_block": runs, **design}}
-    arms = tuple(Arm(arm, role, {}, config or {}) for arm, role in ROLES.items())
+    arms = tuple(
+        Arm(arm, role, {}, config or {}, inputs=inputs or {}) for arm, role in ROLES.items()
+    )
     gates = {gate: Gate("pass") for gate in ("healthy", "engaged", "identical")}
     kept = tuple(record for record in records if record is not None)
     data = CellData(Path(name), manifest, arms, kept)
@@ -528,3 +531,16 @@ def test_the_note_on_the_control_names_its_largest_change_and_its_smallest_p():
     old, new = study(shifts, **noise), study(shifts, seed=2, change=shifted, **noise)
     note = compare(old, new).notes[-1]
     assert "changed by at most −2.3% (c); smallest p 4e-5 (a), unadjusted" in note
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_studies_with_other_prompts_are_refused_but_not_with_other_code(place):
+    one = study(inputs={"workload.prompts.path": "aa", "engine.name/mine.py": "bb"})
+    other = study(seed=2, inputs={"workload.prompts.path": "cc", "engine.name/mine.py": "bb"})
+    with pytest.raises(
+        StudiesNotComparable, match=r"file of workload.prompts.path was \w\w\.\.\., now"
+    ):
+        compare(*ordered(place, one, other))
+    code = study(seed=2, inputs={"workload.prompts.path": "aa", "engine.name/mine.py": "dd"})
+    for same in (code, study(seed=2)):  # an older version wrote no digests
+        assert compare(*ordered(place, one, same)).changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -211,6 +212,20 @@ def test_another_turn_protocol_means_separate_processes(composed, checkout, fake
     assert f"; not live: {line}" in cell.separate_processes_reason
     with pytest.raises(ConfigError, match=rf"isolation=live: {line}, and this labkit uses"):
         composed(*KERNELS, "design.isolation=live")
+
+
+def test_a_revision_that_reads_no_variables_is_refused_an_arm_that_names_one(
+    composed, checkout, fake_imports, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_TEST_NAME", "mine")
+    words = (*KERNELS, "model.name='${oc.env:LABKIT_TEST_NAME}'")
+    composed(*words)
+    theirs = copy.deepcopy(default_options())
+    del theirs["engine"]["server"]["api_key"]
+    fake_imports(defaults=theirs)
+    composed(*KERNELS)
+    with pytest.raises(ConfigError, match=r"^arm before: \$\{oc.env:LABKIT_TEST_NAME\}: the arm's"):
+        composed(*words)
 
 
 def test_a_class_must_exist_in_the_environment(composed, checkout, fake_imports):
