@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pytest
 
@@ -59,12 +58,11 @@ def test_other_threads_run_while_a_long_text_is_tokenised(folder):
 
     counting = threading.Thread(target=count)
     counting.start()
-    start = time.perf_counter()
     loaded.encode("so it goes " * 100_000)
-    ran_for, ticks_meanwhile = time.perf_counter() - start, ticks
+    ticks_meanwhile = ticks
     done.set()
     counting.join()
-    assert ticks_meanwhile > 20 * ran_for  # with the GIL held: two or three
+    assert ticks_meanwhile > 10  # with the GIL held: two or three
 
 
 def test_no_token_is_longer_than_the_longest(folder):

@@ -7,7 +7,7 @@ from labkit import workload
 SMALL = [
     "ablation=prefix_cache",
     "design.control=false",
-    "workload.num_requests=8",
+    "workload.num_requests=5",
     "workload.warmup=1",
     "model.shape.num_layers=2",
     "model.shape.hidden_size=64",
