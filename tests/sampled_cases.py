@@ -61,6 +61,12 @@ SAMPLED = {
     ): 3,
     ("server/test_prompt_encoding.py", "test_special_tokens_in_content"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 3,
+    ("test_post.py", "test_committed_articles_agree_with_their_records"): 5,
+    ("test_published.py", "test_every_published_row_of_an_ablation_meets_a_case_and_a_metric"): 4,
+    (
+        "test_published.py",
+        "test_every_published_row_of_an_experiment_meets_a_case_and_a_metric",
+    ): 4,
     ("test_recipes.py", "test_a_study_s_command_composes"): 4,
     (
         "workload/test_in_process_rules.py",

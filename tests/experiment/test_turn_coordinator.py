@@ -157,8 +157,8 @@ def test_a_killed_worker_ends_alone(tmp_path):
     assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 9, "z": 9}
 
 
-def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp_path):
-    endings, logs = run(tmp_path, timeout_s=4.0, x="rounds", y="hang")
+def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp_path, time_over):
+    endings, logs = run(tmp_path, x="rounds", y="hang")
     assert [ending.timed_out for ending in endings] == [False, True]
     assert len(logs["x"]["turns"]) == 9
 

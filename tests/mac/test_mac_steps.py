@@ -104,7 +104,9 @@ def interrupted(tmp_path, code):
     assert process.stdout is not None
     output = ""
     while "ready\n" not in output:
-        output += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, f"it ended before it was ready: {output}"
+        output += line
     os.killpg(process.pid, signal.SIGINT)
     output += process.communicate(timeout=60)[0]
     return output.splitlines()[-1]
