@@ -79,6 +79,7 @@ class Client:
             "/v1/completions", prompt=prompt, max_tokens=24, seed=number, ignore_eos=True,
             return_token_ids=True,
         )  # fmt: skip
+        assert response.status == 200, response.text
         return response.json()["choices"][0]["token_ids"]
 
     def references(self):
