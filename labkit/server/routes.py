@@ -207,24 +207,27 @@ class Routes:
         """
         timeout_s = self._service.options.timeout_s
 
+        async def prepare(body: bytes) -> Response:
+            with self._service.preparing():  # until its completions count instead
+                return await respond(self._service, body)
+
         async def endpoint(request: Request) -> Response:
             try:
                 body = await self._body(request)
             except ClientDisconnect:
                 return Response()  # the client has disconnected
             started = time.monotonic()
-            with self._service.preparing():
-                responding = asyncio.ensure_future(respond(self._service, body))
-                disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
-                tasks = {responding, disconnected}
-                try:
-                    done, _ = await asyncio.wait(
-                        tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.wait(tasks)
+            responding = asyncio.ensure_future(prepare(body))
+            disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
+            tasks = {responding, disconnected}
+            try:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             if not done:
                 raise timeout_error(timeout_s)
             if responding.cancelled():

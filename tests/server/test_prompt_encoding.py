@@ -182,6 +182,26 @@ def test_requests_in_preparation_count_and_end_in_time(tmp_path):
     run_scenario(scenario, tmp_path, tokenizer=tokenizer, max_live=2, timeout_s=0.2)
 
 
+def test_a_request_counts_once(tmp_path):
+    """Either as one in preparation or as the completions that it has submitted."""
+    counts = []
+
+    async def scenario(service, engine):
+        generate = service.generate
+
+        def submit(*arguments, **options):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: counts.append((service._num_preparing, service.num_live)))
+            return generate(*arguments, **options)
+
+        service.generate = submit
+        body = {"model": "fake", "prompt": "a", "max_tokens": 1000}
+        assert (await post(service, "/v1/completions", body))[0] == 200
+
+    run_scenario(scenario, tmp_path)
+    assert counts == [(0, 1)]
+
+
 def test_the_time_of_the_preparation_is_a_part_of_the_requests(tmp_path, monkeypatch):
     class Slow(CharTokenizer):
         def encode(self, text, *, special=True):
