@@ -183,9 +183,9 @@ class _BlockRunner:
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
-            ended = self.launcher.launch(runs, self.cell)
+            launched = self.launcher.launch(runs, self.cell)
+            ended = [without_values(record, self.cell.arms) for record in launched]
             for record in ended:
-                record = without_values(record, self.cell.arms)
                 publish_record(self.cell.dir, record)
                 self._show(record)
             records += ended

@@ -6,8 +6,10 @@ import os
 
 import pytest
 
+from labkit import app
 from labkit.config import ConfigError
 from labkit.experiment import input_digests as module
+from labkit.experiment.cell_composer import to_cell
 from labkit.experiment.cell_manifest import refuse_changed_inputs, refuse_changes, write_manifest
 from labkit.experiment.input_digests import input_digests
 from labkit.records import DIGESTS_FILE, read_arms
@@ -102,3 +104,19 @@ def test_the_digest_of_a_large_file_is_computed_once(files, no_cache, monkeypatc
     assert input_digests(config, {}) == {"model.path": "0" * module.DIGEST_DIGITS} != first
     os.utime(files / "m.gguf")
     assert input_digests(config, {}) == first
+
+
+def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["labkit"])
+    prompts = files / "prompts.jsonl"
+    prompts.write_text('{"prompt": "before", "max_tokens": 4}')
+    source = ["workload.prompts.source=file", "workload.prompts.path=prompts.jsonl"]
+    words = ["workload.num_requests=null", *source, "out=s", "plan=true"]
+    app.register()
+    (composed,) = app.compose_cells(app.parse(words))
+    write_manifest(to_cell(composed, files / "s" / composed.name), 4)
+    prompts.write_text('{"prompt": "after", "max_tokens": 4}')
+    with pytest.raises(SystemExit, match="2"):
+        app.main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "arm base: the file of workload.prompts.path was changed: its SHA-256 was" in line
