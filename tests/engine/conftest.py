@@ -39,13 +39,14 @@ def plain_steps(model_dir):
     models, answers = {}, {}
 
     def run(name, prompt, max_tokens):
-        known = answers.get((name, prompt), [])
+        key = name, tuple(prompt)
+        known = answers.get(key, [])
         if len(known) < max_tokens:
             if name not in models:
                 models[name] = load_model(model_dir(name))[0]
             steps = generate_step(mx.array(prompt), models[name], max_tokens=max_tokens)
             known = [(int(token), np.array(logprobs)) for token, logprobs in steps]
-            answers[name, prompt] = known
+            answers[key] = known
         return known[:max_tokens]
 
     return run

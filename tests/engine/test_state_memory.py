@@ -35,3 +35,20 @@ def test_a_snapshot_that_is_evicted_in_the_step_that_restores_it_is_read():
     assert later.index == snapshot.index
     segments = StateSegment(first, 4, 1, 0, later), StateSegment(second, 4, 1)
     assert compute(memory, StatePlan(segments, slots.take_forks()), 8.0) == [7.0, 7.0]
+
+
+def test_a_snapshot_that_is_evicted_before_it_was_written_is_read_by_a_later_step():
+    """Where a thread runs the steps, the next one is planned before this one is prepared."""
+    slots = StateSlotManager(4, 8)
+    memory = StateMemory((StateShape(((1,),), ("float32",)),), 4)
+    first, second = (
+        slots.reserve(RequestState(Request(name, tuple(range(9))))) for name in ("a", "b")
+    )
+    snapshot = slots.allocate(first.state)
+    compute(memory, StatePlan((StateSegment(first, 0, 4, 0, snapshot),)), 7.0)
+    running = StatePlan((StateSegment(first, 4, 1),))
+    slots.fork(snapshot, second, 4)  # planned for the step after
+    slots.free(snapshot)
+    assert compute(memory, running, 8.0) == [7.0]
+    plan = StatePlan((StateSegment(second, 4, 1),), slots.take_forks())
+    assert compute(memory, plan, 9.0) == [7.0]

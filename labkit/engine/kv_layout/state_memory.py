@@ -146,11 +146,10 @@ class StateMemory:
 
         The copies are evaluated, so that no read of a pool is pending.
         """
-        # A snapshot may be restored and then evicted before it was written.
-        sources = {source for source, _ in forks}
+        # Freed ones, too: this step's plan may have restored them before, or the next step's, which
+        # is made while a thread runs this step. The slot's next user writes later.
         for batch, row, slot in self._snapshots:
-            if not slot.is_free or slot in sources:
-                self._write(slot, batch.parts[0], row)
+            self._write(slot, batch.parts[0], row)
         self._snapshots = []
         for source, target in forks:
             index = mx.array([source.index])
