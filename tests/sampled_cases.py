@@ -61,11 +61,17 @@ SAMPLED = {
     ): 3,
     ("server/test_prompt_encoding.py", "test_special_tokens_in_content"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 3,
+    ("test_experiments.py", "test_it_runs_tiny"): 2,
+    ("test_job_launcher.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
     ("test_post.py", "test_committed_articles_agree_with_their_records"): 5,
     ("test_published.py", "test_every_published_row_of_an_ablation_meets_a_case_and_a_metric"): 4,
     (
         "test_published.py",
         "test_every_published_row_of_an_experiment_meets_a_case_and_a_metric",
+    ): 4,
+    (
+        "test_published_tables.py",
+        "test_a_study_publishes_each_number_of_the_tables_in_its_place",
     ): 4,
     ("test_recipes.py", "test_a_study_s_command_composes"): 4,
     (

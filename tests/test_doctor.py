@@ -247,7 +247,7 @@ def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
 
 def test_a_hanging_process_is_killed():
     with pytest.raises(measurement_process.MeasurementError, match="status -9"):
-        measurement_process.measure(lambda step: None, noise_s=60, timeout_s=1.0)
+        measurement_process.measure(lambda step: None, noise_s=60, timeout_s=0.2)
 
 
 def test_lines_that_are_no_messages_are_skipped(monkeypatch, tmp_path):
