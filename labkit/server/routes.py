@@ -228,9 +228,9 @@ class Routes:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-            if not done:
-                raise timeout_error(timeout_s)
             if responding.cancelled():
+                if not done:
+                    raise timeout_error(timeout_s)
                 return Response()  # the client has disconnected
             response = responding.result()
             if isinstance(response, GenerationResponse):
