@@ -201,7 +201,8 @@ def start_study(tmp_path, stub_cache):
     yield start
     for study in studies:
         study.kill()
-        study.communicate()
+        study.wait()
+        study.stdout.close()
 
 
 def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.Popen[str]:
