@@ -40,6 +40,7 @@ REFUSED_FLAGS = {
     "--config-path": "add a folder of your own files with --config-dir DIR",
     "--experimental-rerun": "repeat the study's command with out=DIR, which continues it",
 }
+TEXT_IN_MAP = re.compile(r"([\w./]+):\s*([^\s,{}\[\]'\"$]+)(?=\s*[,}])")
 SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
 SHORT_FLAGS |= {"-cn": "--config-name", "-cp": "--config-path"}
@@ -141,22 +142,41 @@ def _as_typed(override: str) -> str:
     from labkit.config.option_index import find_option
 
     key, _, value = override.partition("=")
+    if value[:1] in "{[":
+        _check_texts(override, value)
     entry = find_option(key.lstrip("+"))
     plain = re.fullmatch(r"[A-Za-z_/][\w./:,-]*", value) and value.lower() not in ("true", "false")
     if entry is None or entry.kind is not str or plain or value[:1] in ("", "'", '"'):
         return override
+    from labkit.experiment.hydra_composer import hydra_quote
+
+    return override if _is_read_as_typed(key, value) else f"{key}={hydra_quote(value)}"
+
+
+def _is_read_as_typed(key: str, value: str) -> bool:
+    """Return whether Hydra's grammar reads a text as it was typed, as null, or as several texts."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from labkit.experiment.hydra_composer import hydra_quote
-
     try:
-        parsed = OverridesParser.create().parse_override(override)
-        same = parsed.is_sweep_override() or parsed.value() is None
-        same = same or isinstance(parsed.value(), str) or str(parsed.value()) == value
+        parsed = OverridesParser.create().parse_override(f"{key}={value}")
+        several = parsed.is_sweep_override() or parsed.value() is None
+        return several or isinstance(parsed.value(), str) or str(parsed.value()) == value
     except HydraException:
-        same = False
-    return override if same else f"{key}={hydra_quote(value)}"
+        return False
+
+
+def _check_texts(override: str, value: str) -> None:
+    """Refuse a text within a map (``{model.name:1_0}``) that would be read as something else."""
+    from labkit.config.option_index import find_option
+
+    for key, text in TEXT_IN_MAP.findall(re.sub(r"'(?:\\.|[^'])*'", "''", value)):
+        entry = find_option(key)
+        is_text = key in ("prompt", "content") or (entry is not None and entry.kind is str)
+        if is_text and not _is_read_as_typed("text", text):
+            raise ConfigError(
+                f"{override}: {text} is not read as a text; write it in quotes: {key}:'{text}'"
+            )
 
 
 def _config_folder(folder: str, others: Sequence[str]) -> str:

@@ -80,6 +80,8 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--cfg", "jobb"], "must be one of: job"),
         (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
+        (["+ablation.arms.x={model.name:1_0}", "plan=true"], "quotes: model.name:'1_0'"),
+        (["workload.prompts.listed=[{prompt: 12_000 }]"], "write it in quotes: prompt:'12_000'"),
         (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
         (["ablation.question='a?','a!'", "-m"], "two cells would have this folder"),
         (["plan=maybe"], "must be true or false"),
@@ -164,7 +166,8 @@ def test_a_text_is_what_was_typed():
         "${oc.env:HOME}", os.environ["HOME"]
     )
     assert cell.experiment.model.name == "on"
-    for quoted in ("engine.server.args='--x {y}'", "engine.server.args=a\\,b"):
+    maps = ("++ablation.arms.x={model.name:'007',engine.budget.bytes:1_000,model.seed:0}",)
+    for quoted in ("engine.server.args='--x {y}'", "engine.server.args=a\\,b", *maps):
         assert app.parse([quoted]).overrides == (quoted,)
 
 
