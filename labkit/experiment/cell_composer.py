@@ -343,13 +343,21 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         arms=composed.arms,
         design=as_begun(experiment.design, composed.isolation, folder, composed.blocks_given),
         seed=experiment.seed,
-        question=experiment.ablation.question,
+        question=experiment.ablation.question or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,
         overrides=composed.overrides,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,
     )
+
+
+def _default_question(ablation: Ablation) -> str:
+    others = [name for name in ablation.arms if name != ablation.baseline_arm]
+    if not others:
+        return "How fast is it, and how noisy is this machine?"
+    verb = "does" if len(others) == 1 else "do"
+    return f"How {verb} {' and '.join(others)} compare with {ablation.baseline_arm}?"
 
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:
