@@ -293,7 +293,8 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         return None
 
     logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
-    sys.argv = [sys.argv[0], *argv]
+    # The name that Hydra's completion completes; of ``python -m labkit`` it would be `python FILE`.
+    sys.argv = ["labkit", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()

@@ -46,11 +46,11 @@ def run_app(tmp_path, monkeypatch, capfd):
     ("words", "message"),
     [
         (["ablation=nope"], "must be one of: "),
-        (["engine.kv.block_size=0"], "must be 8, 16 or 32"),
+        (["engine.kv.block_size=0"], "must be 8, 16, 32 or 64"),
         (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["a=[b"], "not an override"),
         (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
-        (["engine.kv.block_size=abc"], "must be an integer: 8, 16 or 32"),
+        (["engine.kv.block_size=abc"], "must be an integer: 8, 16, 32 or 64"),
         (["engine.attention.device=tpu"], "must be one of: cpu"),
         (["engine.kv.layout=null"], "must have a value"),
         (["engine.kv=3"], "set one of its options"),
@@ -239,6 +239,8 @@ def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monk
         ),
         (["--cfg", "job", "--resolve", "-p", "engine.kv.block_size", "-m"], "16\n"),
         (["--info", "defaults"], "workload/chat"),
+        # Of a module, Hydra would complete `python FILE.py` alone.
+        (["-sc", "install=bash"], "-F hydra_bash_completion labkit\n"),
     ],
 )
 def test_flags_that_only_print_exit_with_0(tmp_path, run_app, words, shows):

@@ -166,6 +166,10 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "engine.kv.dtype=float16: workload=",
         ),
         (
+            lambda: Engine(kv=KV(block_size=64), attention=Attention(device=Device.emulated)),
+            "engine.kv.block_size=64: the kernels of engine.attention.device=emulated read blocks",
+        ),
+        (
             lambda: Engine(kv=KV(dtype=KVDType.int8), attention=Attention(backend="gather")),
             "engine.kv.dtype=int8: engine.attention.backend=gather on",
         ),

@@ -91,7 +91,7 @@ MISTAKES = [
         "blocksize: 16",
         "arm sixteen: engine.kv.blocksize=16: no option 'blocksize' (did you mean 'block_size'?)",
     ),
-    ("blocks_of_32", "size: 16", "size: 17", "engine.kv.block_size=17: must be 8, 16 or 32"),
+    ("blocks_of_32", "size: 16", "size: 17", "engine.kv.block_size=17: must be 8, 16, 32 or 64"),
     ("blocks_of_32", "size: 16", "size: few", "engine.kv.block_size=few: must be an integer"),
     (
         "blocks_of_32",

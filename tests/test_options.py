@@ -107,7 +107,7 @@ def test_error_names_the_option_the_value_and_the_allowed_values():
     for make, line in (
         (
             lambda: config.KV(block_size=24),
-            "engine.kv.block_size=24: must be 8, 16 or 32 (tokens)",
+            "engine.kv.block_size=24: must be 8, 16, 32 or 64 (tokens)",
         ),
         (
             lambda: config.Engine(threads=0),

@@ -72,7 +72,6 @@ from labkit.config.scheduler import (
     ChunkPolicy,
     Composition,
     Order,
-    Queue,
     Reservation,
     Scheduler,
 )
@@ -150,7 +149,6 @@ __all__ = [
     "PrefixAlign",
     "PrefixCache",
     "Prompts",
-    "Queue",
     "Redo",
     "Reservation",
     "Scale",

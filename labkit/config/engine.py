@@ -18,6 +18,7 @@ from labkit.config.tensor_parallel import TensorParallel
 # Presets of labkit's own engine, mlx_lm, and any OpenAI-compatible server.
 ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")
 EXTERNAL_ENGINES = ("mlx_lm", "openai")  # engines that are not labkit's own
+GPU_BLOCK_SIZE = 32  # the largest of the Metal and CUDA kernels, and of their emulator
 
 
 class Blas(Enum):
@@ -252,6 +253,12 @@ class Engine(Group, place="engine"):
                 if paged
                 else f"it needs blocks, and engine.kv.layout={layout.value} has none; set sdpa"
             ),
+        )
+        size, device = self.kv.block_size, self.attention.device
+        require(
+            size <= GPU_BLOCK_SIZE or device is Device.cpu,
+            f"engine.kv.block_size={size}: the kernels of engine.attention.device={device.value} "
+            f"read blocks of up to {GPU_BLOCK_SIZE} tokens; set {GPU_BLOCK_SIZE} or less",
         )
         static = self.scheduler.admission is Admission.static
         require(

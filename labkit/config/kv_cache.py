@@ -55,7 +55,7 @@ class KV(Group, place="engine.kv"):
     """KV cache: layout, block size, precision, and how a request's memory grows."""
 
     layout: KVLayout = option(KVLayout.paged)
-    block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
+    block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32, 64), unit="tokens")
     dtype: KVDType = option(KVDType.float32)
     window_pools: bool = option(
         False,

@@ -7,6 +7,7 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option, require
 
+QUEUES = ("fcfs", "priority")
 # Used for engine.scheduler.watermark=null with reservation=optimistic, as in vLLM.
 DEFAULT_WATERMARK = 0.01
 
@@ -50,13 +51,6 @@ class Reservation(Enum):
 
     full = "full"
     optimistic = "optimistic"
-
-
-class Queue(Enum):
-    """Order of waiting requests."""
-
-    fcfs = "fcfs"
-    priority = "priority"
 
 
 @dataclass
@@ -107,7 +101,12 @@ class Scheduler(Group, place="engine.scheduler"):
         null_means=f"{DEFAULT_WATERMARK}",
         read_by=ReadBy("engine.scheduler.reservation", (Reservation.optimistic,)),
     )
-    queue: Queue = option(Queue.fcfs)
+    queue: str = option(
+        "fcfs",
+        "Order of waiting requests; of the running ones the last in it is preempted first.",
+        choices=QUEUES,
+        class_path=True,
+    )
 
     def __post_init__(self) -> None:
         """Check the rules between options."""

@@ -10,7 +10,8 @@ from typing import Any
 from labkit.config import ConfigError, count_text
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.scheduling_policies import Queue
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
@@ -40,6 +41,20 @@ def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
     )
     yield Check("clear_cache() leaves a working engine", partial(_check_cleared, engine))
     yield Check("it can be closed", engine.close)
+
+
+def queue_checks(path: str, compose: Compose) -> Iterator[Check]:
+    """Yield the checks of the order of waiting requests ``path``: ``package.module:Class``."""
+    made: list[Queue] = []
+    yield Check("it can be created", lambda: made.append(Queue(path)), needed=True)
+    (queue,) = made
+    states = [RequestState(Request(f"q{i}", prompt), i) for i, prompt in enumerate(PROMPTS)]
+
+    def check_keys() -> None:
+        keys = [[queue.key(state) for state in states] for _ in range(2)]
+        demand(keys[0] == keys[1], "key() gives a request another number when it is asked again")
+
+    yield Check("key() is a finite number, the same for a request every time", check_keys)
 
 
 def _create(path: str, compose: Compose, **others: str) -> InferenceEngine:

@@ -240,6 +240,9 @@ def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
         raise ValueError(f"{name}: {wrong!r} is not an integer") from None
 
 
+QueueKey = tuple[float, int]  # unique: the second number is the arrival index
+
+
 class RequestStatus(Enum):
     """The three states of a request. There is no prefill or decode state."""
 
@@ -271,6 +274,8 @@ class RequestState:
         The number of tokens for which KV memory was reserved. The blocks may have room for more.
     num_cached_tokens
         The number of prompt tokens that the prefix cache held at the first admission.
+    queue_key
+        The place in the queue's order, fixed for the request's life: the smallest is served first.
     num_preemptions
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
@@ -292,6 +297,7 @@ class RequestState:
         "num_prompt_tokens",
         "num_reserved_tokens",
         "num_scored_rows",
+        "queue_key",
         "request",
         "request_id",
         "scored_parts",
@@ -303,6 +309,7 @@ class RequestState:
         self.request = request
         self.request_id = request.request_id
         self.arrival_index = arrival_index
+        self.queue_key: QueueKey = (0, arrival_index)
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0

@@ -40,6 +40,7 @@ Invariants, each pinned by a test:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
 from labkit import config
@@ -57,6 +58,8 @@ from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, Reques
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepBuilder
 from labkit.engine.waiting_queue import WaitingQueue
+
+QUEUE_KEY = attrgetter("queue_key")
 
 
 class Scheduler:
@@ -79,8 +82,8 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._queue_key = scheduling_policies.QUEUE_KEYS[options.queue]
-        self._waiting = WaitingQueue(self._queue_key)
+        self._queue = scheduling_policies.Queue(options.queue)
+        self._waiting = WaitingQueue(QUEUE_KEY)
         self._running: dict[str, RequestState] = {}  # in the order of admission
         self._phase_order = scheduling_policies.PHASE_ORDERS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
@@ -137,6 +140,7 @@ class Scheduler:
                 f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
                 "(engine.budget)"
             )
+        state.queue_key = self._queue.key(state)  # once, because it may be a user's class
         self._live[request.request_id] = state
         self._num_arrivals += 1
         self._waiting.add(state)
@@ -268,7 +272,7 @@ class Scheduler:
         of steps is bounded.
         """
         while not self._cache.grow(state.request_id, num_tokens):
-            victim = max(self._running.values(), key=self._queue_key)
+            victim = max(self._running.values(), key=QUEUE_KEY)
             self.preempt(victim.request_id)
             step.remove(victim)
             if victim is state:
@@ -298,7 +302,7 @@ class Scheduler:
         self.counts.add(f"admission.{self._options.admission.value}")
         self.counts.add(f"reservation.{self._options.reservation.value}")
         if self._waiting.has_earlier_than(state):
-            self.counts.add(f"queue.{self._options.queue.value}")
+            self.counts.add(f"queue.{self._queue.name}")
         return state
 
     def _count_policies(self, step: StepBuilder) -> None:

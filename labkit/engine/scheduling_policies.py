@@ -10,10 +10,14 @@ step with two running decodes has 6 tokens left for prompts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
-from labkit.config import Admission, ChunkPolicy, Composition, Order, Queue, Reservation
-from labkit.engine.request import RequestState
+from labkit.config import Admission, ChunkPolicy, Composition, Order, Reservation, is_class_path
+from labkit.engine import user_classes
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.request import QueueKey, Request, RequestState
 from labkit.engine.scheduler_output import Phase
 
 Phases = tuple[Phase, Phase]
@@ -153,17 +157,51 @@ RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, 
 # served first, the largest preempted first.
 
 
-def by_arrival(state: RequestState) -> tuple[int, int]:
+def by_arrival(state: RequestState) -> QueueKey:
     """Order by arrival. A preempted request precedes all requests that were never admitted."""
     return 0, state.arrival_index
 
 
-def by_priority(state: RequestState) -> tuple[int, int]:
+def by_priority(state: RequestState) -> QueueKey:
     """Order by the client's priority, the lower number first, and by arrival if equal."""
     return state.request.priority, state.arrival_index
 
 
-QUEUE_KEYS: dict[Queue, Callable[[RequestState], tuple[int, int]]] = {
-    Queue.fcfs: by_arrival,
-    Queue.priority: by_priority,
+QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
+    "fcfs": by_arrival,
+    "priority": by_priority,
 }
+
+
+class Queue:
+    """The order of ``engine.scheduler.queue``: a built-in one, or that of a user's class.
+
+    The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
+    request with the smallest is served first. Equal numbers are served by arrival.
+
+    Raises
+    ------
+    EngineError
+        The class cannot be imported or called, or lacks ``name`` or ``key``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.key = name, QUEUE_KEYS.get(name, self._own_key)
+        if not is_class_path(name):
+            return
+        try:
+            self._own = user_classes.create_plugin("engine.scheduler.queue", name, ("key",))
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        self.name = self._own.name
+        where = f"engine.scheduler.queue={name}"
+        user_classes.guard_method(self._own, where, "key", _key_mistake)
+
+    def _own_key(self, state: RequestState) -> QueueKey:
+        return float(self._own.key(state.request)), state.arrival_index
+
+
+def _key_mistake(key: Any, request: Request) -> str | None:
+    if isinstance(key, int | float) and math.isfinite(key):
+        return None
+    return f"a finite number, not {key!r}"

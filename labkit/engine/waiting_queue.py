@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
-from labkit.engine.request import RequestState
-
-QueueKey = tuple[int, int]
+from labkit.engine.request import QueueKey, RequestState
 
 
 class WaitingQueue:

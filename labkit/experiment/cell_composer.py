@@ -393,7 +393,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         arms=composed.arms,
         design=with_reachable_looks(design, composed.tested_arms, folder, given),
         seed=experiment.seed,
-        question=to_plain(experiment.ablation.question),
+        question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,
         overrides=composed.overrides,
         config_dirs=composed.config_dirs,
@@ -401,6 +401,14 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,
     )
+
+
+def _default_question(ablation: Ablation) -> str:
+    others = [name for name in ablation.arms if name != ablation.baseline_arm]
+    if not others:
+        return "How fast is it, and how noisy is this machine?"
+    verb = "does" if len(others) == 1 else "do"
+    return f"How {verb} {' and '.join(others)} compare with {ablation.baseline_arm}?"
 
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:

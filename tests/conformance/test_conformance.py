@@ -10,9 +10,10 @@ from labkit import check
 from labkit.config import RESOLVERS
 from labkit.conformance import attention_checks
 from labkit.conformance.conformance_check import ContractError
-from labkit.conformance.engine_checks import _reference, engine_checks
+from labkit.conformance.engine_checks import _reference, engine_checks, queue_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
+from labkit.engine.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
 
 NUMBERS = itertools.count()
@@ -20,6 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 # The page's classes by file, and a source of prompts.
 CLASSES = dict(re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE, re.S | re.M))
 NAMES = {"maps": "Repeat", "attention": "OneByOne", "plain": "Plain", "countdown": "Source"}
+NAMES |= {"queues": "ShortestFirst"}
 CLASSES["countdown"] = """
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -112,6 +114,13 @@ WRONG = [
         "still true after 1000 steps; every request must end",
     ),
     (
+        "queues",
+        "len(request.prompt_token_ids)",
+        "float('inf')",
+        "key() is a finite number, the same for a request every time",
+        r"key\(\) must return a finite number, not inf",
+    ),
+    (
         "countdown",
         'f"r{n}"',
         '"r"',
@@ -170,6 +179,11 @@ def test_labkit_s_backends_keep_the_contract(name, compose):
 )
 def test_labkit_s_engines_keep_the_contract(name, compose):
     assert failures(engine_checks(name, compose)) == []
+
+
+@pytest.mark.parametrize("name", QUEUE_KEYS)
+def test_labkit_s_queues_keep_the_contract(name, compose):
+    assert failures(queue_checks(name, compose)) == []
 
 
 def test_labkit_s_requests_and_their_source_keep_the_contract(compose):

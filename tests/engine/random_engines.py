@@ -17,7 +17,8 @@ VOCAB = 300
 EOS = tuple(range(290, 300))
 NUM_TEXTS = 280  # ids of whole characters; the others are single bytes of longer characters
 HYBRIDS = ("lfm2", "falcon_h1", "rwkv7", "mamba2", "kimi_linear", "qwen3_next")
-TRUNKS = np.random.default_rng(0).integers(0, NUM_TEXTS, (2, 60)).tolist()
+EXPERTS = ("kimi_linear", "qwen3_next")  # which MLX multiplies in float32 alone on a CPU
+TRUNK = np.random.default_rng(0).integers(0, NUM_TEXTS, 60).tolist()  # of all prompts
 STOPS = ("a", "bc", "cab", " a", "漢", "b漢", "é", "\n", "c c")
 # Nothing else may differ between an engine and its oracle: these change the arithmetic.
 PRECISION = ("dtype", "weights", "activations", "kv.dtype")
@@ -105,13 +106,13 @@ class Case:
     @property
     def exact(self) -> bool:
         """Whether no bit of a request's logits depends on what shares its steps."""
-        options = self.options
-        return (
-            self.model in CONFIGS
-            and options["attention.backend"] == "fused"
-            and options["attention.split_kv"] == "off"
-            and options["attention.device"] == "cpu"
-        )
+        return is_exact(self.model, self.options)
+
+
+def is_exact(model: str, options: dict[str, Any]) -> bool:
+    """Return whether labkit's own kernels compute everything, in one order of summation."""
+    kernels = {"attention.backend": "fused", "attention.split_kv": "off", "attention.device": "cpu"}
+    return model in CONFIGS and options.items() >= kernels.items()
 
 
 def engine_options(options):
@@ -149,10 +150,9 @@ def draw_case(seed: int) -> Case:
     model = draw.pick(*HYBRIDS) if draw.chance(0.25) else draw.pick(*CONFIGS)
     options = draw_options(draw, model)
     through_llm = options["name"] == "paged" and draw.chance(0.4)
-    exact_sampling = options["attention.backend"] == "fused" and model in CONFIGS
-    count = draw.number(2, 7)
+    sampled, count = is_exact(model, options), draw.number(3, 8)
     requests = tuple(
-        draw_request(draw, i, sampled=exact_sampling, stops=through_llm) for i in range(count)
+        draw_request(draw, i, sampled=sampled, stops=through_llm) for i in range(count)
     )
     kinds = INTERRUPTIONS if draw.chance(0.6) else ()
     interruptions = [
@@ -218,7 +218,7 @@ def draw_dense(draw: Draw, layout: str, model: str) -> dict[str, Any]:
     contiguous = layout == "contiguous"
     options = {
         "kv.layout": "contiguous" if contiguous else "padded",
-        "kv.block_size": draw.pick(8, 16, 32),
+        "kv.block_size": draw.pick(8, 16, 32, 64),
         "attention.backend": "sdpa",
         "attention.split_kv": "off",
         "attention.device": "cpu",
@@ -237,11 +237,11 @@ def draw_dense(draw: Draw, layout: str, model: str) -> dict[str, Any]:
 
 def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, Any]:
     """The switches of the paged layout, whose pool is often far too small."""
-    size = draw.pick(8, 8, 16, 32)
+    size = draw.pick(8, 8, 16, 32, 64)
     own = ("draft", "per_request") if model in CONFIGS else ()  # not with recurrent states
     options = {
         "decode_shape": draw.rarely("exact", "bucketed", "fixed"),
-        "prefix_cache": draw.pick("none", "hash", "radix"),
+        "prefix_cache": draw.pick("none", "hash", "hash", "radix", "radix"),
         "speculation": draw.rarely("none", "ngram", "random", *own[:1], share=0.4),
         "pipeline": draw.rarely("sync", "overlap"),
         "forward": draw.rarely("batched", *own[1:], share=0.1) if own else "batched",
@@ -252,7 +252,7 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
         "kv.layout": "paged",
         "kv.block_size": size,
         "kv.window_pools": model == "gemma3" and draw.chance(0.5),
-        "budget.blocks": 1 + draw.pick(*range(80 // size, 200 // size), 400 // size),
+        "budget.blocks": 2 + draw.pick(*range(40 // size, 160 // size), 400 // size),
     }
     if options["prefix_cache"] != "none":
         chunk = scheduler["scheduler.chunk"]
@@ -261,7 +261,8 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
         options["kv.state_snapshots"] = draw.rarely(None, 1, 2, 6)
     options |= draw_attention(draw)
     if options["attention.backend"] == "gather":
-        options["dtype"] = draw.pick("model", "float32", "float16", "bfloat16")
+        halves = () if model in EXPERTS else ("float16", "bfloat16")
+        options["dtype"] = draw.pick("model", "float32", *halves)
     elif options["attention.device"] == "cpu" and options["attention.backend"] == "fused":
         narrow = ("float16", "bfloat16", "int8", "int4")[: 2 if model == "kimi_linear" else 4]
         options["kv.dtype"] = draw.rarely("float32", *narrow, share=0.5)
@@ -299,8 +300,9 @@ def draw_drafts(draw: Draw, speculation: str, model: str) -> dict[str, Any]:
 
 def draw_request(draw: Draw, index: int, *, sampled: bool, stops: bool) -> Request:
     """A request that often begins like others; ``sampled``: it may draw its tokens at random."""
-    trunk = draw.pick(*TRUNKS)[: draw.pick(0, 0, draw.number(0, 60))]
-    tail = [draw.number(0, NUM_TEXTS - 1) for _ in range(draw.number(1, draw.pick(1, 5, 20)))]
+    trunk = TRUNK[: draw.pick(0, 16, 32, 48, draw.number(0, 60))]
+    length = draw.number(not trunk, draw.pick(1, 5, 20))
+    tail = [draw.number(0, NUM_TEXTS - 1) for _ in range(length)]
     few = [draw.number(0, VOCAB - 1) for _ in range(3)]  # often repeated, so drafts are right
     params: dict[str, Any] = {
         "max_tokens": draw.number(1, draw.pick(2, 12, 30)),

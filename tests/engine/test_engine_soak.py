@@ -15,7 +15,7 @@ OPTIMISTIC = {"reservation": config.Reservation.optimistic, "chunk": 7}
 SOAKS = {
     "full": {"chunk": 7},
     "optimistic": OPTIMISTIC,
-    "priority": {**OPTIMISTIC, "queue": config.Queue.priority, "watermark": 0},
+    "priority": {**OPTIMISTIC, "queue": "priority", "watermark": 0},
     "split": {**OPTIMISTIC, "composition": config.Composition.split},
     "prefill_first": {**OPTIMISTIC, "order": config.Order.prefill_first, "watermark": 0},
     "static": {"admission": config.Admission.static, "order": config.Order.prefill_first},

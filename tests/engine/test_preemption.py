@@ -177,7 +177,7 @@ def test_a_victim_that_was_scheduled_already_gives_its_tokens_back():
         max_num_batched_tokens=3,
         chunk=2,
         order=config.Order.prefill_first,
-        queue=config.Queue.priority,
+        queue="priority",
     )
     for priority, name in enumerate("ab"):
         bench.add(name, 3, 4, priority)
@@ -202,7 +202,7 @@ def test_waiting_and_unknown_requests_cannot_be_preempted():
 
 
 def test_priority_decides_which_request_is_admitted():
-    bench = Bench(8, max_num_seqs=1, queue=config.Queue.priority)
+    bench = Bench(8, max_num_seqs=1, queue="priority")
     for name, priority in (("low", 5), ("first", 1), ("second", 1), ("urgent", -3)):
         bench.add(name, 2, 2, priority)
     bench.drain()
@@ -219,7 +219,7 @@ def test_first_come_first_served_ignores_priority():
 
 
 def test_the_lowest_priority_is_preempted_whenever_it_was_admitted():
-    bench = Bench(3, queue=config.Queue.priority)
+    bench = Bench(3, queue="priority")
     bench.add("low", 4, 5, 1)
     bench.step()
     bench.add("urgent", 3, 4, 0)

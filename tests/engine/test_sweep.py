@@ -84,7 +84,7 @@ def legal(choice):
                 chunk=c["chunk"],
                 chunk_policy=config.ChunkPolicy(c["chunk_policy"]),
                 reservation=config.Reservation(c["reservation"]),
-                queue=config.Queue(c["queue"]),
+                queue=c["queue"],
             ),
             budget=part(config.Budget, blocks=20 if c["reservation"] == "optimistic" else 64),
             drafts=part(

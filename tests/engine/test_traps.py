@@ -147,7 +147,7 @@ def test_preemption_does_not_thrash(order, watermark):
 
 def test_a_burst_of_urgent_requests_only_delays_the_others():
     engine, _ = make_engine(
-        9, max_num_seqs=2, max_num_batched_tokens=8, queue=config.Queue.priority, **OPTIMISTIC
+        9, max_num_seqs=2, max_num_batched_tokens=8, queue="priority", **OPTIMISTIC
     )
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     prompts = {"low": PROMPTS["r2"]}

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from stub_engine import make_engine, request, run
 
 from labkit import config
 from labkit.engine import attention, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
+from labkit.engine.user_classes import UserClassError
 
 MODULE = """
 from labkit.engine.attention.reference import ReferenceBackend
@@ -58,6 +60,13 @@ class Echo:
         self.queue = []
 
 
+class Shortest:
+    name = "shortest"
+
+    def key(self, request):
+        return len(request.prompt_token_ids) if request.prompt_token_ids[0] else float("nan")
+
+
 class Nameless:
     def __init__(self, *args, **options):
         pass
@@ -86,6 +95,7 @@ def own(tmp_path, monkeypatch):
 
 
 NUMBERS = itertools.count()
+OPTIMISTIC = {"reservation": config.Reservation.optimistic, "watermark": 0}
 
 
 def serve(engine, prompts, max_tokens):
@@ -124,6 +134,21 @@ def test_a_user_s_engine_is_given_the_options_and_the_model(own, tmp_path):
     assert engine.counters()["engine.Echo"] == 1
 
 
+def test_a_user_s_queue_orders_requests_and_preempts_the_last(own):
+    path = f"{own}:Shortest"
+    engine, _ = make_engine(6, max_num_seqs=1, queue=path)
+    lengths = {"long": 9, "short": 2, "also short": 2, "middle": 5}
+    _, last = run(engine, [request(key, [1] * n, 1) for key, n in lengths.items()])
+    assert list(last) == ["short", "also short", "middle", "long"]
+    assert engine.counters()["queue.shortest"] > 0
+    engine, _ = make_engine(6, max_num_seqs=2, queue=path, **OPTIMISTIC)
+    _, last = run(engine, [request("long", [1] * 9, 9), request("short", [1] * 7, 9)])
+    assert list(last) == ["short", "long"] and engine.counters()["preemptions"] > 0
+    with pytest.raises(UserClassError, match=rf"queue={path}: key\(\) must return"):
+        engine.submit(request("none", [0], 1))
+    assert not engine.has_work()
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -139,7 +164,9 @@ def test_an_incomplete_class_is_refused_in_one_line(own, name, reason, tmp_path)
         attention.create(backend=path)
     with pytest.raises(EngineError, match=r"^engine\.name=") as engine:
         create(config.Engine(name=path), tmp_path)
-    for caught in (backend, engine):
+    with pytest.raises(EngineError, match=r"^engine\.scheduler\.queue=") as queue:
+        make_engine(queue=path)
+    for caught in (backend, engine, queue):
         assert path in str(caught.value) and reason in str(caught.value)
         assert "\n" not in str(caught.value)
 

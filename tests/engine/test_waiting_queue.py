@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.config import Queue
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduling_policies import QUEUE_KEYS
 from labkit.engine.waiting_queue import WaitingQueue
@@ -12,7 +11,7 @@ from labkit.engine.waiting_queue import WaitingQueue
 HAPPENS = st.lists(st.tuples(st.sampled_from("caxb"), st.integers(0, 3)), max_size=60)
 
 
-@given(st.sampled_from(list(Queue)), HAPPENS)
+@given(st.sampled_from(list(QUEUE_KEYS)), HAPPENS)
 def test_the_queue_behaves_like_a_sorted_list(kind, happens):
     place = QUEUE_KEYS[kind]
     queue, waits, runs, arrival_index = WaitingQueue(place), [], [], 0

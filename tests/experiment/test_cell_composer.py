@@ -3,6 +3,7 @@
 import pytest
 
 from labkit.config import ConfigError, DType
+from labkit.experiment.cell_composer import to_cell
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
@@ -112,3 +113,24 @@ def test_options_that_every_arm_reads_need_no_base_that_reads_them(composed):
 
 
 SERVERS = [("a", "null_server"), ("b", "labkit")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "question"),
+    [
+        ((), "How fast is it, and how noisy is this machine?"),
+        (("+ablation.arms.mlx_lm={engine: mlx_lm}",), "How does mlx_lm compare with base?"),
+        (
+            (
+                "+ablation.arms.mlx_lm={engine: mlx_lm}",
+                "+ablation.arms.big={engine.kv.block_size: 64}",
+            ),
+            "How do mlx_lm and big compare with base?",
+        ),
+        (("ablation.question='And now?'",), "And now?"),
+    ],
+)
+def test_the_question_is_about_the_arms(composed, tmp_path, overrides, question):
+    """``ablation=none`` asks about noise only while nothing is compared."""
+    cell = to_cell(composed("ablation=none", "workload=ragged", *overrides), tmp_path)
+    assert cell.question == question
