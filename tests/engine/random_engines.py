@@ -261,6 +261,8 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
         options["prefix_align"] = "chunk" if aligned and draw.chance(0.5) else "block"
         options["kv.state_snapshots"] = draw.rarely(None, 1, 2, 6)
     options |= draw_attention(draw)
+    if options["attention.device"] != "cpu":
+        options["batch_invariant"] = False  # refused: MLX multiplies
     if options["attention.backend"] == "gather":
         halves = () if model in NO_HALVES else ("float16", "bfloat16")
         options["dtype"] = draw.pick("model", "float32", *halves)
