@@ -19,6 +19,7 @@ DATES = {
     "labkit/experiment/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/run_launcher.py:_write_marker": {"time.time"},
     "labkit/mac/__main__.py:main": {"datetime.now"},  # a folder's name
+    "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/fingerprint.py:utc_now": {"datetime.now"},
     "labkit/machine/macos.py:state": {"time.time"},  # macOS moves the boot time with the clock
     "labkit/server/api_generation.py:__init__": {"time.time"},
@@ -28,7 +29,10 @@ DATES = {
 FILES = {
     "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
     "labkit/engine/logits_self_test.py:_file_states": {"st_mtime"},
+    "labkit/experiment/input_digests.py:_digest": {"st_ctime", "st_mtime"},
     "labkit/experiment/noise_history.py:_cells": {"st_mtime"},
+    "labkit/experiment/yaml_source.py:load_config": {"st_mtime"},
+    "labkit/machine/file_digest.py:_state": {"st_ctime", "st_mtime"},
     "labkit/workload/sources/bounded_reader.py:modified_ns": {"st_mtime"},
     "labkit/workload/sources/json_lines.py:read": {"st_mtime"},
 }

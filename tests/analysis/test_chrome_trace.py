@@ -96,7 +96,8 @@ def test_slices_of_a_track_never_cross(pipeline, older):
         for part, (start, took) in step["times_us"].items()
         if part != "draft"  # lies in ``schedule``
     ]
-    assert bool(crossing_slices(recorded, lambda us: round(10 * us))) is older
+    # With overlap, two threads read the clock: parts of newer records may cross, too.
+    assert crossing_slices(recorded, lambda us: round(10 * us)) or not older
 
 
 def test_counters_of_blocks_add_up_to_the_pool(exported):

@@ -70,6 +70,7 @@ def test_servers_have_longer_slices_and_pools_sized_by_free_memory_load_one_by_o
         raise StudyError("the set was started")
 
     monkeypatch.setattr(turn_coordinator, "run", run)
+    monkeypatch.setattr(launcher, "prepare", lambda cell: None)  # nothing answers for the server
     cell = make_cell(isolation=Isolation.live)
     last = replace(cell.arms[-1], config={**cell.arms[-1].config, "engine": engine})
     cell = replace(cell, arms=(*cell.arms[:-1], last))

@@ -117,7 +117,7 @@ def test_pools_are_allocated_in_whole_groups(kind):
     backend.allocate([KVShape(2, 128, 128)], 4, 16, kind)
     assert backend.values[0].shape == (4, 16, 2, kv_dtypes.row_bytes(kind, 128))
     assert kv_dtypes.head_dim_of(backend.keys[0]) == 128
-    with pytest.raises(ValueError, match=r"set engine\.kv\.dtype=float16"):
+    with pytest.raises(ValueError, match=r"set engine\.kv\.dtype=float32"):
         backend.allocate([KVShape(2, 80, 80)], 4, 16, kind)
 
 
