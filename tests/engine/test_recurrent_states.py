@@ -257,5 +257,6 @@ def test_a_draft_model_with_states_is_refused(directory):
     drafting = options(
         "chunked", speculation=config.Speculation.draft, drafts=config.Drafts(draft_layers=2)
     )
-    with pytest.raises(EngineError, match=r"engine.speculation=draft draft_layers=2: .* has recurrent states"):
+    reason = r"engine.speculation=draft draft_layers=2: .* has recurrent states"
+    with pytest.raises(EngineError, match=reason):
         create(drafting, directory("lfm2"))
