@@ -125,6 +125,10 @@ class Design(Group, place="design"):
         left = self.alpha - sum(look.alpha for look in early)
         return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
+    def min_p(self, blocks: int) -> float:
+        """Return the smallest two-sided p of one arm after ``blocks`` blocks."""
+        return 2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks
+
     def _check_looks(self) -> None:
         look_blocks = [look.blocks for look in self.looks]
         require(
@@ -140,7 +144,7 @@ class Design(Group, place="design"):
             f"design.alpha={self.alpha:g}",
         )
         for look in self.all_looks:
-            floor = 2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** look.blocks
+            floor = self.min_p(look.blocks)
             require(
                 floor <= look.alpha,
                 f"design.looks: a look after {look.blocks} block{'s' * (look.blocks != 1)} of "

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.analysis.statistics.permutation_test import min_p
 from labkit.config import Design, PlannedLook, require
 from labkit.records import RecordError, read_cell
 
@@ -51,7 +50,7 @@ def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: 
     require(
         needed == design.blocks or not blocks_given,
         f"design.blocks={design.blocks}: with {arms} arms, no difference can reach "
-        f"p = {design.alpha:g} (smallest: {arms * min_p(design.blocks, design.runs_per_block):.2g})"
+        f"p = {design.alpha:g} (smallest: {arms * design.min_p(design.blocks):.2g})"
         f"; set design.blocks={needed}, or {fewer}",
     )
     design = replace(design, blocks=needed or design.blocks)
@@ -71,7 +70,7 @@ def _reachable(design: Design, arms: int) -> Iterator[PlannedLook]:
 
 
 def _reaches(blocks: int, alpha: float, design: Design, arms: int) -> bool:
-    return arms * min_p(blocks, design.runs_per_block) <= alpha
+    return arms * design.min_p(blocks) <= alpha
 
 
 def _begun_looks(folder: Path) -> list[PlannedLook]:
