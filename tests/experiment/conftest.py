@@ -75,10 +75,16 @@ def launcher():
 
 @pytest.fixture
 def time_over(tmp_path, monkeypatch):
-    """Let the parent's clock jump ahead as soon as a worker hangs: its time is over."""
-    hangs = tmp_path / "hangs"
-    jumping = {"monotonic": lambda: time.monotonic() + 1e6 * hangs.exists()}
-    clock = SimpleNamespace(**{**vars(time), **jumping})
+    """Let the parent's clock run fast from the moment a worker hangs: its time is soon over."""
+    hangs, began = tmp_path / "hangs", []
+
+    def monotonic():
+        now = time.monotonic()
+        if hangs.exists():
+            began.append(now)
+        return now + 1e4 * (now - began[0]) if began else now
+
+    clock = SimpleNamespace(**{**vars(time), "monotonic": monotonic})
     monkeypatch.setenv("LABKIT_TEST_HANGS", str(hangs))
     monkeypatch.setattr(child_process, "TICK_S", 0.02)
     monkeypatch.setattr(child_process, "time", clock)
