@@ -67,7 +67,7 @@ def decoding_engine(requests: int, steps: int) -> LLMEngine:
     )
     engine = LLMEngine(
         scheduler=scheduler, cache=cache, loop=loop, counters=counters, vocab_size=VOCAB,
-        notes={}, load_counters={}, name="paged",
+        max_context=None, notes={}, load_counters={}, name="paged",
     )  # fmt: skip
     params = SamplingParams(max_tokens=tokens - PROMPT_TOKENS, ignore_eos=True)
     for index in range(requests):
