@@ -38,7 +38,7 @@ def test_the_longest_experiments_exist():
     assert set(EXPERIMENTS) >= LONG
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def composer(composer):
     with app.initialized():
         yield composer

@@ -23,7 +23,7 @@ COUNTED = ("steps.total", "host_ms", "shape.repeated", "kv.slots_held", "kv.slot
 HOST = {"map_us", "plan_us"}  # of a kernel's records
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def composer(composer):
     with app.initialized():
         yield composer
