@@ -9,6 +9,10 @@ SAMPLED = {
     ("analysis/test_best_arm.py", "test_intervals_and_sets_cover_in_simulated_studies"): 3,
     ("analysis/test_error_rates.py", "test_equal_studies_are_rarely_called_different"): 2,
     (
+        "analysis/test_host_groups.py",
+        "test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts",
+    ): 2,
+    (
         "analysis/test_interleaved_rates.py",
         "test_interleaved_studies_estimate_without_bias_and_keep_their_error_rates",
     ): 3,
@@ -32,8 +36,10 @@ SAMPLED = {
         "test_arms_that_differ_by_the_margin_are_seldom_called_equivalent",
     ): 3,
     ("analysis/test_verdict_rates.py", "test_the_printed_figure_has_its_power_with_few_blocks"): 3,
+    ("cpu/test_vector_registers.py", "test_every_intrinsic_compiles_for_another_cpu"): 2,
     ("cpu/test_vector_registers.py", "test_integer_products_compile_for_another_cpu"): 3,
     ("docs/test_recompute_statistics.py", "test_the_script_gives_the_package_s_numbers"): 4,
+    ("docs/test_widget_functions.py", "test_both_languages_agree"): 3,
     (
         "engine/attention/test_attention_half_precision.py",
         "test_kernels_equal_the_oracle_on_the_rounded_pools",
@@ -51,7 +57,10 @@ SAMPLED = {
         "test_a_failing_rank_ends_the_step_and_all_ranks",
     ): 3,
     ("engine/test_architectures.py", "test_tokens_of_others_in_a_class_are_plain_mlx_lm_s"): 8,
-    ("experiment/test_hydra_composer.py", "test_a_shared_tree_composes_what_hydra_composes"): 3,
+    ("engine/test_paged_tokens.py", "test_greedy_tokens_equal_plain_mlx_lm"): 2,
+    ("engine/test_sweep.py", "test_every_pair_of_choices"): 3,
+    ("engine/test_window_pools.py", "test_random_requests_aborts_and_preemptions_leak_nothing"): 3,
+    ("experiment/test_hydra_composer.py", "test_a_shared_tree_composes_what_hydra_composes"): 5,
     ("experiment/test_kernel_ablations.py", "test_every_claim_holds"): 3,
     ("experiment/test_layout_ablations.py", "test_every_claim_holds"): 3,
     (
@@ -62,7 +71,12 @@ SAMPLED = {
         "experiment/test_simulated_studies.py",
         "test_two_thousand_studies_of_nothing_seldom_find_something",
     ): 4,
+    ("metal/test_metal_bugs.py", "test_bug_is_caught"): 3,
+    ("metal/test_metal_mutants.py", "test_sampled_mutant_is_detected"): 3,
     ("server/test_prompt_encoding.py", "test_special_tokens_in_content"): 3,
+    ("test_app.py", "test_an_error_is_one_line_with_exit_code_2_and_no_files"): 3,
+    ("test_app.py", "test_flags_that_only_print_exit_with_0"): 2,
+    ("test_docs.py", "test_a_mistake_in_an_ablation_is_one_line"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 6,
     ("test_experiments.py", "test_it_runs_tiny"): 2,
     ("test_job_launcher.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
@@ -72,7 +86,7 @@ SAMPLED = {
     (
         "test_published_tables.py",
         "test_a_study_publishes_each_number_of_the_tables_in_its_place",
-    ): 4,
+    ): 8,
     ("test_readme.py", "test_no_committed_archive_names_a_machine_path"): 4,
     ("test_recipes.py", "test_a_study_s_command_composes"): 12,
     (
@@ -84,6 +98,7 @@ SAMPLED = {
         "workload/video/test_frame_selection.py",
         "test_keyframe_picks_of_all_clips_up_to_300_frames",
     ): 3,
+    ("workload/video/test_interleaved_video.py", "test_a_pick_moved_by_one_frame_is_found"): 4,
 }
 
 

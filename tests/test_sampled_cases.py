@@ -14,7 +14,7 @@ def test_a_sampled_test_exists_and_has_cases(file, name):
     """Under another name, all of its cases would be run again."""
     lines = (TESTS / file).read_text("utf-8").splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.startswith(f"def {name}(")]
-    assert any("parametrize" in line for line in lines[max(0, place - 40) : place])
+    assert any("parametrize" in line for line in lines[max(0, place - 100) : place])
 
 
 def test_each_commit_draws_its_share_of_the_cases():
