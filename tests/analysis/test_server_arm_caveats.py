@@ -103,7 +103,7 @@ def test_a_client_that_is_late_is_not_healthy(path, key, message):
 def test_a_client_that_was_late_in_few_blocks_disturbs_them_and_no_more(
     blocks, late_blocks, status
 ):
-    """In one block of several it is left out, as other disturbances are; in more it is the arm's."""
+    """In one block of several it is left out as other disturbances are; in more it is the arm's."""
     late = {**CLIENT, "lag_ms": {**SPREAD, "p99": 50.5}}
     records = [
         replace(run(arm, role, client=client if n < late_blocks else None), block=n)
