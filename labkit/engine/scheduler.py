@@ -82,7 +82,7 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._queue = scheduling_policies.Queue(options.queue)
+        self._queue = scheduling_policies.Queue(options.queue, options.order)
         self._waiting = WaitingQueue(QUEUE_KEY)
         self._running: dict[str, RequestState] = {}  # in the order of admission
         self._phase_order = scheduling_policies.PHASE_ORDERS[options.order, options.composition]
@@ -189,7 +189,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Return the chunks of the next step. The module's docstring describes the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
-        for phase in self._phase_order(self._last_phase):
+        for phase in self._phases(step):
             if phase is Phase.decode:
                 self._schedule_decodes(step)
             elif step.pending[phase] or self._waiting:
@@ -203,6 +203,19 @@ class Scheduler:
             chunk.state.num_in_flight_tokens += chunk.num_tokens
             chunk.state.num_output_placeholders += chunk.samples
         return output
+
+    def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
+        """Return the order of the phases: the option's, unless the queue has one of its own."""
+        usual, prefills_first = self._phase_order(self._last_phase), self._queue.prefills_first
+        if prefills_first is None:
+            return usual
+        decodes, prefills = map(len, step.pending)
+        first = prefills_first(decodes, prefills, len(self._waiting))
+        order = scheduling_policies.prefills_first if first else scheduling_policies.decodes_first
+        own = order(self._last_phase)
+        if own != usual:
+            self.counts.add(f"queue.{self._queue.name}")
+        return own
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
         """Schedule the running requests whose prompts are computed."""
@@ -315,7 +328,8 @@ class Scheduler:
 
     def _count_policies(self, step: StepBuilder) -> None:
         if all(step.pending):  # order and composition matter only if both phases have work
-            self.counts.add(f"order.{self._options.order.value}")
+            if self._queue.prefills_first is None:
+                self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
         if step.num_tokens >= step.token_budget:
             self.counts.add("steps.full")

@@ -178,20 +178,23 @@ class Queue:
 
     The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
     request with the smallest is served first, the one with the largest preempted first. Equal
-    numbers are served by arrival. Two more methods are optional: ``preemption_key(request)`` is a
-    number of its own for preemption, and ``admits(request, num_running, budget)`` says whether the
-    first waiting request may join the running ones in a step with ``budget`` tokens left. When none
-    runs, it must.
+    numbers are served by arrival. Three more methods are optional: ``preemption_key(request)`` is a
+    number of its own for preemption; ``admits(request, num_running, budget)`` says whether the
+    first waiting request may join the running ones in a step with ``budget`` tokens left (when none
+    runs, it must); ``prefills_first(num_decodes, num_prefills, num_waiting)`` says in every step
+    whether prompts go before decodes.
 
     Raises
     ------
     EngineError
-        The class cannot be imported or called, or lacks ``name`` or ``key``.
+        The class cannot be imported or called, or lacks ``name`` or ``key``, or decides the order
+        of decodes and prefills although ``order`` does.
     """
 
     admits: Callable[[Request, int, int], bool] | None = None
+    prefills_first: Callable[[int, int, int], bool] | None = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, order: Order = Order.decode_first) -> None:
         self.name = name
         if not is_class_path(name):
             self.key = self.preemption_key = QUEUE_KEYS[name]
@@ -205,6 +208,12 @@ class Queue:
                 where = f"engine.scheduler.queue={name}"
                 user_classes.guard_method(own, where, method, mistake)
         self.name, self.admits = own.name, getattr(own, "admits", None)
+        self.prefills_first = getattr(own, "prefills_first", None)
+        if self.prefills_first is not None and order is not Order.decode_first:
+            raise EngineError(
+                f"engine.scheduler.order={order.value}: {name} decides it (prefills_first); leave "
+                f"engine.scheduler.order={Order.decode_first.value}"
+            )
         self.key = self.preemption_key = _queue_key(own.key)
         if hasattr(own, "preemption_key"):
             self.preemption_key = _queue_key(own.preemption_key)
@@ -228,8 +237,13 @@ def _admission_mistake(
     return None if admitted or num_running else "True if no request is running"
 
 
+def _order_mistake(first: Any, *counts: int) -> str | None:
+    return None if isinstance(first, bool) else f"True or False, not {first!r}"
+
+
 QUEUE_METHODS: dict[str, Callable[..., str | None]] = {
     "key": _key_mistake,
     "preemption_key": _key_mistake,
     "admits": _admission_mistake,
+    "prefills_first": _order_mistake,
 }

@@ -80,6 +80,17 @@ class Patient:
         return num_running < (2 if request.prompt_token_ids[0] == 1 else 0)
 
 
+class Prompts:
+    name = "prompts"
+
+    def key(self, request):
+        return 0
+
+    def prefills_first(self, num_decodes, num_prefills, num_waiting):
+        assert num_decodes + num_prefills <= 2
+        return num_waiting > 0 if num_waiting < 9 else None
+
+
 class Nameless:
     def __init__(self, *args, **options):
         pass
@@ -180,6 +191,25 @@ def test_a_user_s_queue_holds_requests_back_and_chooses_whom_to_preempt(own):
         UserClassError, match=r"admits\(\) must return True if no request is running"
     ):
         engine.step()
+
+
+def test_a_user_s_queue_orders_the_phases_of_a_step(own):
+    path, small = f"{own}:Prompts", {"max_num_seqs": 2, "max_num_batched_tokens": 4}
+    asked = [request(str(i), [1] * 7, 6) for i in range(3)]
+    engines = [make_engine(40, queue=queue, **small)[0] for queue in ("fcfs", path)]
+    steps = [run(engine, asked) for engine in engines]
+    assert steps[0][0] == steps[1][0] == {str(i): solo([1] * 7, 6) for i in range(3)}
+    first, own_order = (engine.counters() for engine in engines)
+    assert first["order.decode_first"] > 0 and own_order["queue.prompts"] > 0
+    assert "order.decode_first" not in own_order
+    with pytest.raises(EngineError, match=r"order=prefill_first: .* decides it"):
+        make_engine(queue=path, order=config.Order.prefill_first)
+    for i in range(9):
+        engines[1].submit(request(f"more {i}", [1], 1))
+    with pytest.raises(
+        UserClassError, match=r"prefills_first\(\) must return True or False, not N"
+    ):
+        engines[1].step()
 
 
 @pytest.mark.parametrize(
