@@ -116,7 +116,7 @@ def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, caus
 TOKENIZER = {"counted_by": "tokenizer"}
 BEYOND_MAX = {"counted_by": "usage", "counted_beyond_max": 1}
 BUNDLES = {"counted_by": "usage", "first_chunk_excess_pct": 20.0}
-EXCESS = "leaves out about 20 % of the tokens after the first"
+EXCESS = "may hold 20 % of the tokens after the first"
 
 
 @pytest.mark.parametrize(
