@@ -54,6 +54,7 @@ OPTIONS = (
     "model=local", "server.model_name=tiny", "server.grammar_timeout_s=2",
     "server.receive_timeout_s=5", "server.grace_s=5", "engine.batch_invariant=true",
     "engine.prefix_cache=hash",
+    "server.max_output_tokens=512",  # else a request without a limit of its own may take minutes
 )  # fmt: skip
 
 
@@ -109,11 +110,14 @@ RAW = (
 )
 
 
-def send_mutated(client: Client, draw: random.Random) -> None:
-    """Send a valid body of which one field has a hostile value; any answer is short and its own."""
+def mutation(draw: random.Random) -> tuple[str, str, str]:
+    """Return a path, a field of its body, and a hostile value for it (JSON)."""
     path = draw.choice(sorted(BODIES))
-    name = draw.choice(sorted(BODIES[path]))
-    value = draw.choice(HOSTILE_VALUES)
+    return path, draw.choice(sorted(BODIES[path])), draw.choice(HOSTILE_VALUES)
+
+
+def send_mutated(client: Client, path: str, name: str, value: str) -> None:
+    """Send a valid body of which one field has a hostile value; any answer is short and its own."""
     fields = {key: json.dumps(each) for key, each in BODIES[path].items()}
     fields |= {"model": '"tiny"', name: value}
     body = "{" + ",".join(f'"{key}":{text}' for key, text in fields.items()) + "}"
@@ -237,9 +241,10 @@ class Hour:
         due = time.monotonic()
         while requests:
             name = requests.pop()
-            with self.seen.of("abuse", name):
-                if name == "mutated":
-                    send_mutated(self.client, draw)
+            changed = mutation(draw) if name == "mutated" else ()
+            with self.seen.of("abuse", " ".join((name, *changed))[:100]):
+                if changed:
+                    send_mutated(self.client, *changed)
                 elif name == "raw":
                     send_raw(self.client, draw)
                 else:

@@ -150,8 +150,8 @@ def _excess_pct(arm: str, records: Sequence[Record]) -> float:
 
 def _excess_text(arm: str, excess_pct: float) -> str:
     return (
-        f"{arm}'s chunks hold several tokens and no token ids; its first chunk, which TPOT leaves out, "
-        f"may hold {excess_pct:.0f} % of the tokens after the first"
+        f"{arm}'s chunks hold several tokens and no token ids; the first one, which TPOT leaves "
+        f"out, may hold {excess_pct:.0f} % of the tokens after the first"
     )
 
 
