@@ -1,9 +1,11 @@
 """Tests of request decoding: which fields are accepted, and what the errors say."""
 
+import asyncio
 import json
 
 import msgspec
 import pytest
+from in_process import post, run_scenario
 
 from labkit.server import request_decoder
 from labkit.server.api_error import ApiError
@@ -112,3 +114,21 @@ def test_only_fields_with_fixed_values_have_allowed_values():
     assert allowed_values(ChatRequest, "model") == []
     assert allowed_values(ChatRequest, "tool_choice") == ["auto", "none", "required"]
     assert allowed_values(ChatRequest, "no.such[0].field") == []
+
+
+def test_the_memory_of_large_bodies_is_given_back_once(tmp_path, monkeypatch):
+    trimmed = []
+    monkeypatch.setattr("labkit.server.routes.TRIM_DELAY_S", 0.01)
+    monkeypatch.setattr("labkit.machine.memory_capacity.trim_heap", lambda: trimmed.append(1))
+
+    async def scenario(service, engine):
+        for size in (10, 1 << 18, 1 << 18):
+            status, _ = await post(service, "/tokenize", {"prompt": "a" * size})
+            assert status in (200, 400)
+            if size == 10:
+                await asyncio.sleep(0.05)
+                assert trimmed == []
+        await asyncio.sleep(0.05)
+        assert 1 <= len(trimmed) <= 2  # a slow second body has a trim of its own
+
+    run_scenario(scenario, tmp_path)
