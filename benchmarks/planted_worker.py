@@ -99,7 +99,7 @@ def plant() -> None:
 
 def plant_calls(pipeline: str | None, workload: str) -> None:
     """Plant the delay into the operations of this process that are timed."""
-    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
     from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
 

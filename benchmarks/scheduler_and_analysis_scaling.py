@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128

@@ -21,8 +21,8 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.radix import RadixNode, RadixPrefixCache
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import Scheduler
 
 RESERVED_TOKENS = 2_048  # per request, in a cache that reserves memory for the longest sequence
 BLOCK_SIZE = 16

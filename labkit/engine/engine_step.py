@@ -32,18 +32,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from labkit import config
-from labkit.engine.batch import Batch
-from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.input_builder import InputBuilder
-from labkit.engine.lazy_logits import WaitLogits
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
-from labkit.engine.prompt_logprobs import ScoredPart, score_step
-from labkit.engine.sampler import Sampled, Sampler
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.runner.batch import Batch
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.runner.step_launcher import StepLauncher
+from labkit.engine.sampling.lazy_logits import WaitLogits
+from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
+from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator
-from labkit.engine.step_launcher import StepLauncher
 
 SampledTokens = dict[str, Sequence[Sampled]]  # by request id
 

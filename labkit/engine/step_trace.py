@@ -24,13 +24,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.batch import Batch, Ints
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.engine.engine_step import PendingStep, SampledTokens, StepLoop
-from labkit.engine.lazy_logits import Logits, WaitLogits
-from labkit.engine.model_runner import ModelRunner, RunModel
-from labkit.engine.prompt_logprobs import ScoredPart
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.runner.batch import Batch, Ints
+from labkit.engine.runner.model_runner import ModelRunner, RunModel
+from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
+from labkit.engine.sampling.prompt_logprobs import ScoredPart
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         KVMemory,
         StepAttention,
     )
-    from labkit.engine.scheduler import Scheduler
+    from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
 # A trace ends early when its steps have this many chunks together.

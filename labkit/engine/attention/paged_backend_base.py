@@ -25,8 +25,8 @@ from labkit.engine.attention.attention_metadata import (
     TablesKey,
 )
 from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport, Reports
-from labkit.engine.kv_layout.kv_shape import KVShape
 
 
 class PagedBackend:

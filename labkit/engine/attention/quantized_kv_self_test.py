@@ -12,7 +12,7 @@ import numpy as np
 from labkit.cpu import kv_quantization
 from labkit.cpu.kv_dtypes import KV_GROUP
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.attention.kv_shape import KVShape
 
 _TOKENS, _HEADS, _HEAD_DIM, _BLOCK_SIZE = 6, 2, 2 * KV_GROUP, 8
 
@@ -27,7 +27,7 @@ def find_mismatch(dtype: str) -> str | None:
     Each sequence has a single token, so its attention output is its own value. The kernels must
     read the bits that ``kv_quantization`` computes.
     """
-    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
     backend = CpuBackend(KernelSwitches())
     backend.allocate([KVShape(_HEADS, _HEAD_DIM, _HEAD_DIM)], _TOKENS, _BLOCK_SIZE, dtype)

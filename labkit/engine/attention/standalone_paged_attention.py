@@ -10,8 +10,8 @@ import numpy as np
 
 from labkit.engine.attention import input_validation
 from labkit.engine.attention.backend_factory import create
+from labkit.engine.attention.backends.mlx_backend_base import to_mlx
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend_base import to_mlx
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.kv_dtypes import QUANTIZED_BITS
-from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
+from labkit.engine.memory_budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
 
 # The keys or the values of one layer.
 KVArray = mx.array | QuantizedArrays

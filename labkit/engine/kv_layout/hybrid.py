@@ -29,11 +29,11 @@ from labkit.engine.kv_layout.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
-    from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import StateShape
+    from labkit.engine.attention.kv_shape import StateShape
     from labkit.engine.kv_layout.state_memory import StateMemory
     from labkit.engine.request import RequestState
-    from labkit.engine.scheduler_output import SchedulerOutput
+    from labkit.engine.runner.batch import Batch
+    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
 def add_states(

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.budget.kv_demand import blocks_for
+from labkit.engine.memory_budget.kv_demand import blocks_for
 
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.attention_protocol import Attention
-    from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
+    from labkit.engine.attention.kv_shape import KVShape, StateShape
     from labkit.engine.kv_layout.state_memory import StateStep
     from labkit.engine.kv_layout.state_slots import StatePlan
     from labkit.engine.request import RequestState
-    from labkit.engine.scheduler_output import SchedulerOutput
+    from labkit.engine.runner.batch import Batch
+    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,13 +10,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import sdpa
+from labkit.engine.attention.backends import sdpa
+from labkit.engine.attention.backends.sdpa import SdpaLayer
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:
-    from labkit.engine.batch import Batch
     from labkit.engine.kv_layout.dense_kv import DenseKV
+    from labkit.engine.runner.batch import Batch
 
 Ints = NDArray[np.int64]
 

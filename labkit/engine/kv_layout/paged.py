@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.engine import prefix_cache
 from labkit.engine.attention.attention_free import NoAttention
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.kv_cache_manager import (
@@ -19,14 +20,13 @@ from labkit.engine.kv_layout.kv_cache_manager import (
     KVMemory,
     StepAttention,
 )
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.paged_backend_base import PagedBackend
-    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
+    from labkit.engine.runner.batch import Batch
 
 
 def create(

@@ -22,8 +22,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.kv_shape import StateShape
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_shape import StateShape
 from labkit.engine.kv_layout.state_slots import StatePlan, StateSegment, StateSlot
 
 # The states of a batch: for each layer, for each of the layer's entries, [requests, *shape].

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.state_slots import StateSlot, StateSlotManager
     from labkit.engine.request import RequestState
-    from labkit.engine.scheduler_output import ScheduledChunk
+    from labkit.engine.scheduler.scheduler_output import ScheduledChunk
 
 # Returns the cached block that ends the first n blocks of the tokens, or None.
 FindBlock = Callable[[Sequence[int], int], int | None]

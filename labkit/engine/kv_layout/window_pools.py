@@ -46,11 +46,11 @@ from labkit.engine.kv_layout.window_blocks import WindowBlocks
 
 if TYPE_CHECKING:
     from labkit import config
+    from labkit.engine.attention.kv_shape import KVShape
     from labkit.engine.attention.launch_report import Reports
     from labkit.engine.attention.paged_backend_base import PagedBackend
-    from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import KVShape
     from labkit.engine.request import RequestState
+    from labkit.engine.runner.batch import Batch
 
 OPTION = "engine.kv.window_pools=true"
 

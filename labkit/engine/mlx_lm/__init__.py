@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import InferenceEngine
+from labkit.engine.model import compute_dtype
 
 if TYPE_CHECKING:
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.model.shared_models import SharedModels
 
 
 def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:

@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
     Counters,
@@ -30,6 +29,7 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
     stop_token_ids,
 )
 from labkit.engine.mlx_lm.prompt_scoring import score_prompts
+from labkit.engine.model import compute_dtype
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.mlx_lm_directory import mlx_lm_directory
-from labkit.engine.model_loader import (
+from labkit.engine.model import compute_dtype
+from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
+from labkit.engine.model.model_loader import (
     ONE_AT_A_TIME,
     config_errors,
     is_batchable,

@@ -11,7 +11,7 @@ from mlx_lm.sample_utils import apply_top_k, apply_top_p, make_sampler
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.sampler import request_seed
+from labkit.engine.sampling.sampler import request_seed
 
 Sampler = Callable[[mx.array], mx.array]
 

@@ -14,8 +14,8 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from labkit.engine.engine_protocol import PromptLogprobs
-from labkit.engine.prompt_logprobs import concatenate, score_rows
 from labkit.engine.request import Request
+from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
 
 MAX_ROWS = 256  # of logits at once, as in labkit's engines
 

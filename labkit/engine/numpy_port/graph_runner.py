@@ -11,17 +11,17 @@ import numpy as np
 from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
 from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
 from labkit.cpu.traced_array import NotCapturable
-from labkit.engine.attention.captured_attention_layers import CapturedLayers
-from labkit.engine.attention.cpu_backend import CpuBackend
-from labkit.engine.attention.replay_state import replay_state
+from labkit.engine.attention.backends.captured_attention_layers import CapturedLayers
+from labkit.engine.attention.backends.cpu_backend import CpuBackend
+from labkit.engine.attention.backends.replay_state import replay_state
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.window_pools import GroupedAttention
-from labkit.engine.layer_cache import ForwardContext, ModelCaches
-from labkit.engine.lazy_logits import GreedyLogits
+from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
+from labkit.engine.sampling.lazy_logits import GreedyLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
-    from labkit.engine.batch import Batch
+    from labkit.engine.runner.batch import Batch
 
 
 class GraphRunner:

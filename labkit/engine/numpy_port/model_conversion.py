@@ -22,7 +22,7 @@ from labkit.cpu.low_precision_weights import (
 )
 from labkit.cpu.packed_linear import WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
-from labkit.engine.layer_cache import KVHandle, ValueHandle
+from labkit.engine.model.layer_cache import KVHandle, ValueHandle
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring
@@ -109,7 +109,7 @@ class _Converter:
         import mlx.core
         import mlx.nn
 
-        from labkit.engine.gguf_block_layers import BlockEmbedding, BlockLayer, BlockLinear
+        from labkit.engine.model.gguf_block_layers import BlockEmbedding, BlockLayer, BlockLinear
 
         self.mx, self.nn = mlx.core, mlx.nn
         self._block_layer = BlockLayer

@@ -268,7 +268,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{model}" in word for word in words):
-        from labkit.engine.mlx_lm_directory import mlx_lm_directory
+        from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 
         # labkit's own server reads the formats that mlx_lm lacks.
         is_own = server.preset == "labkit" and server.command is None

@@ -14,7 +14,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
-    from labkit.engine.model_loader import LoadedModel
+    from labkit.engine.model.model_loader import LoadedModel
     from labkit.engine.parallel.mlx_ring import Ring
 
 # Sizes in config.json that must be multiples of the number of ranks.

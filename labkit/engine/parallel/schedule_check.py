@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
 class NoScheduleCheck:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labkit import config
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.input_builder import SegmentLayout, staircase, window
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
-from labkit.engine.model_runner import RunModel
+from labkit.engine.runner.input_builder import SegmentLayout, staircase, window
+from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModelProposer
 from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculator
 from labkit.engine.speculation.ngram import NgramProposer

@@ -1,0 +1,207 @@
+"""The policies of ``engine.scheduler``: functions that order, cap and admit requests.
+
+Each option has a table that maps its values to functions. The scheduler looks the functions up
+once, and adds 1 to the counter ``<option>.<value>`` whenever the choice made a difference. Policies
+have no state.
+
+For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
+step with two running decodes has 6 tokens left for prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from labkit.config import Admission, ChunkPolicy, Composition, Order, Reservation, is_class_path
+from labkit.engine import user_classes
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.request import QueueKey, Request, RequestState
+from labkit.engine.scheduler.scheduler_output import Phase
+
+Phases = tuple[Phase, Phase]
+
+
+# The order of the phases in a step. ``last``: the only phase of the previous step (None: that step
+# was mixed, or there was none).
+
+
+def decodes_first(last: Phase | None) -> Phases:
+    """Serve decodes first: prompts get only the tokens that decodes leave of the budget."""
+    return Phase.decode, Phase.prefill
+
+
+def prefills_first(last: Phase | None) -> Phases:
+    """Serve prefills first: a new request's first token never waits for decodes."""
+    return Phase.prefill, Phase.decode
+
+
+def alternating(last: Phase | None) -> Phases:
+    """Serve decodes first, but serve prefills first after a step of decodes only.
+
+    This bounds the waiting time of both. If decodes always came first in split steps, no request
+    would be admitted until every running request has ended.
+    """
+    return prefills_first(last) if last is Phase.decode else decodes_first(last)
+
+
+# In a mixed step the second phase gets the tokens that the first leaves of the budget. A split step
+# has chunks of one phase only: the first one with anything to compute.
+PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] = {
+    (Order.decode_first, Composition.mixed): decodes_first,
+    (Order.decode_first, Composition.split): alternating,
+    (Order.prefill_first, Composition.mixed): prefills_first,
+    (Order.prefill_first, Composition.split): prefills_first,
+}
+
+
+# Functions that decide whether another waiting request may be admitted. ``num_running``: requests
+# that were running when the step began; ``budget``: tokens left in the step.
+
+
+def continuous(num_running: int, budget: int) -> bool:
+    """Admit a request if the step has tokens left in its budget.
+
+    Otherwise the request would hold blocks that it does not use yet.
+    """
+    return budget > 0
+
+
+def static(num_running: int, budget: int) -> bool:
+    """Admit a whole batch when no request is running, regardless of the token budget.
+
+    The next batch waits until the last request of the present batch has ended.
+    """
+    return num_running == 0
+
+
+ADMISSIONS: dict[Admission, Callable[[int, int], bool]] = {
+    Admission.continuous: continuous,
+    Admission.static: static,
+}
+
+
+# The largest number of tokens of one prompt in a step (None: no cap). ``chunk``:
+# ``engine.scheduler.chunk``; ``num_decodes``: running requests with a token to decode.
+
+
+def static_chunk(chunk: int | None, num_decodes: int) -> int | None:
+    """Return ``chunk``, independent of the decodes in the step."""
+    return chunk
+
+
+def shrinking_chunk(chunk: int | None, num_decodes: int) -> int:
+    """Return ``chunk`` minus one token per decode, but at least 1.
+
+    A chunk and the decodes of its step have ``chunk`` tokens together, so that the step time does
+    not depend on the number of decodes. This is the leftover-after-decode budget of LocalAI's
+    patched llama.cpp (DECODE_SERVING_SCOPE.md, patch 0016), applied to each request.
+    """
+    assert chunk is not None  # the config refuses it
+    return max(1, chunk - num_decodes)
+
+
+CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
+    ChunkPolicy.static: static_chunk,
+    ChunkPolicy.shrinking: shrinking_chunk,
+}
+
+
+# The number of prompt tokens that all requests of a step may have together.
+
+
+def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
+    """Return the number of prompt tokens that a step may compute.
+
+    The number is ``left``, the rest of the step's budget after its decodes, but at least ``floor``
+    and at most ``cap`` (None: no such bound). Sources, in LocalAI's patched llama.cpp
+    (DECODE_SERVING_SCOPE.md): ``cap`` alone is patch 0013, a static budget; ``floor`` alone is
+    patch 0016, ``max(n_ubatch, T - D)``.
+    """
+    budget = left if floor is None else max(left, floor)
+    return budget if cap is None else min(budget, cap)
+
+
+# The number of tokens for which KV memory is reserved when a request is admitted, and the fraction
+# of the whole KV memory that must stay free. ``watermark``: ``engine.scheduler.watermark``.
+
+
+def full(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
+    """Reserve memory for the prompt and ``max_tokens``, so that no request is ever preempted.
+
+    Returns the number of tokens to reserve, and the fraction of the memory that must stay free: 0.
+    """
+    return state.max_kv_tokens, 0.0
+
+
+def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
+    """Reserve memory for the known tokens only. The reservation grows with the output.
+
+    Returns the number of tokens to reserve, and the fraction of the memory that must stay free.
+    As in vLLM, the fraction ``watermark`` stays free, so that an admitted request is not preempted
+    at once. If memory runs out later, the request that is last in the queue's order is preempted.
+    If no request is running, nothing must stay free, so a request that fits the memory is always
+    admitted.
+    """
+    return state.num_tokens, watermark if num_running else 0.0
+
+
+RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, float]]] = {
+    Reservation.full: full,
+    Reservation.optimistic: optimistic,
+}
+
+
+# A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
+# served first, the largest preempted first.
+
+
+def by_arrival(state: RequestState) -> QueueKey:
+    """Order by arrival. A preempted request precedes all requests that were never admitted."""
+    return 0, state.arrival_index
+
+
+def by_priority(state: RequestState) -> QueueKey:
+    """Order by the client's priority, the lower number first, and by arrival if equal."""
+    return state.request.priority, state.arrival_index
+
+
+QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
+    "fcfs": by_arrival,
+    "priority": by_priority,
+}
+
+
+class Queue:
+    """The order of ``engine.scheduler.queue``: a built-in one, or that of a user's class.
+
+    The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
+    request with the smallest is served first. Equal numbers are served by arrival.
+
+    Raises
+    ------
+    EngineError
+        The class cannot be imported or called, or lacks ``name`` or ``key``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.key = name, QUEUE_KEYS.get(name, self._own_key)
+        if not is_class_path(name):
+            return
+        try:
+            self._own = user_classes.create_plugin("engine.scheduler.queue", name, ("key",))
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        self.name = self._own.name
+        where = f"engine.scheduler.queue={name}"
+        user_classes.guard_method(self._own, where, "key", _key_mistake)
+
+    def _own_key(self, state: RequestState) -> QueueKey:
+        return float(self._own.key(state.request)), state.arrival_index
+
+
+def _key_mistake(key: Any, request: Request) -> str | None:
+    if isinstance(key, int | float) and math.isfinite(key):
+        return None
+    return f"a finite number, not {key!r}"
