@@ -44,24 +44,14 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from labkit import config
-from labkit.engine.engine_protocol import (
-    NO_TOKEN,
-    Counters,
-    EngineError,
-    FinishReason,
-    TokenEvent,
-)
+from labkit.engine.engine_protocol import Counters, EngineError, TokenEvent
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
-from labkit.engine.sampling.prompt_logprobs import ScoredPart, concatenate
+from labkit.engine.sampling.prompt_logprobs import ScoredPart
 from labkit.engine.sampling.sampler import Sampled
-from labkit.engine.scheduler import scheduling_policies
-from labkit.engine.scheduler.scheduler_output import (
-    Phase,
-    ScheduledChunk,
-    SchedulerOutput,
-    StepBuilder,
-)
+from labkit.engine.scheduler import scheduling_policies, step_results
+from labkit.engine.scheduler.schedule_decisions import PrefillShare, StepBuilder, count_decisions
+from labkit.engine.scheduler.scheduler_output import Phase, ScheduledChunk, SchedulerOutput
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
 QUEUE_KEY = attrgetter("queue_key")
@@ -84,129 +74,30 @@ class Scheduler:
         self, options: config.Scheduler, cache: KVCacheManager, eos_token_ids: frozenset[int]
     ) -> None:
         self._options = options
+        self._policies = scheduling_policies.select(options)
         self._cache = cache
+        self._grows_by_chunk = cache.grows_by_chunk
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._queue = scheduling_policies.Queue(options.queue)
         self._waiting = WaitingQueue(QUEUE_KEY)
         self._running: dict[str, RequestState] = {}  # in the order of admission
-        self._phase_order = scheduling_policies.PHASE_ORDERS[options.order, options.composition]
-        self._split = options.composition is config.Composition.split
         self._last_phase: Phase | None = None
-        self._may_admit = scheduling_policies.ADMISSIONS[options.admission]
-        self._chunk_cap = scheduling_policies.CHUNK_CAPS[options.chunk_policy]
-        self._reservation = scheduling_policies.RESERVATIONS[options.reservation]
-        watermark = options.watermark
-        self._watermark = config.DEFAULT_WATERMARK if watermark is None else watermark
-        self._aligns_chunks = cache.aligns_chunks
-        self._grows_by_chunk = cache.grows_by_chunk
         self._num_arrivals = 0
         self.counts = Counters()
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens of running requests whose keys and values are computed."""
-        return sum(state.num_computed_tokens for state in self._running.values())
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait to be admitted."""
-        return len(self._waiting)
-
-    def is_running(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is admitted and has not ended."""
-        state = self._live.get(request_id)
-        return state is not None and state.status is RequestStatus.running
-
-    def has_work(self) -> bool:
-        """Return whether any request is waiting or running."""
-        return bool(self._live)
-
-    def is_live(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is waiting or running."""
-        return request_id in self._live
-
-    def add(self, request: Request) -> None:
-        """Append a request to the waiting queue.
-
-        Raises
-        ------
-        EngineError
-            A live request has this id already, or the request needs more KV memory than the
-            whole KV cache has.
-        """
-        state = RequestState(request, self._num_arrivals)
-        if request.request_id in self._live:
-            raise EngineError(f"request {request.request_id}: this id is already in use")
-        reason = self._cache.refusal_reason(state.max_kv_tokens)
-        if reason is not None:
-            raise EngineError(
-                f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
-                f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
-                "(engine.budget)"
-            )
-        state.queue_key = self._queue.key(state)  # once, because it may be a user's class
-        self._live[request.request_id] = state
-        self._num_arrivals += 1
-        self._waiting.add(state)
-        self.counts.add("requests.submitted")
-
-    def abort(self, request_id: str) -> None:
-        """End a request and release its KV memory. Unknown ids are ignored."""
-        state = self._live.get(request_id)
-        if state is not None:
-            self._end(state)
-            self.counts.add("requests.aborted")
-
-    def preempt(self, request_id: str) -> None:
-        """Move a running request back to the waiting queue and release its KV memory.
-
-        Its tokens are computed again later. Ids of requests that are not running are ignored.
-        """
-        state = self._live.get(request_id)
-        if state is None or state.status is not RequestStatus.running:
-            return
-        self._release(state)
-        state.status = RequestStatus.waiting
-        state.num_computed_before_preemption = max(
-            state.num_computed_before_preemption, state.num_scheduled_tokens
-        )
-        state.num_computed_tokens = state.num_in_flight_tokens = state.num_output_placeholders = 0
-        state.num_preemptions += 1
-        self._waiting.add(state)
-        self.counts.add("preemptions")
-
-    def _end(self, state: RequestState) -> None:
-        """Release a live request (finished or aborted) and forget it."""
-        self._release(state)
-        state.status = RequestStatus.finished
-        del self._live[state.request_id]
-
-    def _release(self, state: RequestState) -> None:
-        """Remove a request from the waiting or running list, and release its KV memory."""
-        if state.status is RequestStatus.running:
-            del self._running[state.request_id]
-        else:
-            self._waiting.remove(state)
-        self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
         """Return the chunks of the next step. The module's docstring describes the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
-        for phase in self._phase_order(self._last_phase):
+        for phase in self._policies.phase_order(self._last_phase):
             if phase is Phase.decode:
                 self._schedule_decodes(step)
             elif step.pending[phase] or self._waiting:
                 self._schedule_prefills(step)
-            if self._split and step.only_phase is not None:
+            if self._policies.split and step.only_phase is not None:
                 break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        self._count_policies(step)
-        output = step.output()
-        for chunk in output.chunks:  # in flight until ``update`` records the results
-            chunk.state.num_in_flight_tokens += chunk.num_tokens
-            chunk.state.num_output_placeholders += chunk.samples
-        return output
+        count_decisions(self.counts, self._policies, step.decisions())
+        return step.launch()
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
         """Schedule the running requests whose prompts are computed."""
@@ -215,26 +106,21 @@ class Scheduler:
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedule prompt tokens of running requests, then admit requests and schedule theirs."""
-        options, start = self._options, step.num_tokens
+        options, policies, start = self._options, self._policies, step.num_tokens
         left = step.token_budget - start
         budget = scheduling_policies.prefill_budget(
             left, options.prefill_cap, options.prefill_floor
         )
         step_limit = start + budget
-        chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))
+        chunk_cap = policies.chunk_cap(options.chunk, len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
-        while self._may_admit(step.num_running, step_limit - step.num_tokens):
-            admitted = self._admit_first()
+        while policies.may_admit(step.num_running, step_limit - step.num_tokens):
+            admitted = self._admit_first(step)
             if admitted is None:
                 break
-            step.pending[Phase.prefill].append(admitted)
             self._schedule_chunk(step, Phase.prefill, admitted, step_limit, chunk_cap)
-        spent = step.num_tokens - start
-        if spent == budget < left:
-            self.counts.add("steps.prefill_capped")
-        if spent > left:
-            self.counts.add("steps.prefill_floored")
+        step.prefill_share = PrefillShare(left, budget, spent=step.num_tokens - start)
 
     def _schedule_chunk(
         self,
@@ -254,13 +140,13 @@ class Scheduler:
         count = min(state.num_pending_tokens, step_limit - step.num_tokens)
         if chunk_cap is not None and chunk_cap < count:
             count = chunk_cap
-            self.counts.add(f"chunk.{self._options.chunk_policy.value}")
+            step.num_capped += 1
         start = state.num_scheduled_tokens
         if state.request.params.prompt_logprobs is not None and start < state.num_prompt_tokens - 1:
             count = min(count, MAX_SCORED_ROWS - step.num_scored_rows)
         if count <= 0:
             return
-        if self._aligns_chunks and phase is Phase.prefill:
+        if phase is Phase.prefill and self._cache.aligns_chunks:
             count = self._cache.align_chunk(state, start, count)
         needs_memory = self._grows_by_chunk or start + count > state.num_reserved_tokens
         if needs_memory and not self._grow_or_preempt(step, state, start + count):
@@ -285,7 +171,7 @@ class Scheduler:
         state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
         return True
 
-    def _admit_first(self) -> RequestState | None:
+    def _admit_first(self, step: StepBuilder) -> RequestState | None:
         """Admit the first waiting request and return it, or return None.
 
         None: no request waits, ``max_num_seqs`` requests run, or too little KV memory is free.
@@ -293,29 +179,15 @@ class Scheduler:
         state = self._waiting.first
         if state is None or len(self._running) >= self._options.max_num_seqs:
             return None
-        num_tokens, spare = self._reservation(state, len(self._running), self._watermark)
+        num_tokens, spare = self._policies.reservation(state, len(self._running))
         num_cached = self._cache.reserve(state, num_tokens, spare)
         if num_cached is None:
             return None
         self._waiting.remove(state)
-        state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
-        if not state.num_preemptions:  # otherwise the cache may have the request's own tokens
-            state.num_cached_tokens = num_cached
-        state.status = RequestStatus.running
         self._running[state.request_id] = state
-        self.counts.record_peak("requests.most_running", len(self._running))
-        self.counts.add(f"admission.{self._options.admission.value}")
-        self.counts.add(f"reservation.{self._options.reservation.value}")
-        if self._waiting.has_earlier_than(state):
-            self.counts.add(f"queue.{self._queue.name}")
+        state.admit(num_tokens, num_cached)
+        step.admit(state, len(self._running), overtakes=self._waiting.has_earlier_than(state))
         return state
-
-    def _count_policies(self, step: StepBuilder) -> None:
-        if all(step.pending):  # order and composition matter only if both phases have work
-            self.counts.add(f"order.{self._options.order.value}")
-            self.counts.add(f"composition.{self._options.composition.value}")
-        if step.num_tokens >= step.token_budget:
-            self.counts.add("steps.full")
 
     def update(
         self,
@@ -338,79 +210,111 @@ class Scheduler:
         scored
             By request id, the log probabilities of the prompt tokens that the step scored.
         """
-        events = []
+        events: list[TokenEvent] = []
         for chunk in output.chunks:
             state = chunk.state
             if state.status is not RequestStatus.running or chunk.is_outdated:
                 continue  # the request ended, or was preempted, while the step was in flight
+            if chunk.start < state.num_computed_before_preemption:
+                self.counts.add("tokens.recomputed", chunk.num_recomputed)
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
-            if chunk.start < state.num_computed_before_preemption:
-                self._count_recomputed(chunk)
             self._cache.cache_blocks(state)
             if state.request_id in scored:
-                record_scored(state, scored[state.request_id])
+                step_results.record_scored(state, scored[state.request_id])
             if not chunk.samples:
                 continue
-            state.num_output_placeholders -= 1
             results = sampled[state.request_id]
-            state.num_computed_tokens += len(results) - 1  # the accepted drafts
-            events += self._append(state, results)
-        return events
-
-    def _count_recomputed(self, chunk: ScheduledChunk) -> None:
-        """Count the tokens of a chunk that had been computed before a preemption."""
-        before, stop = chunk.state.num_computed_before_preemption, chunk.start + chunk.num_tokens
-        self.counts.add("tokens.recomputed", min(stop, before) - chunk.start)
-
-    def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
-        """Append sampled tokens, up to one that ends the request, and return their events.
-
-        A request whose next token could not be sampled ends with an error event.
-        """
-        events = []
-        prompt_logprobs = None
-        if state.scored_parts and not state.num_output_tokens:
-            prompt_logprobs = concatenate(state.scored_parts)
-            state.scored_parts = []
-        for result in results:
-            if result.error is not None:
-                events.append(TokenEvent(state.request_id, NO_TOKEN, "error", error=result.error))
-                self._end(state)
-                self.counts.add("requests.sampling_failed")
-                break
-            state.token_ids.append(result.token)
-            reason = self._finish_reason(state)
-            events.append(
-                TokenEvent(
-                    state.request_id,
-                    result.token,
-                    reason,
-                    result.margin,
-                    logprobs=result.logprobs,
-                    num_cached_tokens=state.num_cached_tokens,
-                    prompt_logprobs=prompt_logprobs,
-                )
-            )
-            prompt_logprobs = None
+            events += step_results.append_sampled(state, results, self._eos_token_ids)
+            reason = events[-1].finish_reason
             if reason is not None:
-                self._end(state)
-                self.counts.add("requests.finished")
-                break
+                self._end(state, "sampling_failed" if reason == "error" else "finished")
         return events
 
-    def _finish_reason(self, state: RequestState) -> FinishReason | None:
-        params, token = state.request.params, state.token_ids[-1]
-        if token in params.stop_token_ids:
-            return "stop"
-        if not params.ignore_eos and token in self._eos_token_ids:
-            return "stop"
-        return "length" if state.num_output_tokens >= params.max_tokens else None
+    def add(self, request: Request) -> None:
+        """Append a request to the waiting queue.
+
+        Raises
+        ------
+        EngineError
+            A live request has this id already, or the request needs more KV memory than the
+            whole KV cache has.
+        """
+        state = RequestState(request, self._num_arrivals)
+        if request.request_id in self._live:
+            raise EngineError(f"request {request.request_id}: this id is already in use")
+        reason = self._cache.refusal_reason(state.max_kv_tokens)
+        if reason is not None:
+            raise EngineError(
+                f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
+                "(engine.budget)"
+            )
+        state.queue_key = self._policies.queue.key(state)  # once: it may be a user's class
+        self._live[request.request_id] = state
+        self._num_arrivals += 1
+        self._waiting.add(state)
+        self.counts.add("requests.submitted")
+
+    def abort(self, request_id: str) -> None:
+        """End a request and release its KV memory. Unknown ids are ignored."""
+        state = self._live.get(request_id)
+        if state is not None:
+            self._end(state, "aborted")
+
+    def preempt(self, request_id: str) -> None:
+        """Move a running request back to the waiting queue and release its KV memory.
+
+        Its tokens are computed again later. Ids of requests that are not running are ignored.
+        """
+        if self.is_running(request_id):
+            state = self._live[request_id]
+            self._release(state)
+            state.preempt()
+            self._waiting.add(state)
+            self.counts.add("preemptions")
 
     def close(self) -> None:
         """Abort every live request."""
         for request_id in list(self._live):
             self.abort(request_id)
+
+    def _end(self, state: RequestState, outcome: str) -> None:
+        """Release a live request and forget it. ``outcome`` says why it ended."""
+        self._release(state)
+        state.status = RequestStatus.finished
+        del self._live[state.request_id]
+        self.counts.add(f"requests.{outcome}")
+
+    def _release(self, state: RequestState) -> None:
+        """Remove a request from the waiting or running list, and release its KV memory."""
+        if state.status is RequestStatus.running:
+            del self._running[state.request_id]
+        else:
+            self._waiting.remove(state)
+        self._cache.release(state.request_id)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of running requests whose keys and values are computed."""
+        return sum(state.num_computed_tokens for state in self._running.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be admitted."""
+        return len(self._waiting)
+
+    def has_work(self) -> bool:
+        """Return whether any request is waiting or running."""
+        return bool(self._live)
+
+    def is_live(self, request_id: str) -> bool:
+        """Return whether the request ``request_id`` is waiting or running."""
+        return request_id in self._live
+
+    def is_running(self, request_id: str) -> bool:
+        """Return whether the request ``request_id`` is admitted and has not ended."""
+        return request_id in self._running
 
     def check(self) -> None:
         """Check invariants for tests: the lists of requests and the KV cache must agree.
@@ -434,21 +338,3 @@ class Scheduler:
                     f"running request {state.request_id} has nothing left to compute"
                 )
         self._cache.check(running)
-
-
-def record_scored(state: RequestState, part: ScoredPart) -> None:
-    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
-
-    Raises
-    ------
-    RuntimeError
-        Earlier rows are missing.
-    """
-    if part.start > state.num_scored_rows:
-        raise RuntimeError(
-            f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "
-            "not scored"
-        )
-    if part.start == state.num_scored_rows:
-        state.scored_parts.append(part.logprobs)
-        state.num_scored_rows += len(part.logprobs.tokens)

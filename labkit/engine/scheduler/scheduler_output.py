@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -63,6 +63,12 @@ class ScheduledChunk:
         return self.preemption_count != self.state.num_preemptions
 
     @property
+    def num_recomputed(self) -> int:
+        """How many of the chunk's tokens had been computed before a preemption."""
+        before = self.state.num_computed_before_preemption - self.start
+        return max(0, min(before, self.num_tokens))
+
+    @property
     def is_prefill(self) -> bool:
         """Whether the chunk starts in the prompt, or in tokens that a preemption discarded."""
         return self.start < self.state.num_prefill_tokens
@@ -99,55 +105,3 @@ class SchedulerOutput(NamedTuple):
     def __bool__(self) -> bool:
         """Return whether the step has any chunk."""
         return bool(self.chunks)
-
-
-class StepBuilder:
-    """A step under construction by the scheduler.
-
-    ``token_budget`` is ``engine.scheduler.max_num_batched_tokens``, ``num_tokens`` the tokens
-    scheduled so far. ``pending`` has, by phase, the running requests with tokens to compute, in
-    the order in which they are served. ``chunks`` has, by phase, the chunks scheduled so far.
-    ``num_running`` is the number of requests that were running when the step began.
-    """
-
-    __slots__ = ("chunks", "num_running", "num_tokens", "pending", "token_budget")
-
-    def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
-        self.token_budget = token_budget
-        self.num_tokens = 0
-        decodes: list[RequestState] = []
-        prefills: list[RequestState] = []
-        self.num_running = 0
-        for state in running:
-            self.num_running += 1
-            if state.is_prefill:
-                prefills.append(state)
-            elif state.num_pending_tokens:  # otherwise the request's last token is in flight
-                decodes.append(state)
-        self.pending = [decodes, prefills]
-        self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
-
-    @property
-    def only_phase(self) -> Phase | None:
-        """The phase that all chunks have, or None if the step is mixed or empty."""
-        decodes, prefills = self.chunks
-        if bool(decodes) is bool(prefills):
-            return None
-        return Phase.decode if decodes else Phase.prefill
-
-    @property
-    def num_scored_rows(self) -> int:
-        """Prompt rows scored by the chunks scheduled so far."""
-        return sum(len(chunk.scored_rows) for chunks in self.chunks for chunk in chunks)
-
-    def remove(self, state: RequestState) -> None:
-        """Remove a preempted request and its chunks, whose tokens return to the budget."""
-        for phase in Phase:
-            chunks = self.chunks[phase]
-            self.pending[phase] = [other for other in self.pending[phase] if other is not state]
-            self.num_tokens -= sum(chunk.num_tokens for chunk in chunks if chunk.state is state)
-            chunks[:] = [chunk for chunk in chunks if chunk.state is not state]
-
-    def output(self) -> SchedulerOutput:
-        """Return the step's chunks, decodes first."""
-        return SchedulerOutput((*self.chunks[Phase.decode], *self.chunks[Phase.prefill]))

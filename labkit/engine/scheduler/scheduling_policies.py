@@ -1,7 +1,6 @@
 """The policies of ``engine.scheduler``: functions that order, cap and admit requests.
 
-Each option has a table that maps its values to functions. The scheduler looks the functions up
-once, and adds 1 to the counter ``<option>.<value>`` whenever the choice made a difference. Policies
+Each option has a table that maps its values to functions. ``select`` looks them up once. Policies
 have no state.
 
 For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
@@ -12,9 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from labkit.config import Admission, ChunkPolicy, Composition, Order, Reservation, is_class_path
+from labkit.config import (
+    DEFAULT_WATERMARK,
+    Admission,
+    ChunkPolicy,
+    Composition,
+    Order,
+    Reservation,
+    Scheduler,
+    is_class_path,
+)
 from labkit.engine import user_classes
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import QueueKey, Request, RequestState
@@ -199,6 +208,34 @@ class Queue:
 
     def _own_key(self, state: RequestState) -> QueueKey:
         return float(self._own.key(state.request)), state.arrival_index
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The functions that the options of ``engine.scheduler`` select."""
+
+    options: Scheduler
+    phase_order: Callable[[Phase | None], Phases]
+    split: bool  # whether a step has chunks of one phase only
+    may_admit: Callable[[int, int], bool]
+    chunk_cap: Callable[[int | None, int], int | None]
+    reservation: Callable[[RequestState, int], tuple[int, float]]
+    queue: Queue
+
+
+def select(options: Scheduler) -> Policies:
+    """Return the policies of a config, or raise ``EngineError``; see ``Queue``."""
+    watermark = DEFAULT_WATERMARK if options.watermark is None else options.watermark
+    reserve = RESERVATIONS[options.reservation]
+    return Policies(
+        options,
+        PHASE_ORDERS[options.order, options.composition],
+        options.composition is Composition.split,
+        ADMISSIONS[options.admission],
+        CHUNK_CAPS[options.chunk_policy],
+        lambda state, num_running: reserve(state, num_running, watermark),
+        Queue(options.queue),
+    )
 
 
 def _key_mistake(key: Any, request: Request) -> str | None:
