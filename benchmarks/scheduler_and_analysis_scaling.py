@@ -58,9 +58,9 @@ class Host:
     """The parts of the engine that run on the host, with a stub in place of the model."""
 
     def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
-        self.pool = BlockPool(num_blocks)
-        cached_prefixes = prefix_cache.create(prefixes, self.pool, BLOCK_SIZE)
-        cache = PagedKVCacheManager(self.pool, BLOCK_SIZE, cached_prefixes)
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        cached_prefixes = prefix_cache.create(prefixes, self.pool)
+        cache = PagedKVCacheManager(self.pool, cached_prefixes)
         self.step_tokens = max(rows, 8192)
         options = config.Scheduler(
             max_num_seqs=rows,

@@ -51,8 +51,8 @@ def run_model(batch: Batch) -> Rows:
 def decoding_engine(requests: int, steps: int) -> LLMEngine:
     """Return an engine whose requests have prefilled and decode for more than ``steps`` steps."""
     tokens, counters = PROMPT_TOKENS + steps + 32, Counters()
-    pool = BlockPool(requests * (tokens // BLOCK_SIZE + 1) + 1)
-    cache = PagedKVCacheManager(pool, BLOCK_SIZE)
+    pool = BlockPool(requests * (tokens // BLOCK_SIZE + 1) + 1, BLOCK_SIZE)
+    cache = PagedKVCacheManager(pool)
     options = config.Scheduler(max_num_seqs=requests, max_num_batched_tokens=max(512, requests))
     scheduler = Scheduler(options, cache, frozenset())
     loop = StepLoop(

@@ -53,9 +53,9 @@ class Simulation:
         words: Sequence[str] = ("-",),
         **options: Any,
     ) -> None:
-        self.pool = BlockPool(blocks)
-        self.prefixes = prefix_cache.create(prefixes, self.pool, block_size)
-        self.cache = PagedKVCacheManager(self.pool, block_size, self.prefixes)
+        self.pool = BlockPool(blocks, block_size)
+        self.prefixes = prefix_cache.create(prefixes, self.pool)
+        self.cache = PagedKVCacheManager(self.pool, self.prefixes)
         optimistic = {"reservation": config.Reservation.optimistic, "watermark": 0.0}
         scheduling = config.Scheduler(**{**optimistic, **options})
         self.scheduler = Scheduler(scheduling, self.cache, frozenset())

@@ -31,16 +31,18 @@ class BlockPool:
     """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
     The block freed last is allocated first, so that few requests touch little of a large pool.
-    ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
+    ``num_blocks`` includes the null block and is at least 2. ``block_size`` is the number of tokens
+    that fit a block. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
     use at the same time. ``on_evict``, unless it is None, is called with the blocks that ``evict``
     is about to evict.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: must be 2 or more")
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack: block 1 is on top
         self._ref_cnt = [0] * num_blocks  # by block id
@@ -58,6 +60,15 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks with at least one reference."""
         return self.capacity - len(self._free) - self.num_evictable
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that fit the blocks in use."""
+        return self.num_used * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
 
     @property
     def num_cached(self) -> int:

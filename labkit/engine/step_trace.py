@@ -209,7 +209,7 @@ class StepTrace:
         times = [time for step in self._steps for time in step.times.values()]
         origin = min((start for start, _ in times), default=0.0)
         return {
-            "block_size": getattr(self.cache, "block_size", None),
+            "block_size": None if self._pool is None else self._pool.block_size,
             "num_blocks": None if self._pool is None else self._pool.num_blocks,
             "token_bytes": self.cache.token_bytes,
             "steps_total": self._num_steps,

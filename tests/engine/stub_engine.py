@@ -152,9 +152,9 @@ class Adversary:
 
 def make_cache(num_blocks, block_size, prefixes="none"):
     """A pool with a prefix cache."""
-    pool = BlockPool(num_blocks)
-    prefix_structure = prefix_cache.create(prefixes, pool, block_size)
-    return PagedKVCacheManager(pool, block_size, prefix_structure, block_bytes=100)
+    pool = BlockPool(num_blocks, block_size)
+    prefix_structure = prefix_cache.create(prefixes, pool)
+    return PagedKVCacheManager(pool, prefix_structure, block_bytes=100)
 
 
 def make_engine(

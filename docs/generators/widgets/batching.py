@@ -122,10 +122,8 @@ class _Cache:
         self._dense: KVCache | None = None
         self.manager: KVCacheManager
         if lane == "paged":
-            pool = BlockPool(kv_tokens // BLOCK_SIZE + 1)
-            self.manager = PagedKVCacheManager(
-                pool, BLOCK_SIZE, block_bytes=BLOCK_SIZE * TOKEN_BYTES
-            )
+            pool = BlockPool(kv_tokens // BLOCK_SIZE + 1, BLOCK_SIZE)
+            self.manager = PagedKVCacheManager(pool, block_bytes=BLOCK_SIZE * TOKEN_BYTES)
             return
         if lane == "static":
             self._dense = padded.create(SHAPES, kv_tokens, "float32", static=True)

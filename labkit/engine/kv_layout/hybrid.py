@@ -77,7 +77,7 @@ class HybridKVCacheManager(KVCacheManager):
             self._snapshots = StateSnapshots(
                 slots,
                 num_snapshots,
-                attention.block_size,
+                attention.pool.block_size,
                 attention.reuse_tokens,
                 attention.find_cached_block,
             )
@@ -157,7 +157,7 @@ class HybridKVCacheManager(KVCacheManager):
         """Plan a copy of the snapshot at the end of the cached prefix to the request's slot."""
         assert self._snapshots is not None
         table = self._attention.table(slot.state.request_id)
-        block = table.block_ids[num_cached // self._paged.block_size - 1]
+        block = table.block_ids[num_cached // self._paged.pool.block_size - 1]
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:

@@ -59,11 +59,10 @@ def create(
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
         _check_quantisation(dtype)
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, kv.block_size)
     manager = PagedKVCacheManager(
         pool,
-        kv.block_size,
-        prefix_cache.create(prefix_cache_name, pool, kv.block_size),
+        prefix_cache.create(prefix_cache_name, pool),
         reuse_blocks,
         block_bytes=kv.block_size * token_bytes,
     )
@@ -90,8 +89,6 @@ class PagedKVCacheManager(KVCacheManager):
     ----------
     pool
         The pool of blocks.
-    block_size
-        Tokens per block.
     prefix_cache
         A prefix cache over the same pool (None: no prefix is reused).
     reuse_blocks
@@ -103,16 +100,14 @@ class PagedKVCacheManager(KVCacheManager):
     def __init__(
         self,
         pool: BlockPool,
-        block_size: int,
         prefix_cache: PrefixCache | None = None,
         reuse_blocks: int = 1,
         block_bytes: int = 0,
     ) -> None:
-        super().__init__(block_bytes // block_size)
+        super().__init__(block_bytes // pool.block_size)
         self.pool = pool
-        self.block_size = block_size
         self.block_bytes = block_bytes
-        self._prefix_cache = prefix_cache or PrefixCache()
+        self._prefix_cache = prefix_cache or PrefixCache(pool)
         self._reuse_blocks = reuse_blocks
         self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache
         # Returns how many blocks of a cached prefix can be reused (None: all).
@@ -124,18 +119,14 @@ class PagedKVCacheManager(KVCacheManager):
         """Bytes of the blocks in use."""
         return self.pool.num_used * self.block_bytes
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks for ``num_tokens`` tokens."""
-        return -(-num_tokens // self.block_size)
-
     @property
     def capacity_tokens(self) -> int:
         """The largest number of tokens that a single request can have in the KV cache."""
-        return self.pool.capacity * self.block_size
+        return self.pool.capacity * self.pool.block_size
 
     def refusal_reason(self, num_tokens: int) -> str | None:
         """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
-        needed = self.blocks_for(num_tokens)
+        needed = self.pool.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
         return f"need {needed} KV blocks, but the pool has only {self.pool.capacity}"
@@ -150,19 +141,18 @@ class PagedKVCacheManager(KVCacheManager):
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         shared = self._match_prefix(state)
-        missing = self.blocks_for(num_tokens) - len(shared)
+        missing = self.pool.blocks_for(num_tokens) - len(shared)
         available = self.pool.num_free + self.pool.num_evictable - self.pool.count_evictable(shared)
         if missing + ceil(spare * self.pool.capacity) > available:
             return None
-        self.pool.touch(shared)
-        self._prefix_cache.lock(request_id, state.token_ids, len(shared))
+        self._prefix_cache.acquire(request_id, state.token_ids, shared)
         blocks = [*shared, *self._allocate(missing)]
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
         self._num_cached_blocks[request_id] = len(shared)
         self._num_reservations += 1
         self._queried_tokens += state.num_tokens
-        self._hit_tokens += len(shared) * self.block_size
-        return len(shared) * self.block_size
+        self._hit_tokens += len(shared) * self.pool.block_size
+        return len(shared) * self.pool.block_size
 
     def _match_prefix(self, state: RequestState) -> list[int]:
         """Return the cached blocks of the request's prefix that end before its last known token.
@@ -172,7 +162,7 @@ class PagedKVCacheManager(KVCacheManager):
         """
         if state.request.params.prompt_logprobs is not None:
             return []
-        max_blocks = (state.num_tokens - 1) // self.block_size
+        max_blocks = (state.num_tokens - 1) // self.pool.block_size
         blocks = self._prefix_cache.match(state.token_ids, max_blocks)
         if self._count_usable is not None:
             return blocks[: self._count_usable(blocks)]
@@ -186,7 +176,7 @@ class PagedKVCacheManager(KVCacheManager):
     @property
     def reuse_tokens(self) -> int:
         """The length of a reused prefix is a multiple of this number of tokens."""
-        return self._reuse_blocks * self.block_size
+        return self._reuse_blocks * self.pool.block_size
 
     def find_cached_block(self, token_ids: Sequence[int], num_blocks: int) -> int | None:
         """Return the cached block at the end of a prefix of ``num_blocks`` blocks, or None."""
@@ -223,7 +213,7 @@ class PagedKVCacheManager(KVCacheManager):
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Allocate the missing blocks; see ``KVCacheManager.grow``."""
         blocks = self._tables[request_id].block_ids
-        missing = self.blocks_for(num_tokens) - len(blocks)
+        missing = self.pool.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
             return True
         if missing > self.pool.num_free + self.pool.num_evictable:
@@ -235,9 +225,8 @@ class PagedKVCacheManager(KVCacheManager):
     def cache_blocks(self, state: RequestState) -> None:
         """Offer the full, computed blocks to the prefix cache; see ``KVCacheManager``."""
         request_id = state.request_id
-        reserved = self.pool.num_used * self.block_size
-        self._computed.update(request_id, state.num_computed_tokens, reserved)
-        num_full = state.num_computed_tokens // self.block_size
+        self._computed.update(request_id, state.num_computed_tokens, self.pool.used_tokens)
+        num_full = state.num_computed_tokens // self.pool.block_size
         if num_full <= self._num_cached_blocks[request_id]:
             return
         self._num_cached_blocks[request_id] = num_full
@@ -249,18 +238,15 @@ class PagedKVCacheManager(KVCacheManager):
             remapped = blocks.copy()
             for index, block in remap.items():
                 remapped[index] = block
-            self.pool.touch(remap.values())
-            self.pool.free([int(blocks[index]) for index in remap])
             self._tables[request_id] = BlockTable(remapped)
 
     def num_slots(self, table: BlockTable) -> int:
         """Return the number of tokens that fit the table's blocks, including shared blocks."""
-        return len(table) * self.block_size
+        return len(table) * self.pool.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
         del self._num_cached_blocks[request_id]
-        self.pool.free(table.block_ids.tolist())
-        self._prefix_cache.unlock(request_id)
+        self._prefix_cache.release(request_id, table.block_ids.tolist())
 
     def clear(self) -> None:
         """Evict every cached block that no request uses."""
@@ -288,7 +274,7 @@ class PagedKVCacheManager(KVCacheManager):
         """Set the counters to 0 and each peak to its present value."""
         self.pool.reset_counters()
         super().reset_counters()
-        self._computed.reset(self.pool.num_used * self.block_size)
+        self._computed.reset(self.pool.used_tokens)
         self._prefix_cache.num_evicted = 0
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 

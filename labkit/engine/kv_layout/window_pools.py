@@ -149,7 +149,7 @@ def create(
         for backend, own, count in zip(backends, layers, [num_full, *counts], strict=True)
     ]
     groups = [
-        WindowBlocks(BlockPool(count), kv.block_size, window or 0, size)
+        WindowBlocks(BlockPool(count, kv.block_size), window or 0, size)
         for (window, size), count in zip(pairs, counts, strict=True)
     ]
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
@@ -169,9 +169,7 @@ class WindowedKVCacheManager(KVCacheManager):
     def __init__(
         self, full: KVCacheManager, groups: Sequence[WindowBlocks], limits: StepLimits
     ) -> None:
-        super().__init__(
-            full.token_bytes + sum(group.block_bytes // group.block_size for group in groups)
-        )
+        super().__init__(full.token_bytes + sum(group.token_bytes for group in groups))
         self._full = full
         self._groups = groups
         self._limits = limits
@@ -204,7 +202,7 @@ class WindowedKVCacheManager(KVCacheManager):
         by its first chunk would be admitted again in the same step, without end.
         """
         chunk = min(num_tokens, self._limits.num_tokens + self._limits.num_lookahead_tokens)
-        if any(-(-chunk // group.block_size) > group.pool.num_free for group in self._groups):
+        if any(g.pool.blocks_for(chunk) > g.pool.num_free for g in self._groups):
             return None
         num_cached = self._full.reserve(state, num_tokens, spare)
         if num_cached is not None:
@@ -235,7 +233,7 @@ class WindowedKVCacheManager(KVCacheManager):
             held.update(
                 request_id,
                 group.num_held_tokens(request_id, num_tokens),
-                group.pool.num_used * group.block_size,
+                group.pool.used_tokens,
             )
         self._update(request_id)
 
@@ -254,8 +252,7 @@ class WindowedKVCacheManager(KVCacheManager):
     def used_bytes(self, num_tokens: int) -> int:
         """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
         return self._full.used_bytes(num_tokens) + sum(
-            min(group.reserved_bytes, num_tokens * group.block_bytes // group.block_size)
-            for group in self._groups
+            min(group.reserved_bytes, num_tokens * group.token_bytes) for group in self._groups
         )
 
     def num_slots(self, table: BlockTable) -> int:
@@ -279,7 +276,7 @@ class WindowedKVCacheManager(KVCacheManager):
         """Return the counters of the layers without a window, with the bytes of all groups."""
         full = self._full.counters()
         used = full["kv_used_bytes"] + sum(
-            held.peak * group.block_bytes / group.block_size
+            held.peak * group.token_bytes
             for group, held in zip(self._groups, self._held, strict=True)
         )
         return {
@@ -297,7 +294,7 @@ class WindowedKVCacheManager(KVCacheManager):
         self._full.reset_counters()
         for group, held in zip(self._groups, self._held, strict=True):
             group.reset_counters()
-            held.reset(group.pool.num_used * group.block_size)
+            held.reset(group.pool.used_tokens)
         self._peak_bytes = self.reserved_bytes
 
 

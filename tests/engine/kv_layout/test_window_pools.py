@@ -217,7 +217,7 @@ class WindowedStub(StubModel):
 
 def windowed_engine(num_blocks=12, window=6, window_blocks=40, **strategy):
     drafts = strategy.get("num_drafts", 3) if strategy.get("proposer") else 0
-    group = WindowBlocks(BlockPool(window_blocks), 4, window, 100)
+    group = WindowBlocks(BlockPool(window_blocks, 4), window, 100)
     limits = StepLimits(4, strategy.get("max_num_batched_tokens", 8), drafts)
     cache = WindowedKVCacheManager(make_cache(num_blocks, 4), [group], limits)
     model = WindowedStub(max(num_blocks, window_blocks), 4, window)
@@ -288,7 +288,7 @@ def test_a_block_never_freed_is_caught():
 
 def test_slide_frees_exactly_the_blocks_that_no_later_query_sees():
     for window in range(1, 14):
-        group = WindowBlocks(BlockPool(20), 4, window, 1)
+        group = WindowBlocks(BlockPool(20, 4), window, 1)
         group.open("a")
         group.grow("a", 50)
         for computed in range(51):
@@ -301,7 +301,7 @@ def test_slide_frees_exactly_the_blocks_that_no_later_query_sees():
 
 
 def test_tables_are_immutable_and_kept_while_nothing_changes():
-    group = WindowBlocks(BlockPool(20), 4, 5, 10)
+    group = WindowBlocks(BlockPool(20, 4), 5, 10)
     manager = WindowedKVCacheManager(make_cache(20, 4), [group], StepLimits(1, 12))
     state = RequestState(Request("a", tuple(range(30))))
     manager.reserve(state, 30)

@@ -157,7 +157,7 @@ def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
     lengths = pool_sizing.prompt_lengths(scheduler)
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
-    cache = PagedKVCacheManager(BlockPool(num_blocks), 16)
+    cache = PagedKVCacheManager(BlockPool(num_blocks, 16))
     batch = pool_sizing.largest_step(lengths, cache)
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1

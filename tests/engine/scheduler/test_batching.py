@@ -19,7 +19,7 @@ class Bench:
 
     def __init__(self, **options):
         options = {"max_num_seqs": 4, "max_num_batched_tokens": 8} | options
-        cache = PagedKVCacheManager(BlockPool(50), 4)
+        cache = PagedKVCacheManager(BlockPool(50, 4))
         self.scheduler = Scheduler(config.Scheduler(**options), cache, frozenset())
 
     def add(self, name, prompt, outputs):

@@ -21,7 +21,7 @@ class Bench:
             "reservation": config.Reservation.optimistic,
             "watermark": 0,
         } | options
-        self.cache = PagedKVCacheManager(BlockPool(blocks + 1), 4)
+        self.cache = PagedKVCacheManager(BlockPool(blocks + 1, 4))
         self.scheduler = Scheduler(config.Scheduler(**options), self.cache, frozenset())
         self.tokens = {}
 

@@ -14,7 +14,7 @@ from labkit.engine.scheduler.scheduler_output import ScheduledChunk
 
 def make_scheduler(**options):
     return Scheduler(
-        config.Scheduler(**options), PagedKVCacheManager(BlockPool(20), 4), frozenset()
+        config.Scheduler(**options), PagedKVCacheManager(BlockPool(20, 4)), frozenset()
     )
 
 
@@ -83,7 +83,7 @@ def test_the_worked_example_of_a_prompt_that_exceeds_the_budget():
 
 def _mixed(decodes, prompts, **options):
     """Return the prompt tokens of a step beside so many decodes, of so many prompts of 20."""
-    manager = PagedKVCacheManager(BlockPool(200), 4)
+    manager = PagedKVCacheManager(BlockPool(200, 4))
     scheduler = Scheduler(config.Scheduler(**options), manager, frozenset())
     for index in range(decodes):
         scheduler.add(Request(f"d{index}", (1,), SamplingParams(max_tokens=9)))
