@@ -127,7 +127,7 @@ def plant_calls(pipeline: str | None, workload: str) -> None:
 
         InterleavedVideo.__init__ = with_slow_requests  # type: ignore[method-assign]
     elif pipeline == "overlap":  # its steps wait here for the step in flight
-        StepLoop._sample = planted.slow_period(StepLoop._sample)  # type: ignore[method-assign]
+        StepLoop._finish = planted.slow_period(StepLoop._finish)  # type: ignore[method-assign]
     else:
         LLMEngine.step = planted.slow(LLMEngine.step)  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
-from labkit.engine.step_trace import StepTrace, TracedStepLoop
+from labkit.engine.step_trace import StepTrace
 
 # Counters that are returned even if they are 0.
 ALWAYS_COUNTED = (
@@ -201,7 +201,7 @@ class LLMEngine:
     def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepTrace:
         """Trace the next ``limit`` steps; see ``StepTracing``."""
         trace = StepTrace(limit, clock, self._scheduler, self._cache)
-        self._loop = TracedStepLoop(self._loop, trace)
+        self._loop.trace(trace)
         return trace
 
     def counters(self) -> dict[str, float]:

@@ -294,8 +294,8 @@ def test_a_default_decode_step_runs_through_few_files_of_labkit():
     assert len(events) == 3 and engine.counters()["steps.decode"] == 2
     assert {
         "/engine/llm_engine.py",
-        "/engine/scheduler.py",
-        "/engine/attention/cpu_backend.py",
+        "/engine/scheduler/scheduler.py",
+        "/engine/attention/backends/cpu_backend.py",
     } <= files
     assert len(files) <= 30, sorted(files)
 

@@ -50,8 +50,13 @@ from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, Reques
 from labkit.engine.sampling.prompt_logprobs import ScoredPart
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler import scheduling_policies, step_results
-from labkit.engine.scheduler.schedule_decisions import PrefillShare, StepBuilder, count_decisions
-from labkit.engine.scheduler.scheduler_output import Phase, ScheduledChunk, SchedulerOutput
+from labkit.engine.scheduler.scheduler_output import (
+    Phase,
+    PrefillShare,
+    ScheduledChunk,
+    SchedulerOutput,
+    StepBuilder,
+)
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
 QUEUE_KEY = attrgetter("queue_key")
@@ -96,7 +101,7 @@ class Scheduler:
             if self._policies.split and step.only_phase is not None:
                 break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        count_decisions(self.counts, self._policies, step.decisions())
+        scheduling_policies.count_decisions(self.counts, self._policies, step.decisions())
         return step.launch()
 
     def _schedule_decodes(self, step: StepBuilder) -> None:

@@ -1,7 +1,7 @@
 """The policies of ``engine.scheduler``: functions that order, cap and admit requests.
 
-Each option has a table that maps its values to functions. ``select`` looks them up once. Policies
-have no state.
+Each option has a table that maps its values to functions. ``select`` looks them up once, and
+``count_decisions`` adds up where the choices made a difference. Policies have no state.
 
 For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
 step with two running decodes has 6 tokens left for prompts.
@@ -25,9 +25,9 @@ from labkit.config import (
     is_class_path,
 )
 from labkit.engine import user_classes
-from labkit.engine.engine_protocol import EngineError
+from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.request import QueueKey, Request, RequestState
-from labkit.engine.scheduler.scheduler_output import Phase
+from labkit.engine.scheduler.scheduler_output import Phase, ScheduleDecisions
 
 Phases = tuple[Phase, Phase]
 
@@ -210,6 +210,12 @@ class Queue:
         return float(self._own.key(state.request)), state.arrival_index
 
 
+def _key_mistake(key: Any, request: Request) -> str | None:
+    if isinstance(key, int | float) and math.isfinite(key):
+        return None
+    return f"a finite number, not {key!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """The functions that the options of ``engine.scheduler`` select."""
@@ -238,7 +244,23 @@ def select(options: Scheduler) -> Policies:
     )
 
 
-def _key_mistake(key: Any, request: Request) -> str | None:
-    if isinstance(key, int | float) and math.isfinite(key):
-        return None
-    return f"a finite number, not {key!r}"
+def count_decisions(counts: Counters, policies: Policies, decided: ScheduleDecisions) -> None:
+    """Add to ``<option>.<value>`` how often the choice of each option made a difference."""
+    options, share = policies.options, decided.prefill_share
+    if decided.phases_compete:
+        counts.add(f"order.{options.order.value}")
+        counts.add(f"composition.{options.composition.value}")
+    if decided.num_admitted:
+        counts.add(f"admission.{options.admission.value}", decided.num_admitted)
+        counts.add(f"reservation.{options.reservation.value}", decided.num_admitted)
+        counts.record_peak("requests.most_running", decided.most_running)
+    if decided.num_overtaking:
+        counts.add(f"queue.{policies.queue.name}", decided.num_overtaking)
+    if decided.num_capped:
+        counts.add(f"chunk.{options.chunk_policy.value}", decided.num_capped)
+    if share.spent == share.budget < share.left:
+        counts.add("steps.prefill_capped")
+    if share.spent > share.left:
+        counts.add("steps.prefill_floored")
+    if decided.is_full:
+        counts.add("steps.full")
