@@ -33,7 +33,7 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.step_launcher import create_launcher
+from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.sampling.lazy_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator

@@ -28,8 +28,7 @@ from labkit.engine.model.shared_models import PreparedModel, SharedModels
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner
-from labkit.engine.runner.step_launcher import create_launcher
+from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.machine import memory_capacity

@@ -37,7 +37,7 @@ from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.step_launcher import StepLauncher
+from labkit.engine.runner.model_runner import StepLauncher
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
 from labkit.engine.sampling.sampler import Sampled, Sampler

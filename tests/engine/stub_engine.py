@@ -23,7 +23,7 @@ from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder, staircase, window
-from labkit.engine.runner.step_launcher import create_launcher
+from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_classes
-from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.cpu import kv_quantization
 from labkit.cpu.kv_dtypes import KV_GROUP
-from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.kv_shape import KVShape
 
 _TOKENS, _HEADS, _HEAD_DIM, _BLOCK_SIZE = 6, 2, 2 * KV_GROUP, 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.engine import prefix_cache
-from labkit.engine.attention.attention_free import NoAttention
+from labkit.engine.attention.attention_protocol import NoAttention
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError

@@ -11,9 +11,8 @@ import numpy as np
 from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
 from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
 from labkit.cpu.traced_array import NotCapturable
-from labkit.engine.attention.backends.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.backends.cpu_backend import CpuBackend
-from labkit.engine.attention.backends.replay_state import replay_state
+from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.window_pools import GroupedAttention
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches

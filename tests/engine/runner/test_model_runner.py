@@ -1,5 +1,7 @@
 """One forward for a whole batch or for each request, replayed or layer by layer: equal tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from architectures import settings
@@ -8,7 +10,9 @@ from small_models import build_model_dir
 from labkit import config
 from labkit.config import ConfigError
 from labkit.engine import EngineError, Request, SamplingParams, create
-from labkit.engine.engine_protocol import NO_TOKEN
+from labkit.engine.engine_protocol import NO_TOKEN, Counters
+from labkit.engine.runner import model_runner
+from labkit.engine.runner.model_runner import ThreadStepLauncher
 
 LENGTHS = (3, 1, 17, 40, 9)
 ENGINES = {
@@ -109,3 +113,14 @@ def test_recurrent_states_are_refused(tmp_path):
     model = build_model_dir(tmp_path / "lfm2", settings("lfm2"))
     with pytest.raises(EngineError, match=r"^engine\.forward=per_request: model_type=lfm2 has rec"):
         engine(model, "gather", forward=PER_REQUEST)
+
+
+def test_the_wait_for_a_step_is_counted_in_milliseconds(monkeypatch):
+    times = iter([10.0, 10.25])
+    clock = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(model_runner, "time", clock)
+    counters = Counters()
+    launcher = ThreadStepLauncher(lambda batch: batch, counters)
+    assert launcher.launch("logits")() == "logits"
+    assert counters.as_dict()["pipeline.wait_ms"] == 250
+    launcher.close()

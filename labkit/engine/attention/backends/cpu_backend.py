@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -24,22 +25,46 @@ from labkit.cpu.attention_launch import AttentionLaunch, KVWrite
 from labkit.cpu.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.backends.prepared_cpu_launch import (
-    LAYER_ARRAYS,
-    CpuPrepared,
-    PreparedLaunch,
-)
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_audit import Launch, report_launches
-from labkit.engine.attention.launch_report import Reports
+from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
+from labkit.engine.attention.launch_report import Launch, Reports, report_launches
 from labkit.engine.attention.paged_backend_base import PagedBackend
 from labkit.kernel_constants import BQ, RESOLVER_IDS
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.backends.replay_state import ReplayState
 
 for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
     resolver_variants.register(lookup_type, resolver)
 
 
 MAX_HEAD_DIM = 256
+# The fields of ``attention_params.PARAMS_DTYPES`` that differ from layer to layer: array addresses.
+LAYER_ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLaunch:
+    """A kernel launch and its parameters, for all layers of one kind in a batch."""
+
+    dispatch: Dispatch
+    params: NDArray[Any]  # [1], of ``attention_params.PARAMS_DTYPES``
+    params_address: int
+    array_fields: tuple[Any, ...]  # views of the ``LAYER_ARRAYS`` in ``params``
+    body: int  # address of the kernel's compiled arithmetic
+    workers: int  # threads that share the launch
+    splits: int  # units that share the work of one token and its KV heads
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    pool_dtype: int  # index into ``attention_launch.POOL_DTYPES``
+    token_numbers: int  # elements in the keys of one token
+
+
+@dataclass(slots=True)
+class CpuPrepared:
+    """Data that a batch's launches share, filled in while its layers run."""
+
+    launches: dict[int, PreparedLaunch] = field(default_factory=dict)  # by kind of layer
+    replay: ReplayState | None = None
 
 
 class CpuBackend(PagedBackend):

@@ -16,10 +16,8 @@ import mlx.core as mx
 from labkit.engine.attention import input_validation, kernel_dispatch
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPrepared
-from labkit.engine.attention.kernel_dispatch import Dispatch
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_audit import Launch, report_launches
-from labkit.engine.attention.launch_report import Reports
+from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
+from labkit.engine.attention.launch_report import Launch, Reports, report_launches
 from labkit.kernel_constants import RESOLVER_IDS
 from labkit.metal.executor_factory import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall

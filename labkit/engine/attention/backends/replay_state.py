@@ -1,8 +1,9 @@
-"""The attention launches of a replayed graph: their parameters and their counters."""
+"""The attention layers and launches of a replayed graph: their parameters and their counters."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +12,79 @@ from numpy.typing import NDArray
 from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_launch import COUNTER_COLUMNS
 from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
-from labkit.engine.attention.attention_metadata import AttentionMetadata
-from labkit.engine.attention.backends.captured_attention_layers import CapturedLayers
-from labkit.engine.attention.backends.prepared_cpu_launch import CpuPrepared, PreparedLaunch
-from labkit.engine.attention.launch_audit import LaunchTotals, launch_stamp, report_launches
+from labkit.cpu.graph_capture import CapturedAttention
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
+from labkit.engine.attention.launch_report import LaunchReport, launch_stamp, report_kind
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_constants import STAMP_MASK
 
 if TYPE_CHECKING:  # importing the graph also imports the kernels of a model
     from labkit.cpu.graph_replay import ExecutableGraph
-    from labkit.engine.attention.backends.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend, CpuPrepared, PreparedLaunch
+
+
+class CapturedLayers:
+    """The constants of a graph's attention launches: layers, kinds and array addresses.
+
+    Creating an instance binds the layers to the backend. The instance keeps only the addresses of
+    the pools, not the backend.
+
+    Attributes
+    ----------
+    layers
+        The layer of each launch, in the order of the graph.
+    kinds
+        One layer of each kind.
+    kind_of_launch
+        int64 [launches]: an index into ``kinds``.
+    addresses
+        By name, the addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch.
+
+    Raises
+    ------
+    ValueError
+        The shapes of a captured layer do not fit the pools.
+    """
+
+    def __init__(self, backend: CpuBackend, captured: Sequence[CapturedAttention]) -> None:
+        self.layers = tuple(_bind(backend, attention) for attention in captured)
+        kinds = {layer.kind: layer for layer in self.layers}
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        self.kinds = tuple(kinds.values())
+        self.kind_of_launch = np.array([numbers[layer.kind] for layer in self.layers], np.int64)
+        pools = [backend.pool_addresses[layer.index] for layer in self.layers]
+        k_pools, v_pools = np.array(pools, np.int64).reshape(-1, 2).T
+        sinks = [0 if x.sinks is None else address_of(x.sinks) for x in self.layers]
+        self.addresses: dict[str, NDArray[np.int64]] = {
+            "k_pool": k_pools,
+            "v_pool": v_pools,
+            "sinks": np.array(sinks, np.int64),
+        }
+
+    def for_launches(self, by_kind: Sequence[Any]) -> NDArray[Any]:
+        """Return one value per launch: the value in ``by_kind`` for the kind of its layer."""
+        return np.array(by_kind)[self.kind_of_launch]
+
+
+def _bind(backend: CpuBackend, attention: CapturedAttention) -> AttentionLayer:
+    """Bind a layer with the options of the captured forward, and check its shapes."""
+    backend.bind(
+        attention.layer,
+        scale=attention.scale,
+        heads=attention.heads,
+        window=attention.window,
+        softcap=attention.softcap,
+        sinks=attention.sinks,
+    )
+    layer = backend.bound_layer(attention.layer)
+    heads = (layer.num_q_heads, layer.num_kv_heads)[: len(attention.shapes)]
+    expected = tuple((number, layer.head_dim) for number in heads)
+    if attention.shapes != expected:
+        raise ValueError(
+            f"layer {attention.layer}: the graph's queries and keys have the shapes "
+            f"{attention.shapes}, but the KV pools need {expected}"
+        )
+    return layer
 
 
 class ReplayState:
@@ -47,7 +111,7 @@ class ReplayState:
         self._launches_address = address_of(self._launches)
         self._summaries_address = address_of(self._summaries)
         self._nonce = secrets.randbits(32)
-        self._steps = 0  # since the totals were last drained
+        self._steps = 0  # since the last reports
         self._metadata: AttentionMetadata | None = None  # of the last step
         self._deferred_to: Counters | None = None
 
@@ -82,24 +146,26 @@ class ReplayState:
         self._steps += 1
         self._metadata = metadata
         if num_wrong or self.windowed:
-            metadata.launches.extend(self._drain_totals())
+            metadata.launches.extend(self._drain_reports(metadata))
 
-    def _drain_totals(self) -> list[LaunchTotals]:
-        """Return and reset the totals of each kind of layer, counted since the last drain."""
+    def _drain_reports(self, metadata: AttentionMetadata) -> list[LaunchReport]:
+        """Return a report for each kind of layer on the launches since the last call."""
         steps, self._steps = self._steps, 0
         summaries = self._summaries.tolist()
         for counter in ("iterations", "blocks", "surplus"):
             self._summaries[counter] = 0
         return [
-            LaunchTotals(
-                layer=self.layers.layers[launch],
-                dispatch=dispatch,
+            report_kind(
+                self.layers.layers[launch],
+                dispatch,
+                metadata,
+                "cpu",
                 launches=count * steps,
                 expected_stamp=expected,
                 stamp_error=error,
-                search_iterations=iterations,
-                kv_blocks_visited=blocks,
-                surplus_threadgroups=surplus,
+                iterations=iterations,
+                blocks=blocks,
+                surplus=surplus,
             )
             for dispatch, count, (expected, launch, error, iterations, blocks, surplus) in zip(
                 self._dispatches, self._launches_of_kind, summaries, strict=True
@@ -107,10 +173,10 @@ class ReplayState:
         ]
 
     def _deferred_counters(self) -> dict[str, float]:
-        """Return the counters of the steps since the totals were last drained."""
+        """Return the counters of the steps since the last reports."""
         self._deferred_to, total = None, Counters()
         if self._metadata is not None and self._steps:
-            for report in report_launches(self._drain_totals(), self._metadata, "cpu"):
+            for report in self._drain_reports(self._metadata):
                 total.add_all(report.counters())
         return total.as_dict()
 
