@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import __version__
-from labkit.command_line import CONF as CONF
-from labkit.command_line import PRINT_FLAGS
-from labkit.command_line import Command as Command
-from labkit.command_line import parse as parse
+from labkit.cli.command_line import CONF as CONF
+from labkit.cli.command_line import PRINT_FLAGS
+from labkit.cli.command_line import Command as Command
+from labkit.cli.command_line import parse as parse
 from labkit.config import ConfigError, Experiment, require
 from labkit.machine.exception_text import one_line
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
-    from labkit.experiment.cell_composer import ComposedCell
-    from labkit.experiment.job_launcher import JobLauncher
-    from labkit.study_runner import Study
+    from labkit.cli.study_runner import Study
+    from labkit.experiment.compose.cell_composer import ComposedCell
+    from labkit.experiment.hydra.job_launcher import JobLauncher
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
@@ -44,9 +44,9 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment import yaml_source
-    from labkit.experiment.cell_name import cell_name
-    from labkit.experiment.hydra_composer import unresolved
+    from labkit.experiment.compose.cell_name import cell_name
+    from labkit.experiment.hydra import yaml_source
+    from labkit.experiment.hydra.hydra_composer import unresolved
 
     yaml_source.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
@@ -92,15 +92,15 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     """
     from hydra import compose
 
-    from labkit.experiment.cell_composer import compose_cell
-    from labkit.experiment.hydra_composer import (
+    from labkit.experiment.compose.cell_composer import compose_cell
+    from labkit.experiment.hydra.hydra_composer import (
         Composer,
         expand_sweep,
         first_cell,
         fixed_overrides,
     )
-    from labkit.experiment.hydra_error_text import explain_config_error
-    from labkit.experiment.job_launcher import is_search
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.job_launcher import is_search
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -182,9 +182,9 @@ def with_sweep_as_arms(command: Command) -> Command:
     A command with ``hydra/launcher=...`` or ``hydra/sweeper=...`` is returned unchanged, because
     these plugins distribute or choose cells: every combination of values must stay a cell.
     """
-    from labkit.experiment.hydra_composer import Composer
-    from labkit.experiment.hydra_error_text import explain_config_error
-    from labkit.experiment.sweep_as_arms import sweep_as_arms
+    from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
+    from labkit.experiment.hydra.hydra_composer import Composer
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     plugins = ("hydra/launcher=", "hydra/sweeper=")
     launched = any(o.startswith(plugins) for o in command.overrides)
@@ -208,8 +208,8 @@ def print_config(command: Command) -> None:
     Hydra does not know the overrides that a scale selects, so they are given to it. The config of
     a job is composed and printed here, because Hydra would compose it once more.
     """
-    from labkit.experiment.cell_composer import with_scale_overrides
-    from labkit.experiment.hydra_composer import Composer
+    from labkit.experiment.compose.cell_composer import with_scale_overrides
+    from labkit.experiment.hydra.hydra_composer import Composer
 
     overrides, flags = list(command.overrides), list(command.flags)
     topic = flags[flags.index("--cfg") + 1] if "--cfg" in flags else None
@@ -261,8 +261,8 @@ def launcher_of(command: Command) -> JobLauncher:
     """
     from hydra import compose
 
-    from labkit.experiment.hydra_composer import first_cell
-    from labkit.experiment.job_launcher import JobLauncher
+    from labkit.experiment.hydra.hydra_composer import first_cell
+    from labkit.experiment.hydra.job_launcher import JobLauncher
 
     with initialized():
         first = first_cell(command.overrides)
@@ -284,7 +284,7 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
-        from labkit.experiment.hydra_composer import unresolved
+        from labkit.experiment.hydra.hydra_composer import unresolved
 
         facts = HydraConfig.get()
         hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
@@ -309,9 +309,9 @@ def run_job(study: Study, hydra: list[str], task: list[str], facts: Any) -> floa
     It is not NaN, because Optuna stops at NaN (hydra-optuna-sweeper 1.3.0). In any other command,
     all cells were checked before the first job, so such an error is raised.
     """
-    from labkit.experiment.cell_composer import compose_cell, write_config
-    from labkit.experiment.cell_name import cell_name
-    from labkit.experiment.job_launcher import is_search
+    from labkit.experiment.compose.cell_composer import compose_cell, write_config
+    from labkit.experiment.compose.cell_name import cell_name
+    from labkit.experiment.hydra.job_launcher import is_search
 
     folder, name = Path(facts.runtime.output_dir), cell_name(task)
     try:
@@ -335,7 +335,7 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
     ``absolute``: make the folder an absolute path, for cells that may run on other machines.
     """
     from labkit.config.environment_text import with_values
-    from labkit.experiment.hydra_composer import hydra_quote
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     named = with_values(named)
@@ -357,7 +357,7 @@ def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tup
     ConfigError
         The folder exists, the archive is not valid, or the command only plans.
     """
-    from labkit.experiment.hydra_composer import hydra_quote
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
     from labkit.records import RecordError, unpack_archive
 
     folder = archive.with_suffix("")
@@ -386,10 +386,10 @@ def _fresh_folder() -> Path:
 
 def run(command: Command) -> int:
     """Run a study, or print its plan, and return the exit code."""
+    from labkit.cli.study_runner import Study
     from labkit.config import count_text
-    from labkit.experiment.job_launcher import is_lost_job
+    from labkit.experiment.hydra.job_launcher import is_lost_job
     from labkit.machine import cache_dir
-    from labkit.study_runner import Study
 
     typed, command = command, with_sweep_as_arms(command)
     with cache_dir.recorded_entries() as written:
@@ -411,8 +411,8 @@ def run(command: Command) -> int:
         if archive is not None:
             say(f"{archive} unpacked; the study continues in {out}")
         if plan:
-            from labkit.experiment.plan_preview import print_plan
-            from labkit.experiment.user_class_check import check_imports
+            from labkit.experiment.compose.user_class_check import check_imports
+            from labkit.experiment.schedule.plan_preview import print_plan
 
             check_imports(cells)
             print_plan(cells, out, written)
@@ -446,7 +446,7 @@ def run(command: Command) -> int:
 
 def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
     """Return the command that continues the study: the typed one, with ``out=`` added."""
-    from labkit.experiment.hydra_composer import config_folders
+    from labkit.experiment.hydra.hydra_composer import config_folders
 
     out = [override for override in overrides if override.startswith("out=")]
     words = [word for folder in config_folders(overrides) for word in ("--config-dir", folder)]
@@ -508,7 +508,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
-    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
         say(explain_config_error(error, words))

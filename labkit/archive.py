@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import __version__
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.cli_errors import OneLineParser, print_error
 from labkit.records import (
     ARCHIVE_SUFFIX,
     SCHEMA_VERSION,

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type
@@ -144,8 +144,8 @@ def _import(path: str) -> Any:
 def _composer(overrides: Sequence[str]) -> Compose:
     """Return a function that composes a config from a check's overrides and the user's."""
     from labkit import app
-    from labkit.experiment.hydra_composer import Composer
-    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_composer import Composer
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     app.register()
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error, print_notes
+from labkit.cli.cli_errors import OneLineParser, print_error, print_notes
 from labkit.records import RecordError
 
 

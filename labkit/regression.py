@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from labkit.cli_errors import OneLineParser, error_line, print_error
+from labkit.cli.cli_errors import OneLineParser, error_line, print_error
 from labkit.config import ConfigError, require
 from labkit.records import RecordError, read_cell
 
@@ -91,7 +91,7 @@ def subjects(
         A name is neither a workload nor an ablation.
     """
     from labkit import app
-    from labkit.experiment.hydra_composer import Composer, hydra_quote
+    from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
 
     found: list[Subject] = []
     composer, flags = Composer(), app.parse(_folder_flags(folders)).overrides
@@ -225,7 +225,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.experiment import StudyError
-    from labkit.experiment.python_environment import RevisionError
+    from labkit.experiment.launch.python_environment import RevisionError
 
     parser = _parser()
     options = parser.parse_intermixed_args(argv)
@@ -274,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from labkit import app
-    from labkit.experiment.python_environment import PythonEnvironment
+    from labkit.experiment.launch.python_environment import PythonEnvironment
 
     given = [*options.words, *options.on]
     revisions = [word for word in options.words if "=" not in word]

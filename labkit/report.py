@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import OneLineParser, print_error, print_notes
+from labkit.cli.cli_errors import OneLineParser, print_error, print_notes
 from labkit.records import RecordError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
 
 # Packages of the extra ``server`` that the server imports.
@@ -69,7 +69,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from omegaconf import OmegaConf
 
     from labkit.app import CONF
-    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")

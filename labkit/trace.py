@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.cli_errors import OneLineParser, print_error
 from labkit.records import RecordError
 
 

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 
-from labkit.workload import interleaved_kernels, interleaved_serving
+from labkit.workload.kernels import interleaved_kernels
+from labkit.workload.requests import interleaved_requests as interleaved_serving
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
@@ -86,7 +87,7 @@ def pytest_collection_finish():
 def composer():
     """One for all tests: files that are chosen again are not read again."""
     from labkit import app
-    from labkit.experiment.hydra_composer import Composer
+    from labkit.experiment.hydra.hydra_composer import Composer
 
     app.register()
     return Composer()
@@ -96,7 +97,7 @@ def composer():
 def composed(composer):
     """Return what composes the cell of some overrides, checked as a command's are."""
     from labkit import app
-    from labkit.experiment.cell_composer import compose_cell
+    from labkit.experiment.compose.cell_composer import compose_cell
 
     def compose(*overrides):
         with app.initialized():

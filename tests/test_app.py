@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import app, command_line
+from labkit import app
+from labkit.cli import command_line
 from labkit.config import ConfigError
 from labkit.models.gguf import gguf_writer
 

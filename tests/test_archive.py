@@ -12,9 +12,9 @@ from labkit import app, compare, post, report
 from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
 from labkit.records import DIGESTS_FILE, open_study, unpack_archive
-from labkit.study_runner import Study
 
 ROOT = Path(__file__).parents[1]
 

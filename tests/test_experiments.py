@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError, Identity
-from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
-from labkit.experiment.hydra_composer import expand_sweep
+from labkit.experiment.compose.cell_composer import _with_arm, compose_cell, with_scale_overrides
+from labkit.experiment.hydra.hydra_composer import expand_sweep
 from labkit.records import read_cell
 from labkit.records.metric_registry import METRICS, OUTPUTS
-from labkit.study_runner import Study
 
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.

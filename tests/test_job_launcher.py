@@ -16,10 +16,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 from labkit import app
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.experiment import job_launcher
-from labkit.experiment.cell_composer import compose_cell
-from labkit.study_runner import Study
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.experiment.hydra import job_launcher
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,7 +92,7 @@ def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     assert len(sent) < 1000
     ran = []
     there = pickle.loads(sent)
-    monkeypatch.setattr("labkit.study_runner._prepare", lambda overrides, show: None)
+    monkeypatch.setattr("labkit.cli.study_runner._prepare", lambda overrides, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
     with app.initialized():
         for name in words[:2]:
@@ -107,7 +107,7 @@ QUEUE = "7_0|RUNNING\n7_1|CONFIGURING\n7_2|COMPLETED\n7_3|NODE_FAIL\n9|PENDING\n
 
 def test_the_queue_says_which_jobs_have_ended_and_how():
     pytest.importorskip("submitit")
-    from labkit.experiment.slurm_watcher import QueueWatcher
+    from labkit.experiment.hydra.slurm_watcher import QueueWatcher
 
     watcher = QueueWatcher()
     jobs = [f"7_{i}" for i in (10, 0, 1, 2, 3)]

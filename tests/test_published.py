@@ -5,14 +5,15 @@ import pytest
 from labkit import app
 from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
-from labkit.experiment import published_rows
-from labkit.experiment.cell_composer import with_scale_overrides
-from labkit.experiment.engaged_claim_validation import option_choices
-from labkit.experiment.hydra_composer import hydra_quote
+from labkit.experiment.compose import published_rows
+from labkit.experiment.compose.cell_composer import with_scale_overrides
+from labkit.experiment.compose.engaged_claim_validation import option_choices
+from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import headroom_workload, serving_metrics
-from labkit.workload.headroom_workload import Claim
-from labkit.workload.serving_metrics import ServedRequest
+from labkit.workload import memory_claims as headroom_workload
+from labkit.workload.memory_claims import Claim
+from labkit.workload.requests import serving_metrics
+from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
 
 ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))

@@ -8,8 +8,8 @@ import yaml
 
 from labkit import app
 from labkit.analysis.study_analysis import cell_dirs
-from labkit.experiment import published_rows
-from labkit.experiment.cell_composer import with_scale_overrides
+from labkit.experiment.compose import published_rows
+from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.records import open_study, read_json
 
 TABLES = yaml.safe_load(Path(__file__).with_name("published_tables.yaml").read_text("utf-8"))

@@ -26,14 +26,16 @@ import pytest
 from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit import app, config, serve, study_runner
+from labkit import app, config, serve
 from labkit.archive import archive_study
+from labkit.cli import study_runner
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.experiment import cell_composer, python_environment
-from labkit.experiment.python_environment import Imports, default_options
-from labkit.experiment.turn_protocol import VERSION
+from labkit.experiment.compose import cell_composer
+from labkit.experiment.launch import python_environment
+from labkit.experiment.launch.python_environment import Imports, default_options
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.records import unpack_archive
-from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -250,7 +252,7 @@ def reader(tmp_path, monkeypatch, composer):
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         monkeypatch.delitem(sys.modules, name)
     # One composer for all commands: files that are chosen again are not read again.
-    monkeypatch.setattr("labkit.experiment.hydra_composer.Composer", lambda: composer)
+    monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
     return tmp_path
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from labkit import app, regression
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.experiment import StudyError, cell_composer
-from labkit.experiment.python_environment import Imports, RevisionError, default_options
-from labkit.experiment.turn_protocol import VERSION
-from labkit.machine import code_revision
+from labkit.experiment import StudyError
+from labkit.experiment.compose import cell_composer
+from labkit.experiment.launch.python_environment import Imports, RevisionError, default_options
+from labkit.experiment.worker.turn_protocol import VERSION
+from labkit.machine.facts import code_revision
 from labkit.records import RecordError
 from labkit.regression import Outcome, row_results, total
 

@@ -9,13 +9,13 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit import study_runner as study_module
 from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.experiment.cell_composer import ComposedCell
+from labkit.cli import study_runner as study_module
+from labkit.cli.study_runner import Study
+from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.records import Arm, read_cell
-from labkit.study_runner import Study
 
 
 class Planted(PlantedRuns):

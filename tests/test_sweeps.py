@@ -13,10 +13,10 @@ from labkit import app
 from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.machine import fingerprint
+from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
-from labkit.study_runner import Study
 
 THREADS = "engine.threads=1,2,4"
 SIZES = "engine.kv.block_size=8,16"

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 
 MATMUL_SIZE = 256  # rows and columns of the float32 matrices: 33.6 MFLOP
 STREAM_BYTES = 32 << 20

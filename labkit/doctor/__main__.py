@@ -14,17 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli_errors import OneLineParser, error_line
+from labkit.cli.cli_errors import OneLineParser, error_line
 from labkit.doctor import noise_pilots, terminal_screen
 from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
-from labkit.experiment import StudyError, doctor_noise
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.timing_lock import timing_lock
-from labkit.machine import fingerprint, memory_capacity, wired_advice, worker_environment
-from labkit.machine.best_effort import collect
-from labkit.machine.operating_system import operating_system
+from labkit.experiment import StudyError
+from labkit.experiment.schedule import doctor_noise
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.timing_lock import timing_lock
+from labkit.machine import worker_environment
+from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
+from labkit.machine.facts.best_effort import collect
+from labkit.machine.facts.operating_system import operating_system
 
 if TYPE_CHECKING:
     from rich.console import Console

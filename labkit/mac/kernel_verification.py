@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import app, workload
-from labkit.cli_errors import print_error
+from labkit.cli.cli_errors import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
-from labkit.experiment.cell_composer import ComposedCell
+from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from labkit.server.api_error import ApiError
+from labkit.server.types.api_error import ApiError
 
 MAX_PROCESSES = 2
 WAIT_S = 10.0  # for a free process, while all of them do other tasks

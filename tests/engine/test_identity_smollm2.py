@@ -9,8 +9,8 @@ import importlib.util
 import pytest
 
 from labkit import app, workload
-from labkit.experiment.cell_composer import compose_cell
-from labkit.experiment.hydra_composer import Composer
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.experiment.hydra.hydra_composer import Composer
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,9 +11,9 @@ import pytest
 from labkit import app
 from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
 from labkit.config.environment_text import hide_values
-from labkit.experiment.cell_composer import to_cell, write_config
-from labkit.experiment.cell_manifest import new_manifest
-from labkit.experiment.worker_stages import experiment_of, without_values
+from labkit.experiment.compose.cell_composer import to_cell, write_config
+from labkit.experiment.schedule.cell_manifest import new_manifest
+from labkit.experiment.worker.worker_stages import experiment_of, without_values
 from labkit.records import Record
 
 SECRET = "http://user:s3cret@127.0.0.1:9"

@@ -6,8 +6,8 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment import hydra_composer
-from labkit.experiment.hydra_composer import Composer, expand_sweep, hydra_quote
+from labkit.experiment.hydra import hydra_composer
+from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, hydra_quote
 
 
 def test_the_last_of_several_overrides_of_a_key_wins():

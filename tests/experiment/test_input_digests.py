@@ -8,10 +8,14 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment import input_digests as module
-from labkit.experiment.cell_composer import to_cell
-from labkit.experiment.cell_manifest import refuse_changed_inputs, refuse_changes, write_manifest
-from labkit.experiment.input_digests import input_digests
+from labkit.experiment.compose import input_digests as module
+from labkit.experiment.compose.cell_composer import to_cell
+from labkit.experiment.compose.input_digests import input_digests
+from labkit.experiment.schedule.cell_manifest import (
+    refuse_changed_inputs,
+    refuse_changes,
+    write_manifest,
+)
 from labkit.records import DIGESTS_FILE, read_arms
 
 # An option, its value, and a file that it makes a cell read.

@@ -5,7 +5,7 @@ import yaml
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment.cell_composer import write_config
+from labkit.experiment.compose.cell_composer import write_config
 
 GROUPS = ("attention", "budget", "kv", "scheduler")
 

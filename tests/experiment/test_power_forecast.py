@@ -9,10 +9,10 @@ import pytest
 from labkit import app, config
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, noise_history, plan_preview, power_forecast
-from labkit.experiment.cell_composer import ComposedCell
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.noise_history import CellNoise, StudyHistory
+from labkit.experiment.compose.cell_composer import ComposedCell
+from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
 from labkit.records import Arm
 from labkit.workload.workload_protocols import START_SECONDS
 

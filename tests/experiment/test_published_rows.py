@@ -4,7 +4,7 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment.cell_composer import to_cell
+from labkit.experiment.compose.cell_composer import to_cell
 
 ROWS = """
 # @package _global_

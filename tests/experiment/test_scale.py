@@ -56,8 +56,8 @@ def test_a_scale_may_set_options_of_one_arm(scaled, tmp_path):
 
 
 def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
-    from labkit.experiment.cell_composer import to_cell
-    from labkit.experiment.cell_manifest import new_manifest
+    from labkit.experiment.compose.cell_composer import to_cell
+    from labkit.experiment.schedule.cell_manifest import new_manifest
 
     assert new_manifest(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
     assert new_manifest(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None

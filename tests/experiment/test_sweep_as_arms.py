@@ -6,8 +6,8 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError, sweep
-from labkit.experiment.hydra_composer import Composer
-from labkit.experiment.sweep_as_arms import sweep_as_arms
+from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
+from labkit.experiment.hydra.hydra_composer import Composer
 
 ORDER = "engine.scheduler.order=decode_first,prefill_first"
 TOKENS = "engine.scheduler.max_num_batched_tokens=128,512"

@@ -4,7 +4,7 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment.yaml_source import check_file
+from labkit.experiment.hydra.yaml_source import check_file
 
 LISTED = "prompts:\n  source: listed\n  listed:\n  - "
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.machine.orphan_cleanup import OrphanCleanup
+from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 
 
 @pytest.fixture

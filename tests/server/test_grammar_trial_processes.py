@@ -14,10 +14,11 @@ import pytest
 from in_process import post, run_scenario
 
 from labkit import config
-from labkit.server import grammar_trial_worker, worker_processes
-from labkit.server.api_error import ApiError
-from labkit.server.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
-from labkit.server.grammar_trial_processes import GrammarProcesses
+from labkit.server import worker_processes
+from labkit.server.constraints import grammar_trial_worker
+from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
+from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.types.api_error import ApiError
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
 # The intersection of 20 patterns has 2**20 states.
@@ -233,8 +234,8 @@ def test_the_server_stops_although_a_grammar_compiles(chat_model):
 PARENT = """\
 import asyncio, pathlib
 from labkit import config
-from labkit.server.grammar_compiler import GrammarSource
-from labkit.server.grammar_trial_processes import GrammarProcesses
+from labkit.server.constraints.grammar_compiler import GrammarSource
+from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
 
 async def main():
     options = config.Server(grammar_timeout_s=600, grammar_memory_bytes=1 << 40)

@@ -249,8 +249,8 @@ SCORE_MANY = """
 import random, sys
 from contextlib import nullcontext
 from labkit import app
-from labkit.experiment.cell_composer import compose_cell
-from labkit.machine.operating_system import operating_system
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.machine.facts.operating_system import operating_system
 from labkit.workload.scoring import KIND
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 app.register()
