@@ -57,11 +57,12 @@ HOST_SCENARIO = "ragged, small"
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose an experiment as ``python -m labkit`` does, and prepare its model and prompts."""
-    from labkit import app, workload
+    from labkit import workload
+    from labkit.cli import study_composer
     from labkit.config import to_plain
     from labkit.experiment.compose.cell_composer import compose_cell
 
-    with app.initialized():
+    with study_composer.initialized():
         experiment = compose_cell([], list(overrides)).experiment
     workload.prepare(experiment)
     return to_plain(experiment)
@@ -264,10 +265,10 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
 
     ``target``: the file for all figures, or None.
     """
-    from labkit import app
+    from labkit.cli import study_composer
     from labkit.experiment.schedule.timing_lock import timing_lock
 
-    app.register()
+    study_composer.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
     scenarios = [s for s in SCENARIOS if only in s.name]
     cases = [s for s in CASES if only in s.name]

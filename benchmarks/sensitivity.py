@@ -280,12 +280,13 @@ def live_agreement(
 
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     """Compose a study with three arms: the baseline, the planted one, and the control."""
-    from labkit import app, workload
+    from labkit import workload
+    from labkit.cli import study_composer
     from labkit.experiment.compose.cell_composer import compose_cell
 
     name, overrides = ASKED[kind]
-    app.register()
-    with app.initialized():
+    study_composer.register()
+    with study_composer.initialized():
         design = ["design.runs_per_block=1", "design.looks=[]"]
         composed = compose_cell([], [*overrides, *design, "ablation=none", *more])
     base, control = composed.arms

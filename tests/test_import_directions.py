@@ -18,7 +18,7 @@ MAY = {
     "cpu": {"kernel_constants", "machine"},
     "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli.cli_errors", "config", "cpu", "engine", "models", "machine"},
+    "server": {"cli.program", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
@@ -27,17 +27,17 @@ MAY = {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
-    "cli.cli_errors": set(),
+    "cli.program": set(),
     "cli": {
-        "analysis", "cli.cli_errors", "config", "engine", "experiment", "machine", "records",
+        "analysis", "cli.program", "config", "engine", "experiment", "machine", "records",
         "workload",
     },
     "mac": {
-        "analysis", "app", "cli.cli_errors", "config", "experiment", "machine", "records",
+        "analysis", "cli", "cli.program", "config", "experiment", "machine", "records",
         "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "app", "cli.cli_errors", "config", "cpu", "engine",
+        "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",
         "experiment", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
@@ -52,7 +52,7 @@ def part_of(module):
     words = module.split(".")[1:]
     if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
         return ".".join(words[:2])
-    if words[:2] == ["cli", "cli_errors"]:
+    if words[:2] == ["cli", "program"]:
         return ".".join(words[:2])
     return words[0] if words else ""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli.cli_errors import OneLineParser, error_line
+from labkit.cli.program import Program
 from labkit.doctor import noise_pilots, terminal_screen
 from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
@@ -44,23 +44,19 @@ Measurements = tuple[dict[str, Any], dict[str, PilotNoise | str]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    options = _parser().parse_args(argv)
-    console = _console(sys.stdout)
-    try:
+
+    def body(options: argparse.Namespace) -> None:
+        console = _console(sys.stdout)
         if options.machine is not None:
             _show_simulated(console, options.machine, options.fraction)
         else:
             _show_this_machine(console, options.fraction)
-    except (MeasurementError, StudyError) as error:
-        print(error_line(PROG, error), file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return _parser().run(argv, body, failed=(MeasurementError, StudyError))
 
 
-def _parser() -> OneLineParser:
-    parser = OneLineParser(
+def _parser() -> Program:
+    parser = Program(
         prog=PROG, description="Describe this machine and the caveats for studies on it."
     )
     parser.add_argument(

@@ -60,12 +60,13 @@ class Pilot:
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path) -> None:
-        from labkit import app, workload
+        from labkit import workload
+        from labkit.cli import command_line, study_composer
         from labkit.experiment.compose.cell_composer import to_cell
 
-        app.register()
-        command = app.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
-        (composed,) = app.compose_cells(command)
+        study_composer.register()
+        command = command_line.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
+        (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)
         self.launcher = ProcessLauncher()

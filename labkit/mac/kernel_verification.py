@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit import app, workload
-from labkit.cli.cli_errors import print_error
+from labkit import workload
+from labkit.cli import command_line, study_composer
+from labkit.cli.program import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
@@ -121,9 +122,9 @@ def _compare_cases(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     file, *overrides = sys.argv[1:] if argv is None else argv
-    app.register()
+    study_composer.register()
     try:
-        cells = app.compose_cells(app.parse(overrides))
+        cells = study_composer.compose_cells(command_line.parse(overrides))
     except ConfigError as error:
         return print_error(PROG, error)
     num_wrong = 0

@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from labkit import app
+from labkit.cli import study_composer
 from labkit.config import ConfigError
 from labkit.experiment.hydra import hydra_composer
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, hydra_quote
@@ -71,7 +71,7 @@ def test_values_survive_hydras_grammar(value):
 
 @pytest.fixture
 def composer(composer):
-    with app.initialized():
+    with study_composer.initialized():
         yield composer
 
 

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from labkit import app
+from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose import input_digests as module
 from labkit.experiment.compose.cell_composer import to_cell
@@ -116,8 +117,8 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
     prompts.write_text('{"prompt": "before", "max_tokens": 4}')
     source = ["workload.prompts.source=file", "workload.prompts.path=prompts.jsonl"]
     words = ["workload.num_requests=null", *source, "out=s", "plan=true"]
-    app.register()
-    (composed,) = app.compose_cells(app.parse(words))
+    study_composer.register()
+    (composed,) = study_composer.compose_cells(command_line.parse(words))
     write_manifest(to_cell(composed, files / "s" / composed.name), 4)
     prompts.write_text('{"prompt": "after", "max_tokens": 4}')
     with pytest.raises(SystemExit, match="2"):
