@@ -162,7 +162,6 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
 
 
 def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
     base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
     worse = head < base if row["better"] == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse

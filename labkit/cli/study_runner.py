@@ -168,7 +168,6 @@ class Study:
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
     def _load_analysis(self) -> AnalysisCache:
-        """Return the cache of analyses; SciPy is imported at the first call."""
         from labkit.analysis.study_analysis import AnalysisCache
 
         if self._analysis_cache is None:

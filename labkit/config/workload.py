@@ -284,7 +284,6 @@ class Workload(Group, place="workload"):
 
     @property
     def serves(self) -> bool:
-        """Whether the workload serves requests."""
         return self.kind in REQUESTS
 
     @property

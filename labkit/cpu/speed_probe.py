@@ -91,7 +91,6 @@ class SpeedProbe:
         numba.set_num_threads(before)
 
     def flush(self) -> None:
-        """Read more memory than fits the caches, on all threads, to evict their content."""
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
         _read(self.large, np.empty(64, dtype=np.float32))

@@ -84,7 +84,6 @@ def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
 
 
 def _launching_once(experiment: Experiment) -> Experiment:
-    """Return the experiment with a single launch per case."""
     options = experiment.workload
     cases = [replace(case, factor=1) for case in options.cases]
     return replace(experiment, workload=replace(options, cases=cases, warmup=0, repeats=1))

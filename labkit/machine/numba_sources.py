@@ -78,7 +78,6 @@ def imported_files(text: bytes, package: Path) -> set[str]:
 
 @cache
 def _load(path: Path, package: Path) -> tuple[bytes, frozenset[str]]:
-    """Return a file's content and those of the files it imports that a kernel may contain."""
     text = path.read_bytes()
     imported = imported_files(text, package)
     return text, frozenset(name for name in imported if not name.startswith(_NEVER_COMPILED))

@@ -99,7 +99,6 @@ class MemoryClaimKind:
         require(bool(lengths), f"workload={experiment.workload.name} has no requests")
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check that the claim can be computed. Nothing is built or cached."""
         claim(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -111,7 +110,6 @@ class MemoryClaimKind:
         return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Return the time and memory of starting a process, since nothing is loaded."""
         return Estimate(START_SECONDS, PROCESS_BYTES)
 
 

@@ -106,7 +106,6 @@ class RandomTurnOrder:
             yield Round(index, tuple((arm, position) for position, arm in enumerate(arms)))
 
     def _balanced_orders(self, arms: Sequence[int]) -> list[list[int]]:
-        """Draw the order of the arms in each of the next n rounds of a part with n arms."""
         drawn = self._order.sample(arms, len(arms))
         orders = [drawn[k:] + drawn[:k] for k in range(len(drawn))]
         self._order.shuffle(orders)

@@ -76,7 +76,6 @@ class Mlx(Group, place="engine.mlx"):
     )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables to set, by name."""
         values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
         variables = {name: str(int(value)) for name, value in values.items() if value is not None}
         if self.compile is False:

@@ -267,7 +267,6 @@ class OpenAIServer(Group, place="engine.server"):
 
     @property
     def server_preset(self) -> ServerPreset:
-        """The preset of the server."""
         return PRESETS[self.preset]
 
     @property

@@ -100,12 +100,10 @@ class WeightFormat:
 
     @property
     def pack_steps(self) -> int:
-        """Number of steps along K in a pack."""
         return WORD_BITS // math.gcd(self.bits, WORD_BITS) if self.bits else 1
 
     @property
     def pack_bytes(self) -> int:
-        """Bytes of a pack, with all columns of the span."""
         return self.pack_steps * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
 
     @property
@@ -114,7 +112,6 @@ class WeightFormat:
         return 2 * SPAN_COLUMNS * self.element.bytes if self.bits else 0
 
     def record_size(self, code: Emitter, packs: Any) -> tuple[Any, Any]:
-        """Return the bytes of a record of ``packs`` packs, and its steps."""
         build = code.builder
         size = build.add(build.mul(packs, I64(self.pack_bytes)), I64(self.header_bytes))
         return size, build.mul(packs, I64(self.pack_steps))
@@ -122,7 +119,6 @@ class WeightFormat:
     def emit_record(
         self, code: Emitter, record: Record, step: Step, carried: list[Any]
     ) -> list[Any]:
-        """Emit ``step`` for every step of a record and return the last carried values."""
         build = code.builder
         prefetch(code, record.address, self.header_bytes)
         header = self.emit_header(code, record)
@@ -197,22 +193,18 @@ class BlockWeightFormat:
 
     @property
     def pack_steps(self) -> int:
-        """Number of steps along K in a pack."""
         return self.layout.pack_steps
 
     @property
     def _groups(self) -> int:
-        """Number of groups in a run."""
         return self.layout.run_steps // self.layout.group_size
 
     @property
     def _scale_bytes(self) -> int:
-        """Bytes of the scales (or of the minimums) of one group, with all columns of the span."""
         return SPAN_COLUMNS * (FLOAT16.bytes if self.layout.scales == "float16" else 1)
 
     @property
     def _header_bytes(self) -> int:
-        """Bytes of a run before its codes: the scales and minimums of its groups."""
         return len(self.layout.group_arrays) * self._groups * self._scale_bytes
 
     @property
@@ -221,18 +213,15 @@ class BlockWeightFormat:
 
     @property
     def _super_bytes(self) -> int:
-        """Bytes of a super-block's own scales, with all columns of the span."""
         return len(self.layout.super_arrays) * SPAN_COLUMNS * FLOAT16.bytes
 
     def record_size(self, code: Emitter, packs: Any) -> tuple[Any, Any]:
-        """Return a record's bytes and number of steps. Both are constants of the format."""
         runs = self.layout.block_steps // self.layout.run_steps
         return I64(self._super_bytes + runs * self._run_bytes), I64(self.layout.block_steps)
 
     def emit_record(
         self, code: Emitter, record: Record, step: Step, carried: list[Any]
     ) -> list[Any]:
-        """Emit ``step`` for every step of a record and return the last carried values."""
         build, layout = code.builder, self.layout
         prefetch(code, record.address, self._super_bytes)
         supers = [

@@ -83,7 +83,6 @@ class FloatPanels:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the packed weights."""
         return self._panels.nbytes
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
@@ -99,7 +98,6 @@ class FloatPanels:
         return graph_ops.MATMUL, {"weights": address_of(self._panels)}
 
     def capture_input(self, x: TracedArray) -> TracedArray:
-        """Return x."""
         return x
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
@@ -109,7 +107,6 @@ class FloatPanels:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The panels."""
         return (self._panels,)
 
 
@@ -138,7 +135,6 @@ class LowPrecisionPanels:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the packed weights."""
         return self._spans.nbytes
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
@@ -154,7 +150,6 @@ class LowPrecisionPanels:
         return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
     def capture_input(self, x: TracedArray) -> TracedArray:
-        """Return x."""
         return x
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
@@ -173,7 +168,6 @@ class LowPrecisionPanels:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The spans, and the addresses of the compiled functions."""
         return self._spans, self._arguments[0]
 
 

@@ -134,7 +134,6 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
 
 @inner
 def _num_tasks(op: int, num_panels: int, rows: int) -> int:
-    """Return the number of tasks into which the matmul kernel splits its work outside a graph."""
     if op != graph_ops.MATMUL:
         return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
     step = ROW_PANELS if rows == 1 else 1

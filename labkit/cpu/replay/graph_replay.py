@@ -181,7 +181,6 @@ def _begin(
 
 @inner
 def _choose_greedily(graph: Any, rows: int) -> None:
-    """Write the best token and its lead for each row, from the candidates of the last node."""
     greedy = greedy_at(node_at(graph.nodes + (graph.num_nodes - 1) * _NODE_BYTES).params)
     tokens, leads = int64_array(graph.best_tokens, rows), float_array(graph.leads, rows)
     merge_candidates(greedy.out, greedy.vocabulary, tokens, leads)

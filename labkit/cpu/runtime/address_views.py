@@ -67,8 +67,6 @@ def address_of(array: NDArray[Any]) -> int:
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """Return an address as a void pointer."""
-
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 

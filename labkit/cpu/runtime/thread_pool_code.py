@@ -207,7 +207,6 @@ def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignor
 
 @njit
 def _address(word):  # type: ignore[no-untyped-def]
-    """Return the address of a word of the pool's memory."""
     return _pool_memory() + 8 * word
 
 
@@ -238,7 +237,6 @@ def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
 
 @njit
 def _has_job(k):  # type: ignore[no-untyped-def]
-    """Return whether the gate is open and the job uses worker k."""
     gate = _load_atomic(_address(GATE))
     return gate & OPEN != 0 and k < gate >> THREADS_SHIFT
 
@@ -404,7 +402,6 @@ def thread_id():  # type: ignore[no-untyped-def]
 
 @njit
 def _extent(starts, ends, axis):  # type: ignore[no-untyped-def]
-    """Return the number of indices along an axis of a range whose ends are inclusive."""
     return max(0, _load(ends + 8 * axis) - _load(starts + 8 * axis) + 1)
 
 

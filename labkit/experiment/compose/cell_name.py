@@ -64,7 +64,6 @@ def _as_begun(overrides: list[str]) -> list[str]:
 
 
 def _arm_models(cell: Path) -> list[str]:
-    """Return the distinct names of the models of a cell's arms."""
     try:
         arms = [json.loads(path.read_text("utf-8"))["config"] for path in cell.glob("arms/*.json")]
         return list({str(config["model"]["name"]) for config in arms if "model" in config})

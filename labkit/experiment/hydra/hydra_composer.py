@@ -107,7 +107,6 @@ class Composer:
 
 
 def _changes_keys(override: Override) -> bool:
-    """Return whether an override adds or deletes keys."""
     return override.is_add() or override.is_force_add() or override.is_delete()
 
 

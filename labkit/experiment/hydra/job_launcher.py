@@ -41,7 +41,6 @@ class FinishedJobs:
     """The jobs of a launcher that returns only when all of them have ended."""
 
     def running(self) -> list[str]:
-        """Return an empty list."""
         return []
 
     def wait(self) -> None:

@@ -60,12 +60,10 @@ class SlurmJobs:
         return [job for job in self._watcher.jobs if not self._watcher.is_done(job, "force")]
 
     def wait(self) -> None:
-        """Wait until every job has ended."""
         while not all(map(self._watcher.is_done, self._watcher.jobs)):
             time.sleep(1)
 
     def failures(self) -> list[str]:
-        """Return a line for every job that failed: ``Slurm job 7_1: TIMEOUT``."""
         states = {job: self._watcher.get_state(job, "cache") for job in self._watcher.jobs}
         return [
             f"Slurm job {job}: {state}" for job, state in states.items() if state in FAILED_STATES

@@ -118,7 +118,6 @@ class ChildProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the child has ended."""
         return self._child.poll() is not None
 
     def wait(

@@ -225,13 +225,11 @@ class PythonEnvironment:
 
     @property
     def _packages(self) -> Path:
-        """The folder of the requirements, named by a digest of the requirements."""
         described = json.dumps([self.python or sys.executable, sys.version, self.requirements])
         name = hashlib.sha256(described.encode()).hexdigest()[:16]
         return cache_dir.root() / "environments" / name
 
     def _path(self) -> list[Path]:
-        """Return the folders that come first on the Python path."""
         source = self._tree / "src"
         trees = [source if source.is_dir() else self._tree] if self.revision is not None else []
         return [*trees, *([self._packages] if self.requirements else [])]
@@ -334,7 +332,6 @@ def with_defaults(options: Any, defaults: Any) -> Any:
 
 
 def _commit(revision: str, repository: str | None) -> str:
-    """Return the full hash of a revision's commit."""
     name = f"{revision}^{{commit}}"
     return _git(repository, "rev-parse", "--verify", "--quiet", name, of=revision).decode().strip()
 

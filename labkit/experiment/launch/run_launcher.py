@@ -263,7 +263,6 @@ def _tree_state(arm: Arm) -> dict[str, Any]:
 
 
 def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
-    """Yield the worker's arguments: each run's arm and record, and the folder for outputs."""
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
     if runs[0].block == differing_outputs.BLOCK:

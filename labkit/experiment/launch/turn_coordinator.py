@@ -167,7 +167,6 @@ class LiveWorker:
     def _wait_for_the_end(
         self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
     ) -> None:
-        """Wait for a process that has closed its connection, and note how it ended."""
         if not timed_out:
             timed_out = self._child.wait(start + self._left_s, signals, ticker)
         self.close(timed_out=timed_out)
@@ -238,7 +237,6 @@ class LiveSet:
             answers = self._take_stage(answers)
 
     def _load(self, arms: Sequence[int]) -> None:
-        """Let all workers load, together or one after the other."""
         for together in [arms] if self._load_together else [[arm] for arm in arms]:
             for arm in together:
                 self._send(arm, "load")
@@ -315,14 +313,12 @@ class LiveSet:
                 self._grant_turn(arm, [parts[now.part].name, position])
 
     def _grant_turn(self, arm: int, value: Any) -> Message:
-        """Grant a turn, after the arm's busiest threads have been placed, and return the answer."""
         if self._workers[arm].alive and self._turns[arm] % TURNS_PER_PLACEMENT == 0:
             self._placement.place(arm, self._workers[arm].pids)
         self._turns[arm] += 1
         return self._ask(arm, "turn", value)
 
     def _release_threads(self) -> None:
-        """Let the threads of all arms run on every core again."""
         for arm, worker in enumerate(self._workers):
             self._placement.release(arm, worker.pids)
 

@@ -80,7 +80,6 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return one line with the cause that ended a session early."""
     if isinstance(error, Interrupted):
         return str(error)  # such as SIGTERM
     if isinstance(error, SystemExit):

@@ -202,7 +202,6 @@ class _BlockRunner:
 
 
 def _index(block: Block) -> int:
-    """Return the index of a block in its cell, which all its runs have."""
     return block[0].block
 
 

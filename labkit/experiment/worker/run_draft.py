@@ -90,11 +90,9 @@ class RunDraft:
     step_trace: Mapping[str, Any] | None = None
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that times a stage."""
         return self.timer.time(name)
 
     def set(self, **fields: Any) -> None:
-        """Set fields of the record."""
         self.record = replace(self.record, **fields)
 
     def note(self, **notes: Any) -> None:

@@ -84,7 +84,6 @@ class ThreadPlacement:
         return mask == self._allowed or placed
 
     def _cores_for(self, threads: list[int]) -> list[int]:
-        """Return a core for each thread; new cores are those on which the threads ran last."""
         for thread in threads[len(self._cores) :]:
             free = sorted(self._allowed - set(self._cores))
             last = _last_core(thread)

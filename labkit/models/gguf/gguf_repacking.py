@@ -291,7 +291,6 @@ def _float16_at(blocks: ByteArray, start: int) -> npt.NDArray[np.float16]:
 
 
 def _join_blocks(blocks: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Merge the last two axes (blocks and their elements) of a contiguous copy."""
     return np.ascontiguousarray(blocks).reshape(*blocks.shape[:-2], -1)
 
 

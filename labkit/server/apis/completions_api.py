@@ -82,7 +82,6 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 def _is_prompt_only(request: CompletionRequest) -> bool:
-    """Return whether the response has nothing but the prompt and its log probabilities."""
     if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise invalid("max_tokens=0 needs echo=true or prompt_logprobs", "max_tokens")
     return request.max_tokens == 0

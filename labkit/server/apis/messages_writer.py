@@ -97,20 +97,16 @@ class MessageWriter:
         yield b"".join(last_events)
 
     def text_start(self, index: int) -> list[bytes]:
-        """Return the event at the start of a text block."""
         return [_event("content_block_start", index=index, content_block=TextBlock(""))]
 
     def text_delta(self, index: int, text: str) -> list[bytes]:
-        """Return the event for the next piece of a text block."""
         delta = {"type": "text_delta", "text": text}
         return [_event("content_block_delta", index=index, delta=delta)]
 
     def text_end(self, index: int, text: str, *, is_whole: bool) -> list[bytes]:
-        """Return the event at the end of a text block."""
         return [_event("content_block_stop", index=index)]
 
     def call(self, index: int, call: ParsedToolCall) -> list[bytes]:
-        """Return the events of a tool call, whose arguments come in one piece."""
         block = ToolUseBlock(_call_id(call), call.name, msgspec.Raw(b"{}"))
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
         return [

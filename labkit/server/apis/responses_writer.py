@@ -120,7 +120,6 @@ class ResponseWriter:
         yield b"".join(last_events)
 
     def text_start(self, index: int) -> list[bytes]:
-        """Return the events at the start of a message."""
         item = OutputMessage(self._message_id(index), "in_progress", [])
         return [
             self._event("response.output_item.added", output_index=index, item=item),
@@ -128,11 +127,9 @@ class ResponseWriter:
         ]
 
     def text_delta(self, index: int, text: str) -> list[bytes]:
-        """Return the event for the next piece of a message's text."""
         return [self._text_event("output_text.delta", index, delta=text, logprobs=[])]
 
     def text_end(self, index: int, text: str, *, is_whole: bool) -> list[bytes]:
-        """Return the events at the end of a message."""
         item = self._message(index, text, is_whole=is_whole)
         return [
             self._text_event("output_text.done", index, text=text, logprobs=[]),
@@ -141,7 +138,6 @@ class ResponseWriter:
         ]
 
     def call(self, index: int, call: ParsedToolCall) -> list[bytes]:
-        """Return the events of a function call, whose arguments come in one piece."""
         item, arguments = _call_item(call), call.arguments
         empty = msgspec.structs.replace(item, status="in_progress", arguments="")
         place, kind = (

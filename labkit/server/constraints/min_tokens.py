@@ -20,7 +20,6 @@ class MinTokensConstraint:
         self._ending_ids = list(ending_ids)
 
     def copy(self) -> MinTokensConstraint:
-        """Return this object, which has no state, for another request."""
         return self
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:

@@ -146,7 +146,6 @@ class GrammarConstraint:
         self._consumed: list[int] = []
 
     def copy(self) -> GrammarConstraint:
-        """Return a constraint of the same grammar in its initial state, for another request."""
         matcher = self._matcher.deep_copy()
         matcher.reset()
         return GrammarConstraint(matcher, self._eos_token_ids, self._param)

@@ -216,6 +216,5 @@ def _nonempty(text: str) -> Iterator[str]:
 
 
 def _partial_mark_length(text: str, mark: str) -> int:
-    """Return the number of characters at the end of the text that may be the start of a mark."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((count for count in lengths if mark.startswith(text[-count:])), 0)

@@ -76,7 +76,6 @@ class EngineThread:
         self._queued: set[str] = set()  # ids of requests submitted but not running yet
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: Request) -> None:

@@ -33,7 +33,6 @@ class TemplateMessages:
             self.messages.append({"role": role, "content": content})
 
     def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """Add a tool call of the assistant."""
         if not (self.messages and self.messages[-1]["role"] == "assistant"):
             self.add("assistant", "")
         self.messages[-1].setdefault("tool_calls", []).append(

@@ -193,7 +193,6 @@ class InterleavedKernels:
         return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)
 
     def _samples(self, index: int, case_name: str) -> Iterator[tuple[CaseRounds, ArmSamples]]:
-        """Yield an arm's samples of a case, in every state of the caches."""
         for rounds in self._cases:
             for samples in rounds.arms:
                 prepared = samples.prepared
@@ -201,7 +200,6 @@ class InterleavedKernels:
                     yield rounds, samples
 
     def close(self) -> None:
-        """Release the memory."""
         self._arms.close()
         self._cases.clear()
 

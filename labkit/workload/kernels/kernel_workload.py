@@ -25,7 +25,6 @@ class KernelKind:
     """Kernel cases; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that at least one case fits, and that the resolver serves every case."""
         w = experiment.workload
         sizes = [
             kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
@@ -44,7 +43,6 @@ class KernelKind:
         )
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check the settings. A kernel workload has nothing to cache."""
         self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -67,7 +65,6 @@ class KernelKind:
         return in_process_rules.live_kernels(engines) or _unaligned(experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Create the engines' attention operations and fill their shared memory."""
         from labkit.engine import attention
         from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
         from labkit.workload.kernels.kernel_arms import KernelArm
@@ -85,7 +82,6 @@ class KernelKind:
         return InterleavedKernels(arms, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate a run's time and memory from the bytes and FLOPs of every launch."""
         w = experiment.workload
         block_size = experiment.engine.kv.block_size
         sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]
@@ -119,7 +115,6 @@ def _unaligned(experiments: Sequence[Experiment]) -> str | None:
 
 
 def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
-    """Return the number of timed launches in a turn, for the estimate."""
     if queued:
         return 1 + kernel_cases.chain_length(size, experiment.workload)
     lazy = experiment.engine.attention.device is not Device.cpu

@@ -21,17 +21,14 @@ class MlxLaunchQueue:
         self._dtype = dtype
 
     def put(self, array: NDArray[Any]) -> mx.array:
-        """Copy an array to the device."""
         copied: mx.array = kernel_cases.to_mlx(array, self._dtype)
         mx.eval(copied)
         return copied
 
     def wait(self, arrays: Sequence[mx.array]) -> None:
-        """Evaluate all arrays in one call."""
         mx.eval(*arrays)
 
     def read(self, array: mx.array) -> NDArray[Any]:
-        """Return a view of an evaluated array's memory."""
         return kernel_cases.from_mlx(array, self._dtype)
 
     def poison(self, like: mx.array, count: int, alone: bool) -> None:

@@ -96,7 +96,6 @@ class MemoryTimeline:
         self._due = now + self._period
 
     def report(self) -> dict[str, Any]:
-        """Return the samples as columns, the sampling period and the time spent on sampling (s)."""
         columns = list(dict.fromkeys(name for sample in self._samples for name in sample))
         return {
             "period_s": self._period,

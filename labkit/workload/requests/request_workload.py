@@ -41,11 +41,9 @@ class RequestKind:
         self._own_source = source
 
     def source(self, experiment: Experiment) -> PromptSource:
-        """Return the source of the prompts."""
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        """Check the number of prompt tokens and, for an engine that is a server, its settings."""
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
             tokens <= MAX_PROMPT_TOKENS,
@@ -56,7 +54,6 @@ class RequestKind:
             _check_server(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
-        """Build the model, cache the tokenised prompts and check that each can be served."""
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
         if experiment.engine.name == "openai":
@@ -76,7 +73,6 @@ class RequestKind:
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Create an engine for every arm, in random order. The engines share loaded models."""
         from labkit.engine.shared_models import SharedModels
         from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
 
@@ -117,7 +113,6 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate a run's time and memory from its steps and FLOPs, ignoring attention's FLOPs."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))

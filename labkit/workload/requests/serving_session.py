@@ -165,7 +165,6 @@ class ServingSession:
         return self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
-        """Wait until a pipelined engine has finished the steps that are in flight."""
         from labkit.engine.engine_protocol import PipelinedEngine
 
         if isinstance(self._engine, PipelinedEngine):
@@ -247,7 +246,6 @@ class ServingSession:
         return [together, *(self._request_case(entry) for entry in served if self._per_request)]
 
     def _request_case(self, served: ServedRequest) -> CaseRecord:
-        """Return the case of one request."""
         return CaseRecord(
             case=served.request_id,
             metrics=request_metrics(served),
@@ -255,7 +253,6 @@ class ServingSession:
         )
 
     def close(self) -> None:
-        """Close the engine."""
         self._engine.close()
 
     def _serve(self, prompts: Sequence[Prompt]) -> None:

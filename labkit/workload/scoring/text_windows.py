@@ -49,7 +49,6 @@ class TextWindows(Sequence[Prompt]):
     @overload
     def __getitem__(self, index: slice) -> TextWindows: ...
     def __getitem__(self, index: int | slice) -> Prompt | TextWindows:
-        """Return the prompt of a window, or a slice of the windows."""
         if isinstance(index, slice):
             return TextWindows(self.table[index])
         text, start, *tokens = self.table[index].tolist()

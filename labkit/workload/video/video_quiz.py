@@ -121,7 +121,6 @@ class MlxVlm:
         self._config = load_config(path)
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return one greedily sampled token as text; the frames are given as pictures."""
         from mlx_vlm import generate
         from mlx_vlm.prompt_utils import apply_chat_template
         from PIL import Image
