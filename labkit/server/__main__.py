@@ -86,7 +86,7 @@ def print_status(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class ServedModel:
     """A model, its tokenizer and a warmed-up engine."""
 
     model: ModelDir
@@ -94,7 +94,7 @@ class LoadedModel:
     engine: InferenceEngine
 
 
-def load(options: ServeConfig) -> LoadedModel:
+def load(options: ServeConfig) -> ServedModel:
     """Configure this process, load the model and its tokenizer, and warm up the engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
@@ -109,7 +109,7 @@ def load(options: ServeConfig) -> LoadedModel:
     warm_up(
         engine, min(MAX_WARM_UP_REQUESTS, options.engine.scheduler.max_num_seqs), model.vocab_size
     )
-    return LoadedModel(model, loaded_tokenizer, engine)
+    return ServedModel(model, loaded_tokenizer, engine)
 
 
 def configure_process(engine: Engine) -> None:

@@ -43,7 +43,7 @@ from labkit.cpu.simd.vector_registers import LANES
 AHEAD = RUN_KEYS * RUN_KEYS  # distance of the prefetches (keys)
 
 
-class Unit(NamedTuple):
+class DecodeUnit(NamedTuple):
     """One query token, and ``heads`` KV heads from index ``head`` on.
 
     The token attends to the keys from ``low`` to ``high`` (exclusive). The rows of the unit are the
@@ -65,7 +65,7 @@ def scratch_bytes(rows: int, head_dim: int) -> int:
 
 
 @inner
-def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
+def attend(params: Any, scratch: Scratch, unit: DecodeUnit) -> int:
     """Compute the unit's attention, write its output and return the number of KV blocks visited."""
     start(params, scratch, unit)
     fold_keys(params, scratch, unit)
@@ -75,7 +75,7 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 
 @inner
-def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
+def attend_part(params: Any, scratch: Scratch, unit: DecodeUnit) -> int:
     """The variant of ``attend`` for the ablations of split-KV and ``window_skip``.
 
     The unit attends only to its partition of the keys. The window starts at ``unit.low``. Without
@@ -83,7 +83,9 @@ def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
     """
     start(params, scratch, unit)
     begin, end = partition_bounds(params, unit.low if params.window_skip != 0 else 0, unit.high)
-    visible = Unit(unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end)
+    visible = DecodeUnit(
+        unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end
+    )
     for base in range(begin // TILE_KEYS * TILE_KEYS, min(end, unit.low), TILE_KEYS):
         first, stop = max(base, begin), min(base + TILE_KEYS, end, unit.low)
         # This variant pays for reading the keys and values before the window; ``fold_keys``
@@ -100,14 +102,14 @@ def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 
 @inner
-def start(params: Any, scratch: Scratch, unit: Unit) -> None:
+def start(params: Any, scratch: Scratch, unit: DecodeUnit) -> None:
     """Load the unit's queries, and reset the softmax state and the sums of its rows."""
     for i in range(unit.heads):
         start_rows(params, scratch, unit.head + i, i * params.group, unit.token, 1)
 
 
 @inner
-def fold_keys(params: Any, scratch: Scratch, unit: Unit) -> None:
+def fold_keys(params: Any, scratch: Scratch, unit: DecodeUnit) -> None:
     """Attend to the keys from ``unit.low`` to ``unit.high``, tile by tile."""
     for base in range(unit.low // TILE_KEYS * TILE_KEYS, unit.high, TILE_KEYS):
         begin, end = max(base, unit.low), min(base + TILE_KEYS, unit.high)
@@ -119,7 +121,7 @@ def fold_keys(params: Any, scratch: Scratch, unit: Unit) -> None:
 
 @inner
 def score_keys(
-    params: Any, scratch: Scratch, unit: Unit, pool: int, base: int, begin: int, end: int
+    params: Any, scratch: Scratch, unit: DecodeUnit, pool: int, base: int, begin: int, end: int
 ) -> None:
     """Write the scores of the keys from ``begin`` to ``end``, in the tile that starts at ``base``.
 
@@ -166,7 +168,9 @@ def score_run(
 
 
 @inner
-def add_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+def add_values(
+    params: Any, scratch: Scratch, unit: DecodeUnit, base: int, begin: int, end: int
+) -> None:
     """Add the weighted values of the keys from ``begin`` to ``end`` to the unit's sums.
 
     ``base`` is the first key of the tile that contains them.
@@ -214,7 +218,7 @@ def run_length(params: Any, key: int, end: int) -> int:
 
 
 @inlined
-def key_address(params: Any, unit: Unit, pool: int, key: int) -> int:
+def key_address(params: Any, unit: DecodeUnit, pool: int, key: int) -> int:
     """Return the address of a key of the unit's first KV head in ``pool``."""
     address: int = pool + key_offset(params, unit.sequence, key) + head_bytes(params) * unit.head
     return address
@@ -222,7 +226,7 @@ def key_address(params: Any, unit: Unit, pool: int, key: int) -> int:
 
 @inlined
 def prefetch_address(
-    params: Any, unit: Unit, pool: int, key: int, end: int, following: int, first: int
+    params: Any, unit: DecodeUnit, pool: int, key: int, end: int, following: int, first: int
 ) -> int:
     """Return the address of the first key to prefetch while the run that starts at ``key`` is read.
 
@@ -288,7 +292,7 @@ def _decode(
     params = carray(params_pointer, 1)[0]
     scratch = divide_scratch(memory, heads * params.group, params.head_dim)
     low = max(0, high - params.window)
-    return attend(params, scratch, Unit(sequence, head, heads, token, low, high))
+    return attend(params, scratch, DecodeUnit(sequence, head, heads, token, low, high))
 
 
 def _part(
@@ -297,4 +301,4 @@ def _part(
     params = carray(params_pointer, 1)[0]
     scratch = divide_scratch(memory, heads * params.group, params.head_dim)
     low = max(0, high - params.window)
-    return attend_part(params, scratch, Unit(sequence, head, heads, token, low, high))
+    return attend_part(params, scratch, DecodeUnit(sequence, head, heads, token, low, high))

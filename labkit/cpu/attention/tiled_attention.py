@@ -54,7 +54,7 @@ class PackedTile(NamedTuple):
     spill: int  # ``SPILL_BYTES`` for ``scores_tile``
 
 
-class Unit(NamedTuple):
+class TiledUnit(NamedTuple):
     """``tokens`` query tokens from ``token`` on, for one KV head of one sequence.
 
     Token ``i`` of the unit sees the keys before ``high + i``.
@@ -92,7 +92,7 @@ def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
 
 
 @inner
-def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
+def attend(params: Any, scratch: Scratch, unit: TiledUnit) -> int:
     """Compute the unit's attention, write its output and return the number of KV blocks visited."""
     start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - params.window)
@@ -113,7 +113,7 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 
 @inner
-def attend_masked(params: Any, scratch: Scratch, unit: Unit) -> int:
+def attend_masked(params: Any, scratch: Scratch, unit: TiledUnit) -> int:
     """The variant of ``attend`` for the ablation of ``window_skip``.
 
     Keys before the window are packed and scored, and their scores are discarded.
@@ -133,7 +133,9 @@ def attend_masked(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 
 @inner
-def pack_keys(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+def pack_keys(
+    params: Any, scratch: Scratch, unit: TiledUnit, base: int, begin: int, end: int
+) -> None:
     """Transpose one KV head's keys from ``begin`` to ``end`` into their columns of the tile.
 
     ``base`` is the tile's first key. Unused columns of the first and last vector contain copies of
@@ -161,7 +163,9 @@ def pack_keys(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, 
 
 
 @inner
-def pack_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+def pack_values(
+    params: Any, scratch: Scratch, unit: TiledUnit, base: int, begin: int, end: int
+) -> None:
     """Copy one KV head's values from ``begin`` to ``end`` into the tile, widened to float32."""
     target, size = packed_tile(params, scratch).values, head_bytes(params)
     width, vectors = 4 * params.head_dim, params.head_dim // LANES
@@ -191,7 +195,7 @@ def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, hi
 
 
 @inner
-def visible_keys(params: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
+def visible_keys(params: Any, unit: TiledUnit, row: int, base: int) -> tuple[int, int]:
     """Return the bounds of the tile's keys that a row sees, relative to the tile's first key."""
     high = unit.high + row // params.group
     return max(0, max(0, high - params.window) - base), min(TILE_KEYS, high - base)
@@ -199,7 +203,7 @@ def visible_keys(params: Any, unit: Unit, row: int, base: int) -> tuple[int, int
 
 @inner
 def softmax_rows(
-    params: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int
+    params: Any, scratch: Scratch, unit: TiledUnit, row: int, count: int, base: int
 ) -> None:
     """Score up to ``TILE_ROWS`` rows against the packed tile and turn the scores into weights."""
     low, _ = visible_keys(params, unit, row, base)
@@ -214,7 +218,7 @@ def softmax_rows(
 
 @inner
 def add_visible_values(
-    params: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int
+    params: Any, scratch: Scratch, unit: TiledUnit, row: int, count: int, base: int
 ) -> None:
     """Add the weighted values of the packed tile to up to ``TILE_ROWS`` rows.
 
@@ -290,7 +294,7 @@ def _tiled(
 ) -> int:
     params = carray(params_pointer, 1)[0]
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    return attend(params, scratch, Unit(sequence, head, token, tokens, high))
+    return attend(params, scratch, TiledUnit(sequence, head, token, tokens, high))
 
 
 def _masked(
@@ -298,4 +302,4 @@ def _masked(
 ) -> int:
     params = carray(params_pointer, 1)[0]
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    return attend_masked(params, scratch, Unit(sequence, head, token, tokens, high))
+    return attend_masked(params, scratch, TiledUnit(sequence, head, token, tokens, high))

@@ -40,7 +40,7 @@ Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WeightRecord:
     """A record, and the columns of it that are read. All fields but ``vectors`` are LLVM values.
 
     ``address`` is the record's address, ``first_step`` the index of its first step along the depth,
@@ -76,7 +76,7 @@ class RecordFormat(Protocol):
         """Return the bytes of a record of ``packs`` packs, and its steps."""
 
     def emit_record(
-        self, code: Emitter, record: Record, step: Step, carried: list[Any]
+        self, code: Emitter, record: WeightRecord, step: Step, carried: list[Any]
     ) -> list[Any]:
         """Emit ``step`` for every step of a record and return the last carried values."""
 
@@ -117,7 +117,7 @@ class WeightFormat:
         return size, build.mul(packs, I64(self.pack_steps))
 
     def emit_record(
-        self, code: Emitter, record: Record, step: Step, carried: list[Any]
+        self, code: Emitter, record: WeightRecord, step: Step, carried: list[Any]
     ) -> list[Any]:
         build = code.builder
         prefetch(code, record.address, self.header_bytes)
@@ -136,7 +136,7 @@ class WeightFormat:
 
         return code.loop(record.packs, run_pack, carried)
 
-    def emit_header(self, code: Emitter, record: Record) -> list[tuple[Any, Any]]:
+    def emit_header(self, code: Emitter, record: WeightRecord) -> list[tuple[Any, Any]]:
         """Load (scale, bias) for each vector. Returns [] if the format has no scales."""
         if not self.bits:
             return []
@@ -153,7 +153,7 @@ class WeightFormat:
         return pairs
 
     def _emit_pack(
-        self, code: Emitter, record: Record, pack: Any, header: list[tuple[Any, Any]]
+        self, code: Emitter, record: WeightRecord, pack: Any, header: list[tuple[Any, Any]]
     ) -> Callable[[int, int], Any]:
         """Load a pack and return a function ``decode(step, vector)``.
 
@@ -220,7 +220,7 @@ class BlockWeightFormat:
         return I64(self._super_bytes + runs * self._run_bytes), I64(self.layout.block_steps)
 
     def emit_record(
-        self, code: Emitter, record: Record, step: Step, carried: list[Any]
+        self, code: Emitter, record: WeightRecord, step: Step, carried: list[Any]
     ) -> list[Any]:
         build, layout = code.builder, self.layout
         prefetch(code, record.address, self._super_bytes)
@@ -247,7 +247,7 @@ class BlockWeightFormat:
     def _emit_run(
         self,
         code: Emitter,
-        record: Record,
+        record: WeightRecord,
         place: tuple[Any, Any],
         supers: list[list[Any]],
         step: Step,
@@ -305,7 +305,7 @@ class BlockWeightFormat:
         return code.builder.fmul(number, scale) if bias is None else code.fma(number, scale, bias)
 
     def _emit_header(
-        self, code: Emitter, record: Record, run: Any, supers: list[list[Any]], group: int
+        self, code: Emitter, record: WeightRecord, run: Any, supers: list[list[Any]], group: int
     ) -> list[tuple[Any, Any]]:
         """Return (scale, bias) of a run's group for each vector of columns.
 
@@ -371,7 +371,7 @@ def prefetch(code: Emitter, address: Any, size: int) -> None:
         code.prefetch(code.builder.add(address, I64(PREFETCH_BYTES + line)))
 
 
-def load_words(code: Emitter, record: Record, pack: Any, count: int) -> list[list[Any]]:
+def load_words(code: Emitter, record: WeightRecord, pack: Any, count: int) -> list[list[Any]]:
     """Load a pack's ``count`` words for each vector of columns."""
     return [
         [code.load(place, i * WORD_ROW_BYTES, I32_VECTOR) for i in range(count)]

@@ -30,9 +30,9 @@ from labkit.cpu.matmul.int8_microkernels import (
     FORMATS,
     TILE_ROWS,
     Int8Format,
+    Int8TileCall,
     QuantizeCall,
     RowCall,
-    TileCall,
     UnpackCall,
     multiply_row,
     multiply_tile,
@@ -95,14 +95,14 @@ def compile_functions(index: int) -> Int8Functions:
         unpack_panel(index, UnpackCall(span, groups, panel, target))
 
     def tile(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes):  # type: ignore[no-untyped-def]
-        call = TileCall(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes)
+        call = Int8TileCall(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes)
         multiply_tile(index, call)
 
     calls: dict[Any, Any] = {
         quantize: QuantizeCall,
         row: RowCall,
         unpack: UnpackCall,
-        tile: TileCall,
+        tile: Int8TileCall,
     }
     spec = FORMATS[index]
     compiled = [
@@ -183,7 +183,7 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
         if valid < PANEL_COLUMNS:
             out_at, out_row_bytes = np.int64(spill.ctypes.data), np.int64(PANEL_ROW_BYTES)
         x_at = np.int64(quantized[row].ctypes.data)
-        tile = TileCall(
+        tile = Int8TileCall(
             x_at, row_bytes, height, groups, unpacked_at, bias_at, sums_at, out_at, out_row_bytes
         )
         call_function(functions[TILE], tile)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from numba import extending, types
 
 from labkit.cpu.matmul import int8_activations
-from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, Record, WeightFormat, prefetch
+from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
 from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
 from labkit.cpu.matmul.low_precision_matmul import ELEMENTS, unpacked
 from labkit.cpu.matmul.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
@@ -121,7 +121,7 @@ class UnpackCall(NamedTuple):
     target: Any
 
 
-class TileCall(NamedTuple):
+class Int8TileCall(NamedTuple):
     """The arguments of ``multiply_tile``, as in ``RowCall``."""
 
     x: Any  # address of the first row
@@ -209,7 +209,7 @@ def _read_span(code: Emitter, spec: Int8Format, record: Any, panel: Any, vectors
     """
     header, row_bytes = spec.weights.header_bytes, _WORD_BYTES * SPAN_COLUMNS
     prefetch(code, record, spec.record_bytes)
-    pairs = spec.weights.emit_header(code, Record(record, None, None, panel, vectors))
+    pairs = spec.weights.emit_header(code, WeightRecord(record, None, None, panel, vectors))
     first = code.builder.add(record, code.offset(I64(header), panel, PANEL_ROW_BYTES))
     ready: list[list[Any]] = []  # the operands of the last words
 
@@ -308,7 +308,7 @@ def multiply_tile(_typing, format_index, call):  # type: ignore[no-untyped-def]
     spec = FORMATS[format_index.literal_value]
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = TileCall(*unpacked(builder, arguments[1], len(TileCall._fields)))
+        call = Int8TileCall(*unpacked(builder, arguments[1], len(Int8TileCall._fields)))
         code, last = Emitter(builder), builder.sub(call.rows, I64(1))
         numbers = [
             builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)

@@ -48,10 +48,10 @@ from numpy.typing import NDArray
 from labkit.cpu.matmul.dequantize_emitter import (
     PANEL_VECTORS,
     BlockWeightFormat,
-    Record,
     RecordFormat,
     Step,
     WeightFormat,
+    WeightRecord,
 )
 from labkit.cpu.matmul.gemm import (
     BLOCK_ROWS,
@@ -148,7 +148,7 @@ class _PanelReader:
         record_bytes, record_steps = record_format.record_size(code, self.packs)
 
         def run_record(index: Any, carried: list[Any]) -> list[Any]:
-            record = Record(
+            record = WeightRecord(
                 build.add(self.span, build.mul(index, record_bytes)),
                 build.mul(index, record_steps),
                 self.packs,

@@ -91,10 +91,10 @@ class LiveWorker:
                 log=command.log,
                 pass_fds=(theirs.fileno(), command.status.fd),
             )
-        cleanup.kill(self._child.pid)
+        cleanup.kill_at_exit(self._child.pid)
         self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
         for pid in command.servers:
-            cleanup.resume(pid)
+            cleanup.resume_at_exit(pid)
         self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
         self._status = command.status
         self._stopped_at: float | None = None
@@ -146,11 +146,11 @@ class LiveWorker:
         self._stopped_at = time.perf_counter()
         self._child.await_stop()
         for pid in self._child.tree.stop_new():
-            self._cleanup.kill(pid)
+            self._cleanup.kill_at_exit(pid)
             self._watched.append(pid)
         for server in self._servers:
             for pid in server.stop_new():
-                self._cleanup.resume(pid)
+                self._cleanup.resume_at_exit(pid)
                 self._watched.append(pid)
 
     def _resume(self) -> None:

@@ -22,11 +22,11 @@ class OrphanCleanup:
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, start_new_session=True
         )
 
-    def kill(self, pid: int) -> None:
+    def kill_at_exit(self, pid: int) -> None:
         """Kill a process, its group and its descendants when this process ends."""
         self._tell(f"kill {pid}")
 
-    def resume(self, pid: int) -> None:
+    def resume_at_exit(self, pid: int) -> None:
         """Resume a process and its descendants when this process ends."""
         self._tell(f"resume {pid}")
 

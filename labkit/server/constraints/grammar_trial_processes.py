@@ -12,11 +12,11 @@ from labkit import config
 from labkit.server.constraints.grammar_compiler import GrammarError, GrammarSource
 from labkit.server.worker_processes import (
     TaskFailed,
+    TaskProcess,
     TooLarge,
     TooSlow,
     WorkerOptions,
     WorkerPool,
-    WorkerProcess,
 )
 
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
@@ -80,7 +80,7 @@ class GrammarProcesses:
         if reason is not None:
             raise GrammarError(reason)
 
-    async def _try(self, worker: WorkerProcess, source: GrammarSource) -> str | None:
+    async def _try(self, worker: TaskProcess, source: GrammarSource) -> str | None:
         """Return the reason that a grammar cannot be enforced, or None.
 
         Raises ``GrammarError`` if another trial may succeed, when the machine is less busy.
