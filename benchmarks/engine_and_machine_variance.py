@@ -63,9 +63,9 @@ def main() -> int:
 def measure(processes: int, out: Path) -> None:
     """Run the missing processes: before each run of labkit, the machine's program."""
     from labkit import analysis, app, workload
-    from labkit.experiment.cell_composer import compose_cell, to_cell
-    from labkit.experiment.cell_runner import run_cell
-    from labkit.experiment.run_launcher import ProcessLauncher
+    from labkit.experiment.compose.cell_composer import compose_cell, to_cell
+    from labkit.experiment.launch.run_launcher import ProcessLauncher
+    from labkit.experiment.schedule.cell_runner import run_cell
 
     class Between(ProcessLauncher):
         """A launcher that runs the machine's program before each run."""

@@ -31,7 +31,7 @@ from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring

@@ -15,8 +15,9 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit import analysis
-from labkit.experiment import StudyError, child_process
-from labkit.experiment.cell_runner import run_cell
+from labkit.experiment import StudyError
+from labkit.experiment.launch import child_process
+from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import read_runs
 
 HERE = Path(__file__).parent

@@ -17,12 +17,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.experiment import StudyError, turn_coordinator
-from labkit.experiment.granted_turns import GrantedTurns
-from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.turn_coordinator import LiveCommand
-from labkit.experiment.turn_protocol import Channel, ProtocolError
-from labkit.experiment.worker_status import SharedStatus
+from labkit.experiment import StudyError
+from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.turn_coordinator import LiveCommand
+from labkit.experiment.worker.granted_turns import GrantedTurns
+from labkit.experiment.worker.run_draft import StageTimer
+from labkit.experiment.worker.turn_protocol import Channel, ProtocolError
+from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.workload.turn_order import Part, Round
 
 WORKER = Path(__file__).with_name("live_worker.py")

@@ -11,9 +11,10 @@ import pytest
 
 from labkit import workload
 from labkit.config import Device, Experiment, from_plain
-from labkit.cpu import roofline_peaks, thread_pool
-from labkit.experiment import mlx_known_answer_test, worker_stages
-from labkit.experiment.run_draft import RunDraft, StageTimer
+from labkit.cpu import roofline_peaks
+from labkit.cpu.runtime import thread_pool
+from labkit.experiment.worker import mlx_known_answer_test, worker_stages
+from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
 from labkit.workload.measurement import Measurement

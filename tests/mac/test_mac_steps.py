@@ -25,7 +25,7 @@ from labkit.mac.mac_steps import (
     all_steps,
     run_steps,
 )
-from labkit.machine import macos
+from labkit.machine.facts import macos
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import code_revision, fingerprint, linux
-from labkit.machine.machine_observer import MachineObserver
+from labkit.machine.facts import code_revision, fingerprint, linux
+from labkit.machine.facts.machine_observer import MachineObserver
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

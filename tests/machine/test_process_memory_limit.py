@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labkit.machine import process_memory_limit
+from labkit.machine.processes import process_memory_limit
 
 TAKE = """
 import sys

@@ -64,7 +64,7 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
     base["PATH"] = os.environ["PATH"]
     environment, _ = worker_environment.worker_environment(base, threads=1, cores=1)
     subprocess.run(
-        [sys.executable, "-c", "import labkit.machine.memory_capacity"],
+        [sys.executable, "-c", "import labkit.machine.facts.memory_capacity"],
         env=environment,
         cwd=tmp_path,
         check=True,

@@ -5,12 +5,12 @@ import json
 import msgspec
 import pytest
 
-from labkit.server import request_decoder
-from labkit.server.api_error import ApiError
-from labkit.server.messages_types import MessagesRequest
-from labkit.server.openai_types import ChatRequest, CompletionRequest
-from labkit.server.request_decoder import allowed_values, decode
-from labkit.server.responses_types import ResponsesRequest
+from labkit.server.types import request_decoder
+from labkit.server.types.api_error import ApiError
+from labkit.server.types.messages_types import MessagesRequest
+from labkit.server.types.openai_types import ChatRequest, CompletionRequest
+from labkit.server.types.request_decoder import allowed_values, decode
+from labkit.server.types.responses_types import ResponsesRequest
 
 USER = {"role": "user", "content": "hello"}
 REQUIRED = {

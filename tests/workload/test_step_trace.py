@@ -11,7 +11,7 @@ from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import EngineError
 from labkit.experiment import worker
 from labkit.records import Record, read_step_trace
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests.serving_session import ServingSession
 
 SMALL = [
     "model.shape.hidden_size=64",

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager

@@ -20,7 +20,7 @@ from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.logits_self_test import ExpectedLogits
 from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.model.packed_forward import ForwardChoice, choose_forward
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
-from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
-from labkit.cpu.traced_array import NotCapturable
+from labkit.cpu.capture.graph_capture import CapturedGraph, GraphCapture
+from labkit.cpu.capture.traced_array import NotCapturable
+from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
 from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
 from labkit.engine.engine_protocol import Counters

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.address_views import address_of
-from labkit.cpu.attention_launch import COUNTER_COLUMNS
-from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
-from labkit.cpu.graph_capture import CapturedAttention
+from labkit.cpu.attention.attention_launch import COUNTER_COLUMNS
+from labkit.cpu.capture.graph_capture import CapturedAttention
+from labkit.cpu.replay.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
+from labkit.cpu.runtime.address_views import address_of
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport, launch_stamp, report_kind
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_constants import STAMP_MASK
 
 if TYPE_CHECKING:  # importing the graph also imports the kernels of a model
-    from labkit.cpu.graph_replay import ExecutableGraph
+    from labkit.cpu.replay.graph_replay import ExecutableGraph
     from labkit.engine.attention.backends.cpu_backend import CpuBackend, CpuPrepared, PreparedLaunch
 
 
