@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.engine_step import StepLoop
@@ -30,7 +31,6 @@ from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import create_launcher

@@ -23,12 +23,13 @@ from labkit.engine.memory_budget.pool_sizing import (
     measure_activation_bytes,
     size_pool,
 )
-from labkit.engine.model import compute_dtype, logits_self_test
-from labkit.engine.model.shared_models import PreparedModel, SharedModels
+from labkit.engine.model import compute_dtype
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
+from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.machine.facts import memory_capacity

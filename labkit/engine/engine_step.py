@@ -32,9 +32,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
-from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import StepLauncher

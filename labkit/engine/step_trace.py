@@ -24,20 +24,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from labkit.engine.batch import Batch, Ints
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.engine.engine_step import PendingStep, StepParts, StepResults
-from labkit.engine.runner.batch import Batch, Ints
 from labkit.engine.runner.model_runner import ModelRunner, RunModel
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import (
-        BlockTable,
-        KVCacheManager,
-        KVMemory,
-        StepAttention,
-    )
+    from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager, KVMemory, StepAttention
     from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]

@@ -16,10 +16,10 @@ from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.hybrid import HybridKVCacheManager
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.kv_layout.state_memory import StateMemory
-from labkit.engine.kv_layout.state_slots import StateSlotManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.recurrent_states.state_memory import StateMemory
+from labkit.engine.recurrent_states.state_slots import StateSlotManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder, staircase, window

@@ -337,7 +337,7 @@ def test_the_device_chooses_as_the_host_does(dtype):
 
 @pytest.mark.parametrize("backend", ["gather", "fused"])
 def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir):
-    from labkit.engine.model.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
 
     models = SharedModels()
     options = config.Engine(

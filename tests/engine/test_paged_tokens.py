@@ -6,7 +6,7 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
-from labkit.engine.model.packed_forward import LogitRowSelector
+from labkit.engine.runner.packed_forward import LogitRowSelector
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 ARCHITECTURES = ("qwen3", "llama", "gemma3")
@@ -103,7 +103,7 @@ def test_a_quantised_model_runs_as_stored(engine_for, plain_greedy):
 
 def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
     from labkit.engine.model.model_loader import load_model
-    from labkit.engine.model.packed_forward import choose_forward
+    from labkit.engine.runner.packed_forward import choose_forward
 
     chosen = [choose_forward(load_model(model_dir("llama")), device) for device in config.Device]
     assert [choice.forward.name for choice in chosen] == [

@@ -19,16 +19,16 @@ from labkit.engine.attention.backends.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 from labkit.engine.memory_budget.kv_demand import round_up_to_step
 
 if TYPE_CHECKING:
     from labkit.config import KV
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:

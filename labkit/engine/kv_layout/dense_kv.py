@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 from labkit.engine.memory_budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
@@ -19,20 +19,20 @@ from labkit.engine.kv_layout.kv_cache_manager import (
     StepAttention,
 )
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.kv_layout.state_slots import (
+from labkit.engine.recurrent_states.state_slots import (
     StatePlan,
     StateSegment,
     StateSlot,
     StateSlotManager,
 )
-from labkit.engine.kv_layout.state_snapshots import StateSnapshots
+from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import StateShape
-    from labkit.engine.kv_layout.state_memory import StateMemory
+    from labkit.engine.batch import Batch
+    from labkit.engine.recurrent_states.state_memory import StateMemory
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
     from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
@@ -44,7 +44,7 @@ def add_states(
     ``attention`` holds the layers with keys and values. There are ``num_slots`` slots for requests
     and, if the layout caches prefixes, ``num_snapshots`` for snapshots.
     """
-    from labkit.engine.kv_layout.state_memory import StateMemory
+    from labkit.engine.recurrent_states.state_memory import StateMemory
 
     total = num_slots + num_snapshots
     slots = StateSlotManager(total, sum(shape.nbytes for shape in shapes))

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 from labkit.engine.attention.backends.sdpa import SdpaAttention
 from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.padded_step import PaddedRow, pad_batch
 from labkit.engine.memory_budget.kv_demand import round_up_to_step
 
 if TYPE_CHECKING:
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool) -> KVCache:

@@ -15,8 +15,8 @@ from labkit.engine.attention.backends.sdpa import SdpaLayer
 from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
+    from labkit.engine.batch import Batch
     from labkit.engine.kv_layout.dense_kv import DenseKV
-    from labkit.engine.runner.batch import Batch
 
 Ints = NDArray[np.int64]
 

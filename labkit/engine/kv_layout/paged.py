@@ -13,7 +13,7 @@ from labkit.engine.attention.attention_protocol import NoAttention
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
@@ -25,8 +25,8 @@ from labkit.engine.prefix_cache import PrefixCache
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.paged_backend_base import PagedBackend
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
 
 
 def create(

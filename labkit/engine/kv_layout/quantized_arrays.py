@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention.backends import sdpa
-from labkit.engine.rebound_model_modules import import_plain
+from labkit.engine.model.rebound_model_modules import import_plain
 
 
 @dataclass(frozen=True, slots=True)

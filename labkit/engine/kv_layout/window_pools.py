@@ -26,31 +26,29 @@ Rejected drafts need no freed block: blocks are freed for final tokens only.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.attention.grouped_attention import GroupedAttention
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout import paged
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     ComputedTokenCount,
     KVCache,
     KVCacheManager,
     StepAttention,
 )
+from labkit.engine.kv_layout import paged
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
 
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.kv_shape import KVShape
-    from labkit.engine.attention.launch_report import Reports
     from labkit.engine.attention.paged_backend_base import PagedBackend
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
 
 OPTION = "engine.kv.window_pools=true"
 
@@ -296,51 +294,6 @@ class WindowedKVCacheManager(KVCacheManager):
             group.reset_counters()
             held.reset(group.pool.used_tokens)
         self._peak_bytes = self.reserved_bytes
-
-
-class Place(NamedTuple):
-    """Where a layer is: its group, and its index among the group's layers."""
-
-    group: int
-    layer: int
-
-
-class GroupedAttention:
-    """An ``Attention`` over a backend for each group. Its metadata are those of each backend.
-
-    ``places`` has the place of each layer.
-    """
-
-    def __init__(self, backends: Sequence[PagedBackend], places: Iterable[tuple[int, int]]) -> None:
-        self.backends = backends
-        self._places = [Place(*place) for place in places]
-
-    @property
-    def arrays(self) -> Arrays | Literal["any"]:
-        """The kind of arrays that the backends take and return."""
-        return self.backends[0].arrays
-
-    def bind(self, layer: int, **constants: Any) -> None:
-        """Bind a layer of its group's backend; see ``Attention.bind``."""
-        place = self._places[layer]
-        self.backends[place.group].bind(place.layer, **constants)
-
-    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Run a layer on its group's backend; see ``Attention.forward``."""
-        group, own = self._places[layer]
-        return self.backends[group].forward(own, q, k, v, metadata[group], out)
-
-    def report(self, metadata: Any) -> Reports:
-        """Return the reports of all groups."""
-        return tuple(chain.from_iterable(self._each("report", metadata)))
-
-    def pending(self, metadata: Any) -> list[Any]:
-        """Return the lazy arrays of all groups."""
-        return list(chain.from_iterable(self._each("pending", metadata)))
-
-    def _each(self, method: str, metadata: Any) -> list[Any]:
-        pairs = zip(self.backends, metadata, strict=True)
-        return [getattr(backend, method)(own) for backend, own in pairs if own is not None]
 
 
 class WindowedMemory:

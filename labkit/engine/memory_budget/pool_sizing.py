@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget import model_footprint, plan
 from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
 from labkit.engine.model import compute_dtype
 from labkit.engine.request import Request, RequestState
-from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.kv_shape import KVShape, StateShape
-    from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
-    from labkit.engine.model.packed_forward import PackedForward
+    from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+    from labkit.engine.runner.packed_forward import PackedForward
     from labkit.machine.facts.memory_capacity import MemoryProfile
 
 # A profiling forward of more operations than this takes seconds, so the activations are estimated

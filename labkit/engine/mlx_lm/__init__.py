@@ -10,7 +10,7 @@ from labkit.engine.engine_protocol import InferenceEngine
 from labkit.engine.model import compute_dtype
 
 if TYPE_CHECKING:
-    from labkit.engine.model.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
 
 
 def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:

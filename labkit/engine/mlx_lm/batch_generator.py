@@ -22,7 +22,6 @@ from labkit.engine.engine_protocol import (
     check_context,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
-from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
 from labkit.engine.mlx_lm.mlx_lm_sampling import (
     check_supported,
     make_request_sampler,
@@ -30,6 +29,7 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
 )
 from labkit.engine.mlx_lm.prompt_scoring import score_prompts
 from labkit.engine.model import compute_dtype
+from labkit.engine.model.mlx_lm_loader import MlxLmModel
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 

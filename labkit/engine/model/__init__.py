@@ -1,6 +1,6 @@
-"""The model of an engine: a model directory comes in, a forward over packed tokens goes out.
+"""The model that an engine serves: a model directory comes in, a model to call goes out.
 
-``model_loader`` loads an unedited mlx_lm model, ``compute_dtype`` decides what it computes in,
-``packed_forward`` runs it with the engine's own attention and caches, ``logits_self_test`` compares
-that with the plain model, and ``shared_models`` does all of this once for several engines.
+``model_loader`` loads mlx_lm's unedited code with some names bound to labkit's functions
+(``rebound_model_modules``), and gives each layer a ``layer_cache``. ``compute_dtype`` decides what
+the model computes in.
 """

@@ -22,7 +22,7 @@ from labkit.engine.model.cache_spec import CacheSpec, StateSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
-    from labkit.engine.kv_layout.state_memory import StateStep
+    from labkit.engine.recurrent_states.state_memory import StateStep
 
 
 @dataclass(frozen=True, slots=True)

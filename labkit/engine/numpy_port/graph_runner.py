@@ -13,14 +13,14 @@ from labkit.cpu.capture.traced_array import NotCapturable
 from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
 from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
+from labkit.engine.attention.grouped_attention import GroupedAttention
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.window_pools import GroupedAttention
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.sampling.lazy_logits import GreedyLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
-    from labkit.engine.runner.batch import Batch
+    from labkit.engine.batch import Batch
 
 
 class GraphRunner:

@@ -23,10 +23,10 @@ from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
 from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.engine.model.layer_cache import KVHandle, ValueHandle
+from labkit.engine.model.rebound_model_modules import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring
-from labkit.engine.rebound_model_modules import PACKAGE, import_plain
 
 Array = NDArray[np.float32]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit.config import DecodeShape
+from labkit.engine.batch import Batch, with_padding
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.runner.batch import Batch, with_padding
 
 # Each function returns the rows of a step of pure decodes: ``needed`` or more, up to ``capacity``.
 # A padding row is a sequence that belongs to no request: token 0 at position 0, written to the

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
+from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, pack, read_only
+from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState, ScoredRows
-from labkit.engine.runner.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, pack, read_only
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 # Returns the segments, each (start, length), for a chunk and its number of draft tokens. A segment

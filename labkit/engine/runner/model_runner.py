@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import config
+from labkit.engine.batch import Batch, split
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.runner.batch import Batch, split
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import KVMemory
-    from labkit.engine.model.packed_forward import PackedForward
+    from labkit.engine.kv_cache_manager import KVMemory
+    from labkit.engine.runner.packed_forward import PackedForward
 
 RunModel = Callable[[Batch], Logits]
 

@@ -16,15 +16,16 @@ import numpy as np
 
 from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
-from labkit.engine.model import compute_dtype, logits_self_test
-from labkit.engine.model.packed_forward import PackedForward
-from labkit.engine.model.shared_models import SharedModels
+from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+from labkit.engine.model import compute_dtype
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.runner.batch import Batch, Ints, pack
+from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.input_builder import stack_block_tables
 from labkit.engine.runner.model_runner import RunModel
+from labkit.engine.runner.packed_forward import PackedForward
+from labkit.engine.runner.shared_models import SharedModels
 from labkit.engine.sampling.sampler import Sampler
 from labkit.engine.speculation.draft_verification import DraftRequest
 

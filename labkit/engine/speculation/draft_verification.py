@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput

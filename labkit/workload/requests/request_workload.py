@@ -20,7 +20,7 @@ from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
-    from labkit.engine.model.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
     from labkit.workload.requests.load_generator import Clock
     from labkit.workload.requests.serving_session import ServingSession
 
@@ -75,7 +75,7 @@ class RequestKind:
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
-        from labkit.engine.model.shared_models import SharedModels
+        from labkit.engine.runner.shared_models import SharedModels
         from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
 
         models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order

@@ -110,7 +110,7 @@ def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixSt
 
 def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
     from labkit.engine import create
-    from labkit.engine.model.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
     from labkit.models import tokenizer
     from labkit.workload.scoring.interleaved_scoring import ScoringArm
 

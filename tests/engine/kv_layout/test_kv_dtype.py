@@ -9,7 +9,7 @@ from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
 from labkit.engine.memory_budget import model_footprint, plan
-from labkit.engine.model.logits_self_test import TOLERANCE
+from labkit.engine.runner.logits_self_test import TOLERANCE
 from labkit.machine.facts import memory_capacity
 
 LENGTHS = (3, 40, 17, 33, 1, 40)

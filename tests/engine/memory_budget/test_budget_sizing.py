@@ -139,7 +139,7 @@ def test_measured_activations_match_the_estimate(tiny_dir, rows):
     from labkit.engine import kv_layout
     from labkit.engine.model.cache_shapes import cache_shapes
     from labkit.engine.model.model_loader import load_model
-    from labkit.engine.model.packed_forward import choose_forward
+    from labkit.engine.runner.packed_forward import choose_forward
 
     loaded = load_model(tiny_dir)
     shapes = cache_shapes(loaded).attention
@@ -234,7 +234,7 @@ def test_the_setting_named_by_a_refusal_at_load_works(model_dir):
 
 
 def test_a_budget_is_refused_before_the_weights_are_loaded(tiny_dir, monkeypatch):
-    from labkit.engine.model import shared_models
+    from labkit.engine.runner import shared_models
 
     def never(*_):
         raise AssertionError("loaded")

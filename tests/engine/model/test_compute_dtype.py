@@ -21,7 +21,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.model_loader import load_model
-from labkit.engine.model.shared_models import SharedModels
+from labkit.engine.runner.shared_models import SharedModels
 
 HALF = ("float16", "bfloat16")
 PROMPTS = [tuple(range(1, 20)), (7,), (5, 3, 250, 11, 90)]

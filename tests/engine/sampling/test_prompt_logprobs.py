@@ -143,7 +143,7 @@ def test_ids_of_one_s_own_are_scored(model_dir, plain_logprobs):
 def test_a_model_without_a_last_norm_of_its_own_scores_the_right_rows(
     model_dir, plain_logprobs, monkeypatch
 ):
-    monkeypatch.setattr("labkit.engine.model.packed_forward.select_rows", lambda model: None)
+    monkeypatch.setattr("labkit.engine.runner.packed_forward.select_rows", lambda model: None)
     engine = create(options("gather"), model_dir("qwen3"))
     check(score(engine, prompts()), prompts(), lambda text: plain_logprobs("qwen3", text))
 

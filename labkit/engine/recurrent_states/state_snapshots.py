@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.state_slots import StateSlot, StateSlotManager
+    from labkit.engine.recurrent_states.state_slots import StateSlot, StateSlotManager
     from labkit.engine.request import RequestState
     from labkit.engine.scheduler.scheduler_output import ScheduledChunk
 

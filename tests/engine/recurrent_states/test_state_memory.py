@@ -3,8 +3,8 @@
 import mlx.core as mx
 
 from labkit.engine.attention.kv_shape import StateShape
-from labkit.engine.kv_layout.state_memory import StateMemory
-from labkit.engine.kv_layout.state_slots import StatePlan, StateSegment, StateSlotManager
+from labkit.engine.recurrent_states.state_memory import StateMemory
+from labkit.engine.recurrent_states.state_slots import StatePlan, StateSegment, StateSlotManager
 from labkit.engine.request import Request, RequestState
 
 

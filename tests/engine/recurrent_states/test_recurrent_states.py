@@ -8,7 +8,7 @@ from small_models import build_model_dir
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout import state_memory
+from labkit.engine.recurrent_states import state_memory
 
 TOKENS = 16
 # Short states, a state beside attention in one layer, and a state that two modules share.

@@ -18,10 +18,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from labkit.engine.kv_layout.state_memory import StateGroup, StateStep
 from labkit.engine.model.cache_shapes import MixerSpec
 from labkit.engine.model.layer_cache import StateCache
-from labkit.engine.rebound_model_modules import import_plain
+from labkit.engine.model.rebound_model_modules import import_plain
+from labkit.engine.recurrent_states.state_memory import StateGroup, StateStep
 
 
 def replace_mixers(model: Any, mixers: Sequence[MixerSpec]) -> None:

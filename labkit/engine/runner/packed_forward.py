@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.config import Activations, Device
+from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.cache_shapes import MixerSpec
-from labkit.engine.model.compiled_feed_forward import CompiledBlocks
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.model.model_loader import LoadedModel
-from labkit.engine.runner.batch import Batch
+from labkit.engine.runner.compiled_feed_forward import CompiledBlocks
 from labkit.engine.sampling.lazy_logits import DeviceLogits, Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays, Attention
-    from labkit.engine.kv_layout.kv_cache_manager import StepAttention
+    from labkit.engine.kv_cache_manager import StepAttention
     from labkit.engine.numpy_port.graph_runner import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion
 
@@ -285,7 +285,7 @@ def choose_forward(
     if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
         compute_dtype.cast_parameters(loaded.model, "float32")
     if mixers:
-        from labkit.engine.model.segment_mixers import replace_mixers
+        from labkit.engine.runner.segment_mixers import replace_mixers
 
         replace_mixers(loaded.model, mixers)
     blocks = CompiledBlocks(loaded.model) if compiled else None

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import KVShape, StateShape
-    from labkit.engine.kv_layout.state_memory import StateStep
-    from labkit.engine.kv_layout.state_slots import StatePlan
+    from labkit.engine.batch import Batch
+    from labkit.engine.recurrent_states.state_memory import StateStep
+    from labkit.engine.recurrent_states.state_slots import StatePlan
     from labkit.engine.request import RequestState
-    from labkit.engine.runner.batch import Batch
     from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 

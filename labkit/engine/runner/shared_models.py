@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Activations, Device
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model import logits_self_test
 from labkit.engine.model.cache_shapes import cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
-from labkit.engine.model.logits_self_test import ExpectedLogits
 from labkit.engine.model.model_loader import LoadedModel, load_model
-from labkit.engine.model.packed_forward import ForwardChoice, choose_forward
+from labkit.engine.runner import logits_self_test
+from labkit.engine.runner.logits_self_test import ExpectedLogits
+from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
 from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
-    from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
+    from labkit.engine.model.mlx_lm_loader import MlxLmModel
     from labkit.engine.parallel.mlx_ring import Ring
 
 
@@ -120,7 +120,7 @@ class SharedModels:
         self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
     ) -> MlxLmModel:
         """Load a model with mlx_lm's loader and cast it, or return it if it is loaded already."""
-        from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain
+        from labkit.engine.model.mlx_lm_loader import load as load_plain
 
         key = (model_dir, dtype, matrix_storage)
         if key not in self._mlx_lm:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention.kv_shape import StateShape
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.state_slots import StatePlan, StateSegment, StateSlot
+from labkit.engine.recurrent_states.state_slots import StatePlan, StateSegment, StateSlot
 
 # The states of a batch: for each layer, for each of the layer's entries, [requests, *shape].
 States = list[list[mx.array]]

@@ -14,8 +14,8 @@ from test_paged_tokens import create_mlx
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.model.compiled_feed_forward import CompiledBlocks
 from labkit.engine.runner import decode_padding
+from labkit.engine.runner.compiled_feed_forward import CompiledBlocks
 
 LAYERS = CONFIGS["llama"]["num_hidden_layers"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.engine.kv_layout.state_slots import StateSlotManager
-from labkit.engine.kv_layout.state_snapshots import StateSnapshots
+from labkit.engine.recurrent_states.state_slots import StateSlotManager
+from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk
 

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from labkit import config
 from labkit.engine.attention.kv_shape import KVShape, StateShape
+from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
+from labkit.engine.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.model.cache_shapes import MixerSpec, cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.layer_cache import KVHandle
 from labkit.engine.model.model_loader import LoadedModel, make_prompt_cache
-from labkit.engine.model.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
-from labkit.engine.runner.batch import Batch
 from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
 from labkit.machine.numpy_blas_threads import single_thread

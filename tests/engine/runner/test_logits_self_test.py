@@ -8,8 +8,8 @@ import pytest
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.model import logits_self_test
-from labkit.engine.model.logits_self_test import ExpectedLogitsCache
+from labkit.engine.runner import logits_self_test
+from labkit.engine.runner.logits_self_test import ExpectedLogitsCache
 from labkit.machine import numpy_blas_threads
 
 
