@@ -21,7 +21,7 @@ from labkit.config import ConfigError, ServeConfig, from_plain, option_index, re
 
 # Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (
-    "fastapi",
+    "starlette",
     "uvicorn",
     "uvloop",
     "httptools",

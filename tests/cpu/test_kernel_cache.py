@@ -82,7 +82,7 @@ LOADED = """
 import sys
 import numpy as np
 import numba
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 
 @thread_pool.kernel()
 def squares(n):

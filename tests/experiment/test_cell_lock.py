@@ -23,7 +23,7 @@ PARENT = textwrap.dedent(
     child = '''
     import os, sys, time
     {patch}
-    from labkit.machine import parent_death
+    from labkit.machine.processes import parent_death
     parent_death.watch_parent(int(sys.argv[1]), {lifeline})
     print(os.getpid(), flush=True)
     time.sleep(60)

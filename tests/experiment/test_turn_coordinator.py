@@ -182,7 +182,8 @@ def test_another_protocol_is_refused_in_one_line(tmp_path, task, message):
 STUDY = """
 import pathlib, random, sys
 sys.path.insert(0, {here!r})
-from labkit.experiment import Interrupted, turn_coordinator
+from labkit.experiment import Interrupted
+from labkit.experiment.launch import turn_coordinator
 from test_turn_coordinator import commands
 try:
     turn_coordinator.run(

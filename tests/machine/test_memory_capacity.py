@@ -143,7 +143,7 @@ def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
 def test_trim_heap_returns_freed_memory():
     code = (
-        "from labkit.machine import memory_capacity\n"
+        "from labkit.machine.facts import memory_capacity\n"
         "def held():\n"
         "    return 4096 * int(open('/proc/self/statm').read().split()[1])\n"
         "del (first := [bytearray(b'x') * (31 << 20)])[0]  # from now on they share a heap\n"

@@ -40,7 +40,7 @@ def test_a_stopped_process_is_resumed_and_lives(child):
     assert psutil.Process(child.pid).status() != psutil.STATUS_STOPPED
 
 
-@pytest.mark.parametrize("watch", [OrphanCleanup.kill, OrphanCleanup.resume])
+@pytest.mark.parametrize("watch", [OrphanCleanup.kill_at_exit, OrphanCleanup.resume_at_exit])
 def test_a_released_process_is_left_alone(child, watch):
     with OrphanCleanup() as cleanup:
         watch(cleanup, child.pid)

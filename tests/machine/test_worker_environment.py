@@ -97,7 +97,7 @@ import sys
 from labkit.machine import worker_environment
 with worker_environment.numba_without_scipy():
     import numba
-    from labkit.cpu import thread_pool
+    from labkit.cpu.runtime import thread_pool
     thread_pool.install()
 print([name for name in sys.modules if name.startswith("scipy")])
 import numpy as np, scipy.linalg

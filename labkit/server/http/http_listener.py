@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from errno import EADDRNOTAVAIL
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from labkit import config
 from labkit.config import ConfigError
@@ -81,7 +81,9 @@ def url(bound: socket.socket) -> str:
 class Listener(uvicorn.Server):
     """A uvicorn server without signal handlers that calls ``on_ready`` as soon as it listens."""
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None], options: config.Server) -> None:
+    def __init__(
+        self, app: Starlette, on_ready: Callable[[], None], options: config.Server
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -116,7 +118,7 @@ class Listener(uvicorn.Server):
 
 
 async def serve(
-    service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
+    service: Service, app: Starlette, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT arrives or the engine fails, then shut down.
 
@@ -157,7 +159,9 @@ async def serve(
         await service.stop(0.0)
 
 
-def run(service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(
+    service: Service, app: Starlette, bound: socket.socket, on_ready: Callable[[], None]
+) -> None:
     """Run ``serve`` in a new uvloop event loop until the server has stopped."""
     import uvloop
 

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from fastapi import Depends, FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from labkit import __version__
 from labkit.server.apis import (
@@ -112,52 +114,46 @@ BODYLESS_ROUTES = [
 ]
 
 
-def create_app(service: Service) -> FastAPI:
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(service: Service) -> Starlette:
     """Return the ASGI application of a service."""
-    app = FastAPI(
-        title="labkit",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    routes, options = Routes(service), service.options
+    document = _json(openapi_document(POST_ROUTES, BODYLESS_ROUTES, service.name)).body
+
+    async def openapi(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    middleware = [Middleware(HostCheck, options=options, error_response=_error_response)]
+    if options.cors_origins is not None:
+        origins = options.cors_origins.split()
+        middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            )
+        )
+    app = Starlette(
+        routes=[
+            *(routes.post(one.path, routes.post_endpoint(one.respond)) for one in POST_ROUTES),
+            routes.post("/v1/embeddings", routes.embeddings),
+            routes.post("/reset_prefix_cache", routes.reset_prefix_cache),
+            routes.get("/v1/models", routes.models),
+            routes.get("/v1/models/{model:path}", routes.model),
+            # Monitoring needs no key.
+            Route("/health", routes.health),
+            Route("/version", routes.version),
+            Route("/metrics", routes.metrics),
+            Route("/openapi.json", openapi),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            ApiError: _error_response,
+            HTTPException: _http_error_response,
+            Exception: _internal_error_response,
+        },
     )
-    app.add_exception_handler(ApiError, _error_response)
-    app.add_exception_handler(HTTPException, _http_error_response)
-    app.add_exception_handler(Exception, _internal_error_response)
-    routes = Routes(service)
-    if service.options.cors_origins is not None:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=service.options.cors_origins.split(),
-            allow_methods=["*"],
-            allow_headers=["*"],
-        )
-    app.add_middleware(HostCheck, options=service.options, error_response=_error_response)
-
-    def add(path: str, endpoint: Callable[..., Any], method: str, key: bool) -> None:
-        # One dependency per route, because each costs FastAPI some 20 us per request.
-        check = routes.check_post if method == "POST" else routes.check_key
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=["GET", "HEAD"] if method == "GET" else [method],
-            dependencies=[Depends(check)] if key else [],
-            include_in_schema=False,
-            response_model=None,
-        )
-
-    for route in POST_ROUTES:
-        add(route.path, routes.post_endpoint(route.respond), "POST", True)
-    add("/v1/embeddings", routes.embeddings, "POST", True)
-    add("/reset_prefix_cache", routes.reset_prefix_cache, "POST", True)
-    add("/v1/models", routes.models, "GET", True)
-    add("/v1/models/{model:path}", routes.model, "GET", True)
-    # Monitoring needs no key.
-    add("/health", routes.health, "GET", False)
-    add("/version", routes.version, "GET", False)
-    add("/metrics", routes.metrics, "GET", False)
-    document = openapi_document(POST_ROUTES, BODYLESS_ROUTES, service.name)
-    app.openapi = lambda: document  # type: ignore[method-assign]
+    app.router.redirect_slashes = False
     return app
 
 
@@ -166,6 +162,14 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+
+    def get(self, path: str, endpoint: Endpoint) -> Route:
+        """Return a route for ``GET`` and ``HEAD`` that checks the key."""
+        return Route(path, _checked(self.check_key, endpoint))
+
+    def post(self, path: str, endpoint: Endpoint) -> Route:
+        """Return a route for ``POST`` that checks the key and the media type."""
+        return Route(path, _checked(self.check_post, endpoint), methods=["POST"])
 
     async def check_key(self, request: Request) -> None:
         """Raise ``ApiError`` (401) if the server has an API key and the client does not send it."""
@@ -198,9 +202,7 @@ class Routes:
                 415, "a request with an Origin header needs content-type: application/json"
             )
 
-    def post_endpoint(
-        self, respond: Callable[[Service, bytes], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def post_endpoint(self, respond: Callable[[Service, bytes], Awaitable[Response]]) -> Endpoint:
         """Return an endpoint that reads the request's body and passes it to ``respond``.
 
         ``respond`` is cancelled when the client disconnects or the request's time is up.
@@ -253,12 +255,13 @@ class Routes:
                 return b"".join(parts)
         raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """Answer ``GET /v1/models`` with the served model as the only entry."""
         return _json(ModelList("list", [self._card()]))
 
-    async def model(self, model: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """Answer ``GET /v1/models/MODEL``, with 404 unless MODEL is the served model."""
+        model = request.path_params["model"]
         if model != self._service.name:
             raise model_not_found(self._service, model)
         return _json(self._card())
@@ -267,7 +270,7 @@ class Routes:
         service = self._service
         return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
 
-    async def reset_prefix_cache(self) -> Response:
+    async def reset_prefix_cache(self, request: Request) -> Response:
         """Evict the prefix cache, then answer ``POST /reset_prefix_cache``.
 
         The status is 409 if requests are running or waiting.
@@ -275,24 +278,32 @@ class Routes:
         await self._service.reset_prefix_cache()
         return _json(Health("ok"))
 
-    async def embeddings(self) -> Response:
+    async def embeddings(self, request: Request) -> Response:
         """Refuse ``POST /v1/embeddings`` (404)."""
         raise ApiError(404, "this server does not compute embeddings", code="unsupported")
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Answer ``GET /health`` with 200 while the engine can serve, else with 503."""
         reason = self._service.unhealthy_reason()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy")
         return _json(Health("ok"))
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
         """Answer ``GET /version``."""
         return _json(Version(__version__))
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Answer ``GET /metrics`` in Prometheus' text format."""
         return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
+
+
+def _checked(check: Callable[[Request], Awaitable[None]], endpoint: Endpoint) -> Endpoint:
+    async def checked(request: Request) -> Response:
+        await check(request)
+        return await endpoint(request)
+
+    return checked
 
 
 def _json(value: Any) -> Response:

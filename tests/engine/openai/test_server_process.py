@@ -183,7 +183,7 @@ def test_a_servers_output_goes_to_the_runs_log(tiny_dir, capfd):
 RUN = textwrap.dedent(
     """
     import sys, time
-    from labkit.machine import parent_death
+    from labkit.machine.processes import parent_death
     from labkit.machine.processes.server_supervisor import SupervisedServer
     if len(sys.argv) > 3:
         parent_death.watch_parent(int(sys.argv[3]), None)
