@@ -65,8 +65,8 @@ def paged_attention(
     split_kv
         ``off``, ``auto`` or a number of partitions of the keys.
     backend
-        ``reference`` or the device of the fused kernels: ``cpu``, ``metal`` or
-        ``emulated``.
+        ``reference`` or the device of the fused kernels: ``cpu``, ``metal``, ``emulated`` or
+        ``cuda``.
 
     Returns
     -------

@@ -156,7 +156,7 @@ class HybridKVCacheManager(KVCacheManager):
     def _restore(self, slot: StateSlot, num_cached: int) -> None:
         """Plan a copy of the snapshot at the end of the cached prefix to the request's slot."""
         assert self._snapshots is not None
-        table = self._attention.table(slot.state.request_id)
+        table = self._attention.table(slot.owner.request_id)
         block = table.block_ids[num_cached // self._paged.pool.block_size - 1]
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 

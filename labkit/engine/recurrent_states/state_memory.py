@@ -290,10 +290,10 @@ def _accept_drafts(slot: StateSlot, num_drafts: int) -> int:
     """Return how many draft tokens of a slot's request were accepted, and count them."""
     if slot.is_free:
         return 0
-    accepted = slot.state.num_computed_tokens - slot.num_tokens
+    accepted = slot.owner.num_computed_tokens - slot.num_tokens
     if not 0 <= accepted <= num_drafts:
         raise EngineError(
-            f"request {slot.state.request_id}: its number of computed tokens implies that "
+            f"request {slot.owner.request_id}: its number of computed tokens implies that "
             f"{accepted} of {num_drafts} draft tokens were accepted"
         )
     slot.num_tokens += accepted
@@ -308,7 +308,7 @@ def check_position(segment: StateSegment) -> None:
     slot = segment.slot
     if slot.num_tokens != segment.start:
         raise EngineError(
-            f"request {slot.state.request_id}: its recurrent states have consumed "
+            f"request {slot.owner.request_id}: its recurrent states have consumed "
             f"{slot.num_tokens} tokens, but the step begins at token {segment.start}"
         )
 

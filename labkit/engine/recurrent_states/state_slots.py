@@ -21,7 +21,7 @@ class StateSlot:
     ----------
     index
         The slot's row in the state pools.
-    state
+    owner
         The request that uses the slot or, for a snapshot, the request whose states were copied. A
         request's number of computed tokens shows which draft tokens were accepted.
     num_tokens
@@ -31,11 +31,11 @@ class StateSlot:
         Whether the slot was freed.
     """
 
-    __slots__ = ("index", "is_free", "num_tokens", "state")
+    __slots__ = ("index", "is_free", "num_tokens", "owner")
 
-    def __init__(self, index: int, state: RequestState) -> None:
+    def __init__(self, index: int, owner: RequestState) -> None:
         self.index = index
-        self.state = state
+        self.owner = owner
         self.num_tokens = 0
         self.is_free = False
 

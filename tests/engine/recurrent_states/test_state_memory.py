@@ -27,11 +27,11 @@ def test_a_snapshot_that_is_evicted_in_the_step_that_restores_it_is_read():
     first, second = (
         slots.reserve(RequestState(Request(name, tuple(range(9))))) for name in ("a", "b")
     )
-    snapshot = slots.allocate(first.state)
+    snapshot = slots.allocate(first.owner)
     assert compute(memory, StatePlan((StateSegment(first, 0, 4, 0, snapshot),)), 7.0) == [0]
     slots.fork(snapshot, second, 4)
     slots.free(snapshot)  # evicted: the step's plan needs its slot
-    later = slots.allocate(first.state)
+    later = slots.allocate(first.owner)
     assert later.index == snapshot.index
     segments = StateSegment(first, 4, 1, 0, later), StateSegment(second, 4, 1)
     assert compute(memory, StatePlan(segments, slots.take_forks()), 8.0) == [7.0, 7.0]
@@ -44,7 +44,7 @@ def test_a_snapshot_that_is_evicted_before_it_was_written_is_read_by_a_later_ste
     first, second = (
         slots.reserve(RequestState(Request(name, tuple(range(9))))) for name in ("a", "b")
     )
-    snapshot = slots.allocate(first.state)
+    snapshot = slots.allocate(first.owner)
     compute(memory, StatePlan((StateSegment(first, 0, 4, 0, snapshot),)), 7.0)
     running = StatePlan((StateSegment(first, 4, 1),))
     slots.fork(snapshot, second, 4)  # planned for the step after
