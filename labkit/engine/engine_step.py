@@ -188,7 +188,6 @@ class StepLoop:
         )
 
     def _finish(self, step: PendingStep) -> StepResults:
-        """Wait for a step and sample."""
         return self._parts.sample(step, step.wait_logits())
 
     def _sample(self, step: PendingStep, logits: Logits) -> StepResults:

@@ -126,7 +126,6 @@ class LLMEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free its memory. Unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
         if not self._scheduler.has_work():
             start = time.perf_counter()
@@ -137,7 +136,6 @@ class LLMEngine:
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
-        """Return whether a request is live, or an error event is not reported yet."""
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
@@ -173,7 +171,6 @@ class LLMEngine:
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request is admitted and has not ended."""
         return self._scheduler.is_running(request_id)
 
     def kv_bytes(self) -> KVBytes:
@@ -195,11 +192,9 @@ class LLMEngine:
         return capacity if self._max_context is None else min(capacity, self._max_context)
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the ids of the finished requests whose rows every step still computes."""
         return self._cache.lingering_requests()
 
     def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepTrace:
-        """Trace the next ``limit`` steps; see ``StepTracing``."""
         trace = StepTrace(limit, clock, self._scheduler, self._cache)
         self._loop.trace(trace)
         return trace
@@ -220,17 +215,14 @@ class LLMEngine:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         self._counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
     def clear_cache(self) -> None:
-        """Evict the blocks of the prefix cache that no live request uses."""
         self._cache.clear()
 
     def close(self) -> None:
-        """End every request and drop the model and the KV memory."""
         self._scheduler.close()
         self._refused = []
         self._loop.close()

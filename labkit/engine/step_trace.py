@@ -351,7 +351,6 @@ class TracedRunModel:
             return self._run_model(batch)
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Launch a step; see ``ModelRunner.launch``."""
         assert isinstance(self._run_model, ModelRunner)
         forward = self._trace.span(batch, "forward")
         wait_logits = self._run_model.launch(batch)
@@ -373,7 +372,6 @@ class TracedKVMemory:
         self._trace = trace
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step; see ``KVMemory``."""
         with self._trace.span(batch, "plan") as step:
             padded, attention = self._memory.prepare_step(batch)
         if step is not None:

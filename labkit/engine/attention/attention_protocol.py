@@ -93,9 +93,7 @@ class NoAttention:
         raise ValueError(f"layer {layer}: the model has no layers with keys and values")
 
     def report(self, metadata: Any) -> Reports:
-        """Return no reports."""
         return merge_reports([])
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return no arrays."""
         return []

@@ -30,25 +30,20 @@ class GroupedAttention:
 
     @property
     def arrays(self) -> Arrays | Literal["any"]:
-        """The kind of arrays that the backends take and return."""
         return self.backends[0].arrays
 
     def bind(self, layer: int, **constants: Any) -> None:
-        """Bind a layer of its group's backend; see ``Attention.bind``."""
         place = self._places[layer]
         self.backends[place.group].bind(place.layer, **constants)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Run a layer on its group's backend; see ``Attention.forward``."""
         group, own = self._places[layer]
         return self.backends[group].forward(own, q, k, v, metadata[group], out)
 
     def report(self, metadata: Any) -> Reports:
-        """Return the reports of all groups."""
         return tuple(chain.from_iterable(self._each("report", metadata)))
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return the lazy arrays of all groups."""
         return list(chain.from_iterable(self._each("pending", metadata)))
 
     def _each(self, method: str, metadata: Any) -> list[Any]:

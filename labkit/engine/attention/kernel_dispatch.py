@@ -175,7 +175,6 @@ def _kernel(
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of ``number`` that is at most ``limit``."""
     return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
 
 

@@ -86,7 +86,6 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return num_tokens <= self._promised[request_id]
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the capacity of the request's array in tokens."""
         return self.rows[int(table.block_ids[0])].capacity
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -98,12 +97,10 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return {**super().counters(), "kv.set_aside": self._total_set_aside}
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self._total_set_aside = 0
 
     def check(self, running: set[str]) -> None:
-        """Check requests and allocated bytes; see ``KVCacheManager.check``."""
         super().check(running)
         if self.reserved_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the count of allocated bytes disagrees with the arrays")
@@ -153,7 +150,6 @@ class ContiguousStep:
         self._dtype = dtype
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store each request's new keys and values after its cached tokens."""
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=False):  # latent: no values
@@ -164,7 +160,6 @@ class ContiguousStep:
                     sdpa.store(array, where, numbers)
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that the step wrote."""
         return [array for segment in self._segments for array in segment.row.arrays()]
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:

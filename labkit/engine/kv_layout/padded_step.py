@@ -138,7 +138,6 @@ class PaddedStep:
         return self.columns - sum(row.length for row in self._rows if row.live)
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the keys and values of all tokens except padding."""
         places = self._places[self.target // self._width]
         target: Any = self.target
         where: Any = (places, slice(None), self._columns)
@@ -150,11 +149,9 @@ class PaddedStep:
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that the step wrote."""
         return self._dense.arrays()
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Call MLX's attention once for all rows, with a mask."""
         k, v, kv_bytes = self._dense.keys_and_values(layer.index, self._computed_rows)
         rows = q.reshape(len(self._rows), self._width, *q.shape[1:])
         output = sdpa.attend(sdpa.heads_first(rows), k, v, layer, self._mask(layer.window))

@@ -116,16 +116,13 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the blocks in use."""
         return self.pool.num_used * self.block_bytes
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
         return self.pool.capacity * self.pool.block_size
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
         needed = self.pool.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
@@ -184,7 +181,6 @@ class PagedKVCacheManager(KVCacheManager):
         return blocks[-1] if len(blocks) == num_blocks else None
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield every block that the prefix cache holds."""
         return self._prefix_cache.cached_blocks()
 
     def limit_reuse(
@@ -211,7 +207,6 @@ class PagedKVCacheManager(KVCacheManager):
         return self.pool.allocate(count)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Allocate the missing blocks; see ``KVCacheManager.grow``."""
         blocks = self._tables[request_id].block_ids
         missing = self.pool.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
@@ -241,7 +236,6 @@ class PagedKVCacheManager(KVCacheManager):
             self._tables[request_id] = BlockTable(remapped)
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of tokens that fit the table's blocks, including shared blocks."""
         return len(table) * self.pool.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -249,11 +243,9 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache.release(request_id, table.block_ids.tolist())
 
     def clear(self) -> None:
-        """Evict every cached block that no request uses."""
         self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of blocks and prefixes since the last reset."""
         return {
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
@@ -271,7 +263,6 @@ class PagedKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         self.pool.reset_counters()
         super().reset_counters()
         self._computed.reset(self.pool.used_tokens)
@@ -279,7 +270,6 @@ class PagedKVCacheManager(KVCacheManager):
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Check requests, pool and prefix cache; see ``KVCacheManager.check``."""
         super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
         self.pool.check(tables, self._prefix_cache.cached_blocks())
@@ -315,5 +305,4 @@ class TokenCountMemory:
         self.attention = NoAttention()
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Return the batch unchanged, and an attention that no layer calls."""
         return batch, StepAttention(self.attention, None, {"layout.paged": 1})

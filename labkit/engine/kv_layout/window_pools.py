@@ -176,17 +176,14 @@ class WindowedKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the blocks in use in all groups."""
         return self._full.reserved_bytes + sum(group.reserved_bytes for group in self._groups)
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
         return self._full.capacity_tokens
 
     @property
     def grows_by_chunk(self) -> bool:
-        """Whether ``grow`` must be called for every chunk: always."""
         return True
 
     def refusal_reason(self, num_tokens: int) -> str | None:
@@ -210,7 +207,6 @@ class WindowedKVCacheManager(KVCacheManager):
         return num_cached
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Ensure that a chunk and its drafts have blocks in every group."""
         if not self._full.grow(request_id, num_tokens):
             return False
         slots = self._full.num_slots(self._full.table(request_id))
@@ -248,7 +244,6 @@ class WindowedKVCacheManager(KVCacheManager):
         self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
 
     def used_bytes(self, num_tokens: int) -> int:
-        """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
         return self._full.used_bytes(num_tokens) + sum(
             min(group.reserved_bytes, num_tokens * group.token_bytes) for group in self._groups
         )
@@ -264,7 +259,6 @@ class WindowedKVCacheManager(KVCacheManager):
             held.remove(request_id)
 
     def check(self, running: set[str]) -> None:
-        """Check every group; see ``KVCacheManager.check``."""
         super().check(running)
         self._full.check(running)
         for group in self._groups:
@@ -287,7 +281,6 @@ class WindowedKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self._full.reset_counters()
         for group, held in zip(self._groups, self._held, strict=True):
@@ -303,7 +296,6 @@ class WindowedMemory:
         self.attention = attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Plan each group's attention over its own block tables. The batch is unchanged."""
         tables = (batch.block_tables, *batch.window_tables)
         metadata = tuple(
             backend.plan(

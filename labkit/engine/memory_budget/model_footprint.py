@@ -376,7 +376,6 @@ def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
 
 
 def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape of every tensor in ``path``, by name."""
     return dict(entry for file in path.glob("model*.safetensors") for entry in _file_shapes(file))
 
 

@@ -147,7 +147,6 @@ class MlxLmEngine:
         return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and free its KV memory. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]
@@ -164,7 +163,6 @@ class MlxLmEngine:
                 self._token_counters.remove_request(uid)
 
     def has_work(self) -> bool:
-        """Return whether a request is live or an error event of a refusal is pending."""
         return bool(self._pending_refusals or self._waiting or self._scoring or self._live)
 
     def step(self) -> list[TokenEvent]:
@@ -280,17 +278,14 @@ class MlxLmEngine:
         }
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request has been inserted into the generator and has not finished."""
         return any(request.request_id == request_id for request in self._live.values())
 
     def kv_bytes(self) -> KVBytes:
-        """Return the bytes of the generator's caches, and the part that holds computed tokens."""
         return KVBytes(
             self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
         )
 
     def reset_counters(self) -> None:
-        """Set the counters to 0, and the KV peak to the caches' current size."""
         self._counters.reset()
         self._peak_kv_bytes = self._open_generator().prompt_cache_nbytes
 
@@ -298,7 +293,6 @@ class MlxLmEngine:
         """Do nothing: the generator has no prefix cache."""
 
     def close(self) -> None:
-        """Drop every request, the model and the KV memory. Further calls do nothing."""
         if self._generator is None:
             return
         if self._live:

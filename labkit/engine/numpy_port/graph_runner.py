@@ -119,9 +119,7 @@ class _CapturingAttention:
         self._options: dict[int, dict[str, Any]] = {}
 
     def bind(self, layer: int, **options: Any) -> None:
-        """Store the layer's options for its launch."""
         self._options[layer] = options
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, _metadata: Any) -> Any:
-        """Capture the layer's attention."""
         return self._capture.attend(layer, q, k, v, self._options[layer])

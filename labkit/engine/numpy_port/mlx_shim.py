@@ -85,7 +85,6 @@ def _fast_attention(
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function unchanged. Called with options only, return a decorator."""
     return _compile if function is None else function
 
 

@@ -112,7 +112,6 @@ class RemoteEngine:
         self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and close its connection. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]
@@ -126,15 +125,12 @@ class RemoteEngine:
         del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        """Return whether a response is outstanding or an error event of a refusal is pending."""
         return bool(self._live or self._pending_refusals)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Make ``clock`` the source of the client's times; see ``Remote.use_clock``."""
         self._client.clock = clock
 
     def wait(self, seconds: float) -> None:
-        """Wait until an event is pending, for at most ``seconds``."""
         if not self._pending_refusals:
             self._client.wait(seconds)
 
@@ -291,11 +287,9 @@ class RemoteEngine:
         self._server.check_running(DYING_S if failed else 0.0)
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server's processes, or an empty dict if unknown."""
         return self._server.process_memory()
 
     def reset_counters(self) -> None:
-        """Set the counters and timings to 0 and forget finished responses."""
         self._counters.reset()
         self._finished.clear()
         self._scored.clear()

@@ -42,7 +42,6 @@ class ScheduleCheck(NoScheduleCheck):
         self._wait_at = wait_at
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Wait for the other ranks, and return only if all have scheduled the same step."""
         self.digest = chain_digest(self.digest, scheduled)
         self._wait_at(self.digest)
         if scheduled:

@@ -80,20 +80,17 @@ class TensorParallelEngine:
         return [reply.value for reply in replies]
 
     def submit(self, request: Request) -> None:
-        """Queue a request; see ``InferenceEngine.submit``."""
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is already in use")
         self._call("submit", request)
         self._live.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request in all ranks. Unknown or finished ids are ignored."""
         if request_id in self._live:
             self._call("abort", request_id)
             self._live.discard(request_id)
 
     def has_work(self) -> bool:
-        """Return whether a submitted request has not ended yet."""
         return bool(self._live)
 
     def step(self) -> list[TokenEvent]:
@@ -116,11 +113,9 @@ class TensorParallelEngine:
         return events
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether the ranks' schedulers have admitted a request that has not ended."""
         return request_id in self._snapshot.running
 
     def kv_bytes(self) -> KVBytes:
-        """Return the KV bytes that requests reserve in all ranks, and those of computed tokens."""
         size, kv = len(self._ranks.pids), self._snapshot.kv
         return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
 
@@ -143,16 +138,13 @@ class TensorParallelEngine:
         return values
 
     def reset_counters(self) -> None:
-        """Set every rank's counters to 0."""
         self._call("reset_counters")
         self._step_ms = 0.0
 
     def clear_cache(self) -> None:
-        """Evict the cached prefixes that no live request uses."""
         self._call("clear_cache")
 
     def close(self) -> None:
-        """Stop the ranks."""
         self._live.clear()
         self._ranks.close()
 
@@ -166,5 +158,4 @@ def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | 
 
 
 def _is_summed_over_ranks(counter: str) -> bool:
-    """Return whether a counter is a rank's share: bytes of weights or of KV memory."""
     return "bytes" in counter or counter.startswith("weights.")

@@ -77,7 +77,6 @@ class HashPrefixCache(PrefixCache):
             parent = entry.uid
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Follow the entries from the root; see ``PrefixCache``."""
         return [entry.block for entry in self._matching_entries(token_ids, num_blocks)]
 
     def _lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
@@ -146,7 +145,6 @@ class HashPrefixCache(PrefixCache):
         self.num_evicted += count
 
     def clear(self) -> None:
-        """Remove every entry without users."""
         self._remove(len(self._lru))
 
     def _remove(self, count: int) -> None:
@@ -162,7 +160,6 @@ class HashPrefixCache(PrefixCache):
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield the blocks that can be reached from the root; see ``PrefixCache``."""
         children: dict[int, list[CachedBlock]] = {}
         for entry in self._entries():
             children.setdefault(entry.parent, []).append(entry)

@@ -133,7 +133,6 @@ class RadixPrefixCache(PrefixCache):
         return remap
 
     def _depth(self, node: RadixNode) -> int:
-        """Return the number of blocks from the root to the end of ``node``."""
         return sum(len(ancestor.blocks) for ancestor in self._path(node))
 
     def _path(self, node: RadixNode) -> Iterator[RadixNode]:
@@ -173,7 +172,6 @@ class RadixPrefixCache(PrefixCache):
         self.num_evicted += count
 
     def clear(self) -> None:
-        """Remove every node that is not locked."""
         self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
@@ -197,7 +195,6 @@ class RadixPrefixCache(PrefixCache):
             level = [child for node in level for child in node.children.values()]
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield the blocks of every node."""
         return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:

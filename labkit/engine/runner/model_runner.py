@@ -104,7 +104,6 @@ class PerRequestRunner(ModelRunner):
 
 
 def _places(batch: Batch) -> np.ndarray:
-    """Return, for each row of logits of the batch, its place among the rows of its parts."""
     return np.argsort(np.argsort(batch.logit_rows, kind="stable"), kind="stable")
 
 

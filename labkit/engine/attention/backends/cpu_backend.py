@@ -99,7 +99,6 @@ class CpuBackend(PagedBackend):
         return head_dim_of(pool)
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Use existing pools; see ``PagedBackend.adopt``."""
         super().adopt(keys, values)
         if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
             raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
@@ -121,7 +120,6 @@ class CpuBackend(PagedBackend):
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
         batch: CpuPrepared = metadata.prepared
         launch = batch.launches.get(bound.kind) or self.prepare(metadata, bound)
@@ -168,7 +166,6 @@ class CpuBackend(PagedBackend):
         return out if result is None else copy_into(result, out)
 
     def new_prepared(self) -> CpuPrepared:
-        """Return an empty ``CpuPrepared``."""
         return CpuPrepared()
 
     def _can_share(self, last: AttentionMetadata) -> bool:
@@ -231,7 +228,6 @@ class CpuBackend(PagedBackend):
         return launch
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Read the stamps and counters of the kernels; see ``Attention.report``."""
         if not metadata.launches:
             return ()
         return report_launches(metadata.drain_launches(), metadata, "cpu")

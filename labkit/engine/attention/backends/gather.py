@@ -26,13 +26,11 @@ class GatherBackend(MlxBackend):
         sdpa.check_softcap(layer.softcap, layer.sinks)
 
     def new_prepared(self) -> _GatherPrepared:
-        """Return an empty ``_GatherPrepared``."""
         return _GatherPrepared()
 
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Gather and attend, request by request; see ``PagedBackend.attend``."""
         prepared: _GatherPrepared = metadata.prepared
         if layer.kind not in prepared.requests:
             prepared.requests[layer.kind] = _requests(metadata, layer.window)

@@ -63,13 +63,11 @@ class MetalBackend(MlxBackend):
             )
 
     def new_prepared(self) -> _MetalPrepared:
-        """Return an empty ``_MetalPrepared``."""
         return _MetalPrepared()
 
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
         prepared: _MetalPrepared = metadata.prepared
         params = prepared.params.get(bound.kind) or self.prepare(metadata, bound)
@@ -162,7 +160,6 @@ class MetalBackend(MlxBackend):
         return converted
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Read the stamps and counters of the kernels; see ``Attention.report``."""
         return report_launches(metadata.drain_launches(), metadata, self.name)
 
 
@@ -234,7 +231,6 @@ def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelC
 
 
 def _kernel(name: str, *rest: Any) -> KernelCall:
-    """Return a call of the kernel ``<name>.metal`` without inputs."""
     return KernelCall(f"labkit_paged_attention_{name}", header(), source(name), (), *rest)
 
 

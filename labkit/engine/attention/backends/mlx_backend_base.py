@@ -56,11 +56,9 @@ class MlxBackend(PagedBackend):
         return None if sinks is None else to_mlx(sinks).astype(mx.float32)
 
     def new_prepared(self) -> MlxPrepared:
-        """Return an empty ``MlxPrepared``."""
         return MlxPrepared()
 
     def write(self, layer: int, k: Any, v: Any, metadata: AttentionMetadata) -> None:
-        """Scatter new keys and values into a layer's pools."""
         prepared: MlxPrepared = metadata.prepared
         if prepared.slots is None:
             block, offset = np.divmod(metadata.slot_mapping, metadata.block_size)

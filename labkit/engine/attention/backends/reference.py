@@ -25,7 +25,6 @@ class ReferenceBackend(PagedBackend):
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Attend in float64; see ``PagedBackend.attend``."""
         if out is None:
             out = np.empty((*q.shape[:2], layer.value_dim), q.dtype)
         pools = self.keys[layer.index], self.values[layer.index]

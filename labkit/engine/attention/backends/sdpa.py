@@ -63,7 +63,6 @@ class SdpaAttention:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Set the constants of a layer; see ``Attention.bind``."""
         check_softcap(softcap, sinks)
         if self._quantised and (sinks is not None or softcap is not None):
             what = "sinks" if softcap is None else "softcap"
@@ -75,7 +74,6 @@ class SdpaAttention:
         self._layers[layer] = SdpaLayer(layer, scale, window, softcap, mlx_sinks)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, step: SdpaStep, out: Any = None) -> Any:
-        """Write new keys and values, then attend; see ``Attention.forward``."""
         if k is not None:
             step.write(layer, k, v)
         result, report = step.attend(self._layers[layer], q)
@@ -87,7 +85,6 @@ class SdpaAttention:
         return np.asarray(result)
 
     def report(self, step: SdpaStep) -> Reports:
-        """Sum the launches since the last report; see ``Attention.report``."""
         launches, step.launches = step.launches, []
         return merge_reports(launches)
 
