@@ -35,9 +35,7 @@ def create(
         proposer = DraftModelProposer(run_draft, cache, budget)
     else:
         proposer = NgramProposer(drafts.ngram_min, drafts.ngram_max)
-    return DraftVerifier(
-        proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
-    )
+    return DraftVerifier(proposer, drafts.num_draft_tokens, budget, cache, counters)
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:

@@ -76,8 +76,6 @@ class DraftVerifier(Speculator):
         The largest number of tokens per step, including draft tokens.
     cache
         The KV cache. Draft tokens use only memory that is reserved for the request already.
-    block_size
-        Tokens per block of the cache.
     counters
         The engine's counters.
     """
@@ -88,7 +86,6 @@ class DraftVerifier(Speculator):
         num_tokens: int,
         budget: int,
         cache: KVCacheManager,
-        block_size: int,
         counters: Counters,
     ) -> None:
         self.name = proposer.name
@@ -96,7 +93,6 @@ class DraftVerifier(Speculator):
         self._num_tokens = num_tokens
         self._budget = budget
         self._cache = cache
-        self._block_size = block_size
         self._counters = counters
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
@@ -130,7 +126,7 @@ class DraftVerifier(Speculator):
             or state.request.params.prompt_logprobs is not None
         ):
             return 0
-        num_slots = len(self._cache.table(state.request_id)) * self._block_size
+        num_slots = self._cache.num_slots(self._cache.table(state.request_id))
         # One more token is sampled even if every draft token is accepted.
         left = state.request.params.max_tokens - state.num_output_tokens - 1
         return min(self._num_tokens, left, num_slots - state.num_tokens)
