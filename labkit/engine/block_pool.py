@@ -182,12 +182,8 @@ class BlockPool:
     def check(self, block_tables: Iterable[Iterable[int]], cached: Iterable[int] = ()) -> None:
         """Raise ``AssertionError`` unless the pool agrees with block tables and prefix cache.
 
-        Parameters
-        ----------
-        block_tables
-            The block ids of each request. A shared block is in several tables.
-        cached
-            The ids of the blocks that the prefix cache holds.
+        ``block_tables``: the block ids of each request. A shared block is in several tables.
+        ``cached``: the ids of the blocks that the prefix cache holds.
         """
         references = Counter(block for blocks in block_tables for block in blocks)
         cached = set(cached)

@@ -86,14 +86,9 @@ class TracedStep:
 class StepTrace:
     """A record of an engine's next ``limit`` steps, and a count of all its steps.
 
-    Parameters
-    ----------
-    limit
-        The largest number of steps to trace.
-    clock
-        Returns seconds. It may be read in the thread that runs the model.
-    scheduler, cache
-        The engine's parts. They are only read.
+    ``limit``: the largest number of steps to trace. ``clock``: returns seconds. It may be read in
+    the thread that runs the model. ``scheduler``, ``cache``: the engine's parts. They are only
+    read.
     """
 
     def __init__(

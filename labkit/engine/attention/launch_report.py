@@ -266,12 +266,8 @@ def report_kind(
 def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
     """Return the stamp: the uint32 that proves that a kernel ran in this launch.
 
-    Parameters
-    ----------
-    nonce
-        uint32, different for every launch.
-    kernel, resolver
-        Keys of ``KERNEL_IDS`` and ``RESOLVER_IDS``, as compiled into the kernel.
+    ``nonce``: uint32, different for every launch. ``kernel``, ``resolver``: keys of ``KERNEL_IDS``
+    and ``RESOLVER_IDS``, as compiled into the kernel.
     """
     by_nonce, by_kernel, by_resolver = STAMP_FACTORS
     fixed = KERNEL_IDS[kernel] * by_kernel + RESOLVER_IDS[resolver] * by_resolver

@@ -55,16 +55,9 @@ def pad_batch(
 
     Every row of the rectangle has the length of the longest chunk: padding, then the chunk.
 
-    Parameters
-    ----------
-    batch
-        The packed, ragged batch.
-    scheduled
-        The row of each chunk, in the batch's order.
-    finished
-        The rows of finished requests, which are computed as padding.
-    dense
-        The array of all rows. The computed batch has its rows in the order of this array.
+    ``batch``: the packed, ragged batch. ``scheduled``: the row of each chunk, in the batch's order.
+    ``finished``: the rows of finished requests, which are computed as padding. ``dense``: the array
+    of all rows. The computed batch has its rows in the order of this array.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())

@@ -85,16 +85,9 @@ def _check_quantisation(dtype: str) -> None:
 class PagedKVCacheManager(KVCacheManager):
     """Reserves blocks of a pool for requests, which share the blocks of common prefixes.
 
-    Parameters
-    ----------
-    pool
-        The pool of blocks.
-    prefix_cache
-        A prefix cache over the same pool (None: no prefix is reused).
-    reuse_blocks
-        The length of a reused prefix is a multiple of this number of blocks.
-    block_bytes
-        Bytes of one block over all layers.
+    ``pool``: the pool of blocks. ``prefix_cache``: a prefix cache over the same pool (None: no
+    prefix is reused). ``reuse_blocks``: the length of a reused prefix is a multiple of this number
+    of blocks. ``block_bytes``: bytes of one block over all layers.
     """
 
     def __init__(
@@ -190,12 +183,8 @@ class PagedKVCacheManager(KVCacheManager):
     ) -> None:
         """Limit the reuse of a cached prefix, for models that also have recurrent states.
 
-        Parameters
-        ----------
-        count_usable
-            Takes the cached blocks of a prefix and returns how many of them can be reused.
-        on_evict
-            Is called with the ids of evicted blocks.
+        ``count_usable``: takes the cached blocks of a prefix and returns how many of them can be
+        reused. ``on_evict``: is called with the ids of evicted blocks.
         """
         self._count_usable = count_usable
         self.pool.on_evict = on_evict

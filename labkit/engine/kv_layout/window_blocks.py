@@ -21,14 +21,8 @@ NO_BLOCKS: BlockIds = np.zeros(0, np.int32)
 class WindowBlocks:
     """The block tables of all requests in the layers of one window (a KV cache group).
 
-    Parameters
-    ----------
-    pool
-        The pool of the group's blocks.
-    window
-        The number of keys that a query sees, its own included.
-    block_bytes
-        Bytes of one block over the group's layers.
+    ``pool``: the pool of the group's blocks. ``window``: the number of keys that a query sees, its
+    own included. ``block_bytes``: bytes of one block over the group's layers.
     """
 
     def __init__(self, pool: BlockPool, window: int, block_bytes: int) -> None:

@@ -89,14 +89,9 @@ def split_blocks(
 ) -> tuple[int, list[int]]:
     """Divide the memory of ``num_blocks`` blocks of all layers among the groups.
 
-    Parameters
-    ----------
-    num_blocks
-        As in ``KVCacheFactory.create``: the null block is one of them.
-    full_bytes
-        Bytes of a block over the layers without a window.
-    windows
-        The same for each window, and the most blocks that can be in use.
+    ``num_blocks``: as in ``KVCacheFactory.create``: the null block is one of them. ``full_bytes``:
+    bytes of a block over the layers without a window. ``windows``: the same for each window, and
+    the most blocks that can be in use.
 
     Returns
     -------

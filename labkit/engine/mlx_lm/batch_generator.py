@@ -67,14 +67,9 @@ class MlxLmEngine:
     score their prompts. A step scores the first waiting prompt, and the prompts directly behind it
     that have the same length.
 
-    Parameters
-    ----------
-    model
-        The loaded model.
-    max_num_seqs
-        The maximum number of requests in the generator at the same time.
-    prefill_step_size
-        Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
+    ``model``: the loaded model. ``max_num_seqs``: the maximum number of requests in the generator
+    at the same time. ``prefill_step_size``: prompt tokens of one request per step; None: mlx_lm's
+    default of 2,048.
     """
 
     name = "mlx_lm"

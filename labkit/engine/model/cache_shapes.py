@@ -29,24 +29,13 @@ class MixerSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheShapes:
-    """The shapes of what the layers of a model cache.
+    """The shapes of what the layers of a model cache."""
 
-    Attributes
-    ----------
-    attention
-        The shape of a token's key and value, for each layer that caches them.
-    states
-        The shape of a request's state, for each layer that has one.
-    mixers
-        The modules that use the states.
-    dtype
-        The dtype of the first layer's first array, as MLX names it.
-    """
-
+    # The shape of a token's key and value, for each layer that caches them
     attention: tuple[KVShape, ...]
-    states: tuple[StateShape, ...]
-    mixers: tuple[MixerSpec, ...]
-    dtype: str
+    states: tuple[StateShape, ...]  # the shape of a request's state, for each layer that has one
+    mixers: tuple[MixerSpec, ...]  # the modules that use the states
+    dtype: str  # the dtype of the first layer's first array, as MLX names it
 
 
 def cache_shapes(loaded: LoadedModel) -> CacheShapes:

@@ -27,27 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """The data that all layers of one forward share.
+    """The data that all layers of one forward share."""
 
-    Attributes
-    ----------
-    owner
-        The attention that owns the KV memory.
-    attention
-        The attention that the layers call: ``owner``, or an adapter that converts arrays for it.
-    metadata
-        The step's attention metadata.
-    positions
-        int32 [T], the position of each token.
-    states
-        The step's recurrent states (None: the model has none).
-    """
-
-    owner: Attention
+    owner: Attention  # the attention that owns the KV memory
+    # The attention that the layers call: ``owner``, or an adapter that converts arrays for it
     attention: Attention
-    metadata: Any
-    positions: Any
-    states: StateStep | None = None
+    metadata: Any  # the step's attention metadata
+    positions: Any  # int32 [T], the position of each token
+    states: StateStep | None = None  # the step's recurrent states (None: the model has none)
 
 
 class LayerCache:
@@ -250,12 +237,8 @@ class StateCache:
 class ModelCaches:
     """The caches of all layers of a model, as ``model(ids, cache=caches.layers)`` takes them.
 
-    Parameters
-    ----------
-    specs
-        What each layer caches.
-    first_layer
-        The index in the KV memory of the model's first layer with keys and values.
+    ``specs``: what each layer caches. ``first_layer``: the index in the KV memory of the model's
+    first layer with keys and values.
     """
 
     def __init__(self, specs: Sequence[CacheSpec], first_layer: int = 0) -> None:

@@ -56,32 +56,16 @@ INDEXER_SETTINGS = ("index_topk", "index_topk_blocks")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes
-    ----------
-    model
-        mlx_lm's model.
-    model_type
-        ``model_type`` of config.json.
-    caches
-        What each layer with a cache stores in it.
-    eos_token_ids
-        Token ids that end a request.
-    matrix_storage
-        How loading stored the matrices of linear layers and embeddings.
-    max_context
-        The context in tokens, or None if config.json has none.
-    num_all_reduces
-        The number of layers whose outputs are summed over the ranks (tensor parallelism).
-    """
-
-    model: Any
-    model_type: str
-    caches: tuple[CacheSpec, ...]
-    eos_token_ids: frozenset[int]
+    model: Any  # mlx_lm's model
+    model_type: str  # ``model_type`` of config.json
+    caches: tuple[CacheSpec, ...]  # what each layer with a cache stores in it
+    eos_token_ids: frozenset[int]  # token ids that end a request
+    # How loading stored the matrices of linear layers and embeddings
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
-    max_context: int | None = None
+    max_context: int | None = None  # the context in tokens, or None if config.json has none
+    # The number of layers whose outputs are summed over the ranks (tensor parallelism)
     num_all_reduces: int = 0
 
     @property

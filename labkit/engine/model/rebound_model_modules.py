@@ -150,12 +150,9 @@ class ModuleLoader:
 
     Modules loaded by the same loader import each other's copies, not the originals.
 
-    Parameters
-    ----------
-    modules
-        Maps each module name to the object that the loaded modules import in its place.
-    members
-        Maps each module name to the replacements of the module's own definitions, by their name.
+    ``modules``: maps each module name to the object that the loaded modules import in its place.
+    ``members``: maps each module name to the replacements of the module's own definitions, by their
+    name.
     """
 
     def __init__(

@@ -29,12 +29,8 @@ class GraphRunner:
     The constructor captures the graph. ``reason`` is the reason that the forward could not be
     captured (None: it was captured).
 
-    Parameters
-    ----------
-    model
-        The model, called with token ids and ``cache=caches.layers``, as ``PackedForward`` does.
-    caches
-        The caches of the model's layers.
+    ``model``: the model, called with token ids and ``cache=caches.layers``, as ``PackedForward``
+    does. ``caches``: the caches of the model's layers.
     """
 
     def __init__(self, model: Callable[..., Any], caches: ModelCaches) -> None:

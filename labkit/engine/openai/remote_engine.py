@@ -42,18 +42,9 @@ class RemoteEngine:
     ``step`` returns the events of the responses that have ended, and never waits. Each event
     carries the time at which its bytes arrived.
 
-    Parameters
-    ----------
-    server
-        A server that is ready; ``close`` stops it.
-    client
-        Sends the requests.
-    payloads
-        Builds the request bodies.
-    detokenizer
-        Counts the tokens of responses without token ids, and normalizes their text.
-    options
-        ``engine.server``.
+    ``server``: a server that is ready; ``close`` stops it. ``client``: sends the requests.
+    ``payloads``: builds the request bodies. ``detokenizer``: counts the tokens of responses without
+    token ids, and normalizes their text. ``options``: ``engine.server``.
     """
 
     name = "openai"

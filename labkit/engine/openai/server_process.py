@@ -43,14 +43,8 @@ class ServerProcess:
 
     ``command``: the configured command, or empty if labkit did not start the server.
 
-    Parameters
-    ----------
-    server
-        ``engine.server``.
-    url
-        The server's address, without ``/v1``.
-    supervised
-        The process that labkit started, or None if the server was already running.
+    ``server``: ``engine.server``. ``url``: the server's address, without ``/v1``. ``supervised``:
+    the process that labkit started, or None if the server was already running.
     """
 
     def __init__(

@@ -64,18 +64,10 @@ class RankProcesses:
     The ranks belong to the process group of the process that starts them, and are killed when that
     process ends, however it ends (``machine.parent_death``).
 
-    Parameters
-    ----------
-    size
-        The number of ranks.
-    environment
-        Variables to set in addition to the clean worker environment.
-    thread_budget
-        Threads of all ranks together.
-    command
-        The command that starts a rank; the options for its pipe and its parent are appended.
-    straggler_timeout_s
-        Seconds after the first rank's reply within which all other ranks must reply.
+    ``size``: the number of ranks. ``environment``: variables to set in addition to the clean worker
+    environment. ``thread_budget``: threads of all ranks together. ``command``: the command that
+    starts a rank; the options for its pipe and its parent are appended. ``straggler_timeout_s``:
+    seconds after the first rank's reply within which all other ranks must reply.
     """
 
     def __init__(

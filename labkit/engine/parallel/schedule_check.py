@@ -28,12 +28,8 @@ class ScheduleCheck(NoScheduleCheck):
 
     ``digest``: the digest of all steps so far. The counter ``ranks.agreed`` counts compared steps.
 
-    Parameters
-    ----------
-    ranks
-        The number of ranks.
-    wait_at
-        Sends a digest and returns once all ranks have sent the same digest.
+    ``ranks``: the number of ranks. ``wait_at``: sends a digest and returns once all ranks have sent
+    the same digest.
     """
 
     def __init__(self, ranks: int, wait_at: Callable[[str], None]) -> None:

@@ -171,14 +171,9 @@ class StateMemory:
     def prepare(self, plan: StatePlan, rows: NDArray[Any] | None, total_q: int) -> StateStep:
         """Group the segments of a step, and gather the states of each group.
 
-        Parameters
-        ----------
-        plan
-            The tokens of each request, in the order of the packed tokens.
-        rows
-            The row of each packed token among the computed tokens (None: the same row).
-        total_q
-            The number of computed tokens, padding included.
+        ``plan``: the tokens of each request, in the order of the packed tokens. ``rows``: the row
+        of each packed token among the computed tokens (None: the same row). ``total_q``: the number
+        of computed tokens, padding included.
 
         Raises
         ------

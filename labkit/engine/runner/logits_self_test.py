@@ -44,32 +44,15 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "int8": 1.5e-1,
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLogits:
-    """The test sequences, and the logits that the plain model computes for them.
+    """The test sequences, and the logits that the plain model computes for them."""
 
-    Attributes
-    ----------
-    shapes
-        The shape of the key and value that each layer caches per token.
-    states
-        The shape of a request's state, for each layer that has one.
-    mixers
-        The modules of the model that use the states.
-    dtype
-        The dtype of the cached arrays, as MLX names it.
-    sequences
-        The token ids of each sequence.
-    logits
-        Per sequence float32 [tokens, vocabulary].
-    steps
-        For each step of labkit's forward, the number of tokens of each sequence that it computes.
-    """
-
-    shapes: tuple[KVShape, ...]
-    states: tuple[StateShape, ...]
-    mixers: tuple[MixerSpec, ...]
-    dtype: str
-    sequences: tuple[NDArray[np.int32], ...]
-    logits: tuple[NDArray[np.float32], ...]
+    shapes: tuple[KVShape, ...]  # the shape of the key and value that each layer caches per token
+    states: tuple[StateShape, ...]  # the shape of a request's state, for each layer that has one
+    mixers: tuple[MixerSpec, ...]  # the modules of the model that use the states
+    dtype: str  # the dtype of the cached arrays, as MLX names it
+    sequences: tuple[NDArray[np.int32], ...]  # the token ids of each sequence
+    logits: tuple[NDArray[np.float32], ...]  # per sequence float32 [tokens, vocabulary]
+    # For each step of labkit's forward, the number of tokens of each sequence that it computes
     steps: tuple[tuple[int, int], ...]
 
     @property

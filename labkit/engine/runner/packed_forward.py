@@ -61,16 +61,9 @@ class PackedForward:
     arrays a step is one lazy graph with one evaluation at its end, unless the attention takes
     NumPy arrays.
 
-    Parameters
-    ----------
-    loaded
-        The model.
-    arrays
-        The kind of arrays that the model runs on. It is also the forward's ``name``.
-    first_layer
-        The index in the KV memory of the model's first layer.
-    blocks
-        The model's feed-forward blocks, if they run compiled in steps of pure decodes.
+    ``loaded``: the model. ``arrays``: the kind of arrays that the model runs on. It is also the
+    forward's ``name``. ``first_layer``: the index in the KV memory of the model's first layer.
+    ``blocks``: the model's feed-forward blocks, if they run compiled in steps of pure decodes.
     """
 
     def __init__(

@@ -67,16 +67,9 @@ def score_rows(
 ) -> PromptLogprobs:
     """Return the log probabilities of ``tokens`` [rows] under ``logits`` [rows, vocabulary].
 
-    Parameters
-    ----------
-    logits
-        The model's own logits, float32.
-    tokens
-        The token that follows each row.
-    top
-        The number of likeliest tokens to return per row.
-    ids
-        Further token ids per row whose log probabilities are returned, [rows, m] (None: none).
+    ``logits``: the model's own logits, float32. ``tokens``: the token that follows each row.
+    ``top``: the number of likeliest tokens to return per row. ``ids``: further token ids per row
+    whose log probabilities are returned, [rows, m] (None: none).
 
     Raises
     ------

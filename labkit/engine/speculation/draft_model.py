@@ -64,14 +64,9 @@ class _DraftState:
 class DraftModelProposer:
     """Samples draft tokens from a smaller model, with the request's parameters and random stream.
 
-    Parameters
-    ----------
-    run_model
-        The draft model's forward, over its own layers of the target's KV memory.
-    cache
-        The target's KV cache.
-    budget
-        The largest number of tokens per forward while the draft model catches up with a prompt.
+    ``run_model``: the draft model's forward, over its own layers of the target's KV memory.
+    ``cache``: the target's KV cache. ``budget``: the largest number of tokens per forward while the
+    draft model catches up with a prompt.
     """
 
     name = "draft"

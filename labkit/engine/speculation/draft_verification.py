@@ -66,18 +66,10 @@ class DraftVerifier(Speculator):
     The counters are ``spec.draft_ms``, ``spec.drafted`` and ``spec.accepted``. The latter two are
     also counted by position in the draft.
 
-    Parameters
-    ----------
-    proposer
-        Proposes the draft tokens.
-    num_tokens
-        The largest number of draft tokens per request and step.
-    budget
-        The largest number of tokens per step, including draft tokens.
-    cache
-        The KV cache. Draft tokens use only memory that is reserved for the request already.
-    counters
-        The engine's counters.
+    ``proposer``: proposes the draft tokens. ``num_tokens``: the largest number of draft tokens per
+    request and step. ``budget``: the largest number of tokens per step, including draft tokens.
+    ``cache``: the KV cache. Draft tokens use only memory that is reserved for the request already.
+    ``counters``: the engine's counters.
     """
 
     def __init__(

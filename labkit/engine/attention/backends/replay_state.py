@@ -29,16 +29,9 @@ class CapturedLayers:
     Creating an instance binds the layers to the backend. The instance keeps only the addresses of
     the pools, not the backend.
 
-    Attributes
-    ----------
-    layers
-        The layer of each launch, in the order of the graph.
-    kinds
-        One layer of each kind.
-    kind_of_launch
-        int64 [launches]: an index into ``kinds``.
-    addresses
-        By name, the addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch.
+    ``layers``: the layer of each launch, in the order of the graph. ``kinds``: one layer of each
+    kind. ``kind_of_launch``: int64 [launches]: an index into ``kinds``. ``addresses``: by name, the
+    addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch.
 
     Raises
     ------

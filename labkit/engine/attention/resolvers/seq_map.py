@@ -90,10 +90,7 @@ class UserResolver(SeqMapResolver):
 
     The class has an attribute ``name`` and a method ``maps(cu_seqlens_q, total_q, bq)``.
 
-    Parameters
-    ----------
-    path
-        ``package.module:Class``. The class is called without arguments.
+    ``path``: ``package.module:Class``. The class is called without arguments.
 
     Raises
     ------
