@@ -42,44 +42,30 @@ MAX_CHUNKS = 200_000
 
 @dataclass(slots=True)
 class TracedStep:
-    """What a trace records about one step.
+    """What a trace records about one step."""
 
-    Parameters
-    ----------
-    scheduled
-        The scheduler's output, drafts included.
-    tables
-        By request, for a block table that is new or has changed: how many of its first blocks are
-        unchanged, and the ids of the blocks after them.
-    released, preempted
-        Requests whose blocks were released, or that were preempted, since the previous step.
-    lingering
-        Finished requests whose rows a static batch computes.
-    waiting, free_blocks, evictable_blocks
-        Numbers of waiting requests, free blocks and evictable blocks after scheduling. None: the
-        layout has no blocks.
-    reserved_bytes, used_bytes
-        KV memory after scheduling, before the step's tokens are computed.
-    slots
-        By request: tokens for which a layout without blocks has memory, after the step.
-    times
-        By part: start and end in seconds on the trace's clock.
-    """
-
-    scheduled: SchedulerOutput
+    scheduled: SchedulerOutput  # the scheduler's output, drafts included
+    # By request, for a block table that is new or has changed: how many of its first blocks are
+    # unchanged, and the ids of the blocks after them
     tables: dict[str, tuple[int, Ints]]
+    # Requests whose blocks were released, or that were preempted, since the previous step
     released: list[str]
     preempted: list[str]
-    lingering: Collection[str]
+    lingering: Collection[str]  # finished requests whose rows a static batch computes
+    # Numbers of waiting requests, free blocks and evictable blocks after scheduling. None: the
+    # layout has no blocks.
     waiting: int
     free_blocks: int | None
     evictable_blocks: int | None
+    # KV memory after scheduling, before the step's tokens are computed
     reserved_bytes: int
     used_bytes: int
     cu_seqlens_q: Ints | None = None
     padding: int = 0
+    # By request: tokens for which a layout without blocks has memory, after the step
     slots: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
+    # By part: start and end in seconds on the trace's clock
     times: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 

@@ -26,31 +26,23 @@ MAX_PARTITIONS = 16
 class KernelSwitches:
     """How a fused backend finds the sequence of each unit, and divides work among units.
 
-    Parameters
-    ----------
-    resolver
-        A built-in resolver's name (``config.RESOLVERS``) or ``package.module:Class``.
-    split_kv
-        ``off``, ``auto`` or a number of partitions among which the decode kernel divides the
-        keys of a query. Splitting changes the order of summation and thus the last bits of the
-        result. No other switch changes the result.
-    gqa_sharing
-        Whether the query heads of a KV head share loads of keys and values in the decode kernel.
-    window_skip
-        Whether KV blocks outside a sliding window are skipped. False: they are read and masked.
-    tile_threshold
-        The tiled kernel is chosen if a sequence has at least this many query tokens.
-
     Raises
     ------
     ValueError
         ``split_kv`` or ``tile_threshold`` is out of range.
     """
 
+    # A built-in resolver's name (``config.RESOLVERS``) or ``package.module:Class``
     resolver: str = "binary_search"
+    # ``off``, ``auto`` or a number of partitions among which the decode kernel divides the keys
+    # of a query. Splitting changes the order of summation and thus the last bits of the result.
+    # No other switch changes the result.
     split_kv: str | int = "off"
+    # Whether the query heads of a KV head share loads of keys and values in the decode kernel
     gqa_sharing: bool = True
+    # Whether KV blocks outside a sliding window are skipped. False: they are read and masked.
     window_skip: bool = True
+    # The tiled kernel is chosen if a sequence has at least this many query tokens
     tile_threshold: int = 2
 
     def __post_init__(self) -> None:

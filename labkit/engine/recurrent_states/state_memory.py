@@ -50,25 +50,16 @@ class StateBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateGroup:
-    """The requests of a step with equally many tokens.
+    """The requests of a step with equally many tokens."""
 
-    Attributes
-    ----------
-    batch
-        Where mixers write the new states.
-    base
-        The states before the step, ``[layer][entry]``. None if the requests begin in this step.
-    num_tokens, num_drafts
-        The number of tokens and of draft tokens of each request.
-    rows
-        int32 [requests, num_tokens + num_drafts], the row of each token among the step's tokens.
-        None: the group has all tokens of the step, in order.
-    """
-
-    batch: StateBatch
+    batch: StateBatch  # where mixers write the new states
+    # The states before the step, ``[layer][entry]``. None if the requests begin in this step.
     base: States | None
+    # The number of tokens and of draft tokens of each request
     num_tokens: int
     num_drafts: int
+    # int32 [requests, num_tokens + num_drafts], the row of each token among the step's tokens.
+    # None: the group has all tokens of the step, in order.
     rows: mx.array | None
 
     @property
