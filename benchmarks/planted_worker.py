@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.experiment import worker
+from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker.worker_run import WorkerProcess
 from labkit.records import read_arm
 

@@ -9,7 +9,7 @@ from traced_steps import traced_steps
 from labkit import workload
 from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import EngineError
-from labkit.experiment import worker
+from labkit.experiment.worker import __main__ as worker
 from labkit.records import Record, read_step_trace
 from labkit.workload.requests.serving_session import ServingSession
 
