@@ -49,7 +49,7 @@ from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
 from labkit.engine.sampling.prompt_logprobs import ScoredPart
 from labkit.engine.sampling.sampler import Sampled
-from labkit.engine.scheduler import scheduling_policies, step_results
+from labkit.engine.scheduler import scheduling_policies
 from labkit.engine.scheduler.scheduler_output import (
     Phase,
     PrefillShare,
@@ -57,6 +57,7 @@ from labkit.engine.scheduler.scheduler_output import (
     SchedulerOutput,
     StepBuilder,
 )
+from labkit.engine.scheduler.step_results import append_sampled, record_scored
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
 QUEUE_KEY = attrgetter("queue_key")
@@ -81,6 +82,7 @@ class Scheduler:
         self._options = options
         self._policies = scheduling_policies.select(options)
         self._cache = cache
+        self._aligns_chunks = cache.aligns_chunks
         self._grows_by_chunk = cache.grows_by_chunk
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
@@ -101,7 +103,9 @@ class Scheduler:
             if self._policies.split and step.only_phase is not None:
                 break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        scheduling_policies.count_decisions(self.counts, self._policies, step.decisions())
+        decided = step.decisions()
+        if decided is not None:
+            scheduling_policies.count_decisions(self.counts, self._policies, decided)
         return step.launch()
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
@@ -151,7 +155,7 @@ class Scheduler:
             count = min(count, MAX_SCORED_ROWS - step.num_scored_rows)
         if count <= 0:
             return
-        if phase is Phase.prefill and self._cache.aligns_chunks:
+        if self._aligns_chunks and phase is Phase.prefill:
             count = self._cache.align_chunk(state, start, count)
         needs_memory = self._grows_by_chunk or start + count > state.num_reserved_tokens
         if needs_memory and not self._grow_or_preempt(step, state, start + count):
@@ -226,11 +230,11 @@ class Scheduler:
             state.num_computed_tokens = chunk.start + chunk.num_tokens
             self._cache.cache_blocks(state)
             if state.request_id in scored:
-                step_results.record_scored(state, scored[state.request_id])
+                record_scored(state, scored[state.request_id])
             if not chunk.samples:
                 continue
             results = sampled[state.request_id]
-            events += step_results.append_sampled(state, results, self._eos_token_ids)
+            events += append_sampled(state, results, self._eos_token_ids)
             reason = events[-1].finish_reason
             if reason is not None:
                 self._end(state, "sampling_failed" if reason == "error" else "finished")

@@ -122,16 +122,13 @@ NO_SHARE = PrefillShare(0, 0, 0)
 class ScheduleDecisions:
     """Where the policies of ``engine.scheduler`` made a difference in a step."""
 
-    phases_compete: bool = False  # decodes and prefills had work, so order and composition matter
-    is_full: bool = False  # the step has all tokens that ``max_num_batched_tokens`` allows
-    num_admitted: int = 0
-    num_overtaking: int = 0  # of these, those admitted before a request that arrived earlier
-    most_running: int = 0  # after any admission
-    num_capped: int = 0  # chunks that ``chunk_policy`` made smaller
-    prefill_share: PrefillShare = NO_SHARE
-
-
-NO_DECISIONS = ScheduleDecisions()
+    phases_compete: bool  # decodes and prefills had work, so order and composition matter
+    is_full: bool  # the step has all tokens that ``max_num_batched_tokens`` allows
+    num_admitted: int
+    num_overtaking: int  # of these, those admitted before a request that arrived earlier
+    most_running: int  # after any admission
+    num_capped: int  # chunks that ``chunk_policy`` made smaller
+    prefill_share: PrefillShare
 
 
 class StepBuilder:
@@ -143,6 +140,19 @@ class StepBuilder:
     ``num_running`` is the number of requests that were running when the step began. The other
     attributes become ``ScheduleDecisions``.
     """
+
+    __slots__ = (
+        "chunks",
+        "most_running",
+        "num_admitted",
+        "num_capped",
+        "num_overtaking",
+        "num_running",
+        "num_tokens",
+        "pending",
+        "prefill_share",
+        "token_budget",
+    )
 
     def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
         self.token_budget = token_budget
@@ -191,12 +201,12 @@ class StepBuilder:
         self.num_overtaking += overtakes
         self.most_running = max(self.most_running, num_running)
 
-    def decisions(self) -> ScheduleDecisions:
-        """Return what the policies decided so far."""
+    def decisions(self) -> ScheduleDecisions | None:
+        """Return what the policies decided, or None in the usual step: a few decodes only."""
         decodes, prefills = self.pending
         full = self.num_tokens >= self.token_budget
         if self.prefill_share is NO_SHARE and not (prefills or full):
-            return NO_DECISIONS  # the usual step of decodes
+            return None
         return ScheduleDecisions(
             phases_compete=bool(decodes and prefills),
             is_full=full,

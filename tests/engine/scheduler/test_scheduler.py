@@ -4,12 +4,17 @@ import pytest
 
 from labkit import config
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, Counters, TokenEvent
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler import scheduling_policies
 from labkit.engine.scheduler.scheduler import Scheduler
-from labkit.engine.scheduler.scheduler_output import ScheduledChunk
+from labkit.engine.scheduler.scheduler_output import (
+    PrefillShare,
+    ScheduledChunk,
+    ScheduleDecisions,
+)
 
 
 def make_scheduler(**options):
@@ -163,3 +168,25 @@ def test_a_chunk_beyond_the_known_tokens_cannot_be_made(start, count):
     state = RequestState(Request("a", (1, 2, 3)))
     with pytest.raises(ValueError, match="cannot be scheduled"):
         ScheduledChunk(state, start, count)
+
+
+def test_decisions_become_counters_of_the_options_that_made_a_difference():
+    counts, policies = Counters(), scheduling_policies.select(config.Scheduler(chunk=4))
+    decided = ScheduleDecisions(True, True, 2, 1, 5, 3, PrefillShare(left=9, budget=4, spent=4))
+    scheduling_policies.count_decisions(counts, policies, decided)
+    assert counts.as_dict() == {
+        "order.decode_first": 1, "composition.mixed": 1, "admission.continuous": 2,
+        "reservation.full": 2, "requests.most_running": 5, "queue.fcfs": 1, "chunk.static": 3,
+        "steps.prefill_capped": 1, "steps.full": 1,
+    }  # fmt: skip
+    nothing = ScheduleDecisions(False, False, 0, 0, 0, 0, PrefillShare(9, 9, 3))
+    scheduling_policies.count_decisions(counts, policies, nothing)
+    assert counts.as_dict()["order.decode_first"] == 1
+
+
+def test_a_step_of_decodes_with_room_left_decided_nothing():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(Request("a", (1, 2, 3), SamplingParams(max_tokens=4)))
+    scheduler.update(scheduler.schedule(), {"a": [Sampled(5, 0.1)]})
+    before = scheduler.counts.as_dict()
+    assert scheduler.schedule().is_decode_only and scheduler.counts.as_dict() == before
