@@ -185,7 +185,7 @@ def test_decisions_become_counters_of_the_options_that_made_a_difference():
 
 
 def test_a_step_of_decodes_with_room_left_decided_nothing():
-    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler = make_scheduler()
     scheduler.add(Request("a", (1, 2, 3), SamplingParams(max_tokens=4)))
     scheduler.update(scheduler.schedule(), {"a": [Sampled(5, 0.1)]})
     before = scheduler.counts.as_dict()
