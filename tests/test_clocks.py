@@ -14,7 +14,7 @@ WALL_CLOCK = {
 FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "getmtime", "getctime", "utime")
 # The functions that read the wall clock, to stamp a date, and what they read.
 DATES = {
-    "labkit/app.py:_fresh_folder": {"datetime.now"},  # a folder's name
+    "labkit/cli/study_command.py:_fresh_folder": {"datetime.now"},  # a folder's name
     "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/launch/run_launcher.py:_write_marker": {"time.time"},
