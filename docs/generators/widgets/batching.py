@@ -172,7 +172,7 @@ def data() -> dict[str, Any]:
             "token_budget": TOKEN_BUDGET,
             "block_size": BLOCK_SIZE,
             "growth_step": CACHE_STEP_TOKENS,
-            "watermark": config.scheduler.DEFAULT_WATERMARK,
+            "watermark": config.engine.scheduler.DEFAULT_WATERMARK,
         },
     }
 
