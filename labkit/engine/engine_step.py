@@ -226,12 +226,7 @@ def fill_placeholders(batch: Batch, sampled: Mapping[str, Sequence[Sampled]]) ->
     """Replace a batch's placeholders by the tokens that the previous step sampled.
 
     If sampling failed for a request, the request is about to end. Its row then gets token 0, and
-    the result is dropped.
-
-    Raises
-    ------
-    RuntimeError
-        There is no sampled token for a placeholder.
+    the result is dropped. Raises ``RuntimeError`` if there is no sampled token for a placeholder.
     """
     for row, request_id in batch.placeholders:
         if request_id in sampled:

@@ -84,10 +84,7 @@ class LLMEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. A request that can never be served ends with an error event.
 
-        Raises
-        ------
-        EngineError
-            A live request has this id already.
+        Raises ``EngineError`` if a live request has this id already.
         """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):

@@ -26,10 +26,7 @@ MAX_PARTITIONS = 16
 class KernelSwitches:
     """How a fused backend finds the sequence of each unit, and divides work among units.
 
-    Raises
-    ------
-    ValueError
-        ``split_kv`` or ``tile_threshold`` is out of range.
+    Raises ``ValueError`` if ``split_kv`` or ``tile_threshold`` is out of range.
     """
 
     # A built-in resolver's name (``config.RESOLVERS``) or ``package.module:Class``
@@ -115,12 +112,8 @@ def choose_kernel(
 ) -> Dispatch:
     """Return the kernel and the grid for a batch and a layer.
 
-    ``kernel`` is ``auto``, or forces ``decode`` or ``tiled``.
-
-    Raises
-    ------
-    ValueError
-        ``kernel`` is unknown, or does not support the layer's head size and dtype.
+    ``kernel`` is ``auto``, or forces ``decode`` or ``tiled``. Raises ``ValueError`` if ``kernel``
+    is unknown, or does not support the layer's head size and dtype.
     """
     name, reason = _kernel(metadata, layer, switches, limits, kernel)
     group, tiled = layer.num_q_heads // layer.num_kv_heads, name == "tiled"

@@ -53,10 +53,7 @@ def find_mismatch(dtype: str) -> str | None:
 def verify(dtype: str) -> None:
     """Check that the kernels compute the reference's bits for keys and values of ``dtype``.
 
-    Raises
-    ------
-    KVMismatchError
-        The bits differ.
+    Raises ``KVMismatchError`` if the bits differ.
     """
     mismatch = find_mismatch(dtype)
     if mismatch is not None:

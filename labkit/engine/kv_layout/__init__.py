@@ -26,13 +26,9 @@ def create_factory(
 
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
     unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, which
-    keep their own dtypes. ``windows`` has the sliding window of each layer with keys and
-    values (None: the layer has no window), for ``engine.kv.window_pools``.
-
-    Raises
-    ------
-    ValueError
-        The attention cannot be created. The message gives the reason.
+    keep their own dtypes. ``windows`` has the sliding window of each layer with keys and values
+    (None: the layer has no window), for ``engine.kv.window_pools``. Raises ``ValueError`` if the
+    attention cannot be created. The message gives the reason.
     """
     from labkit.config import Admission, KVLayout
     from labkit.engine import attention, memory_budget

@@ -35,12 +35,8 @@ def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) 
     """Create a cache with memory for ``capacity`` tokens of all requests together.
 
     ``options`` sets how many tokens are set aside for each request, and by how many tokens its
-    array grows.
-
-    Raises
-    ------
-    EngineError
-        Keys and values of these shapes cannot be stored as ``dtype``.
+    array grows. Raises ``EngineError`` if keys and values of these shapes cannot be stored as
+    ``dtype``.
     """
     try:
         manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)

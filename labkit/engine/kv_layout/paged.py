@@ -41,13 +41,8 @@ def create(
     """Create a KV cache of ``num_blocks`` blocks, including the null block, in ``backend``.
 
     ``prefix_cache_name`` is the value of ``engine.prefix_cache``. The length of a reused prefix is
-    a multiple of ``reuse_blocks`` blocks.
-
-    Raises
-    ------
-    EngineError
-        The backend does not support the shapes or the dtype of the keys and values, or its
-        kernels fail their check.
+    a multiple of ``reuse_blocks`` blocks. Raises ``EngineError`` if the backend does not support
+    the shapes or the dtype of the keys and values, or its kernels fail their check.
     """
     memory: KVMemory = TokenCountMemory()
     try:

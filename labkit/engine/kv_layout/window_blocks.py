@@ -62,10 +62,7 @@ class WindowBlocks:
     def grow(self, request_id: str, num_tokens: int) -> None:
         """Allocate the missing blocks.
 
-        Raises
-        ------
-        ValueError
-            Too few blocks are free. Nothing was allocated.
+        Raises ``ValueError`` if too few blocks are free. Nothing was allocated.
         """
         missing = self.num_missing(request_id, num_tokens)
         if missing:

@@ -123,12 +123,8 @@ def create(
 ) -> KVCache:
     """Create the pools of all groups: the memory of ``num_blocks`` blocks of all layers.
 
-    ``windows`` has the window of each layer (None: it sees all keys).
-
-    Raises
-    ------
-    EngineError
-        As ``paged.create``.
+    ``windows`` has the window of each layer (None: it sees all keys). Raises ``EngineError`` as
+    ``paged.create``.
     """
     kinds = [None, *sorted({window for window in windows if window is not None})]
     layers = [[i for i, window in enumerate(windows) if window == kind] for kind in kinds]

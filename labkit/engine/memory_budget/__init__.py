@@ -100,12 +100,8 @@ def check(experiment: config.Experiment) -> BudgetDecision | None:
 
     Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
     returns None if the model's config.json lacks sizes that the plan needs; the worker then sizes
-    the pool after loading the model.
-
-    Raises
-    ------
-    ConfigError
-        The policy refuses the budget. The message is one line that ends in the setting to change.
+    the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget. The
+    message is one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None

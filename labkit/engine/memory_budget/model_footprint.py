@@ -66,13 +66,9 @@ def from_model(
 ) -> ModelFootprint | None:
     """Return the footprint of a configured model without building or loading the model.
 
-    ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast
-    (``compute_dtype``). Returns None if config.json lacks a size that planning needs.
-
-    Raises
-    ------
-    ConfigError
-        ``model.path`` is not a model directory.
+    ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast (``compute_dtype``).
+    Returns None if config.json lacks a size that planning needs. Raises ``ConfigError`` if
+    ``model.path`` is not a model directory.
     """
     if model.shape is not None:
         return from_shape(model.shape, model.name, cast_dtype)
@@ -180,12 +176,8 @@ def from_weights(
 ) -> ModelFootprint:
     """Return a footprint with the weights' sizes alone, for a config.json that lacks sizes.
 
-    ``kv_bytes_per_token``, ``peak_live_floats`` and ``vocab_size`` are 0.
-
-    Raises
-    ------
-    ConfigError
-        The weights are not readable as safetensors.
+    ``kv_bytes_per_token``, ``peak_live_floats`` and ``vocab_size`` are 0. Raises ``ConfigError`` if
+    the weights are not readable as safetensors.
     """
     try:
         loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage), {})
@@ -205,12 +197,8 @@ def weight_formats(
 
     Example: ``{"float32", "quantised"}``, the names in the counters ``weights.<format>``. The
     formats of norms and biases are included. The set is empty if the safetensors headers cannot be
-    read; loading the model reports the error.
-
-    Raises
-    ------
-    ConfigError
-        ``model.path`` is not a model directory.
+    read; loading the model reports the error. Raises ``ConfigError`` if ``model.path`` is not a
+    model directory.
     """
     loading = _WeightLoading(cast_dtype, matrix_storage)
     if model.shape is not None:

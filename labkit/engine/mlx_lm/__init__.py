@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
     """Load a model with mlx_lm's own loader and create an engine around a ``BatchGenerator``.
 
-    Raises
-    ------
-    EngineError
-        mlx_lm cannot load the model. The message is one line with mlx_lm's reason.
+    Raises ``EngineError`` if mlx_lm cannot load the model. The message is one line with mlx_lm's
+    reason.
     """
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 

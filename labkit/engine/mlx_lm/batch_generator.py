@@ -98,12 +98,8 @@ class MlxLmEngine:
         """Queue a request.
 
         A request that can never be served (for example, an unsupported sampling parameter) is not
-        queued; the next step returns an error event instead.
-
-        Raises
-        ------
-        EngineError
-            The request id is already in use, or the engine is closed.
+        queued; the next step returns an error event instead. Raises ``EngineError`` if the request
+        id is already in use, or the engine is closed.
         """
         self._open_generator()
         request_id = request.request_id

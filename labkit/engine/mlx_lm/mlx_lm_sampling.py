@@ -71,10 +71,7 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 def check_supported(params: SamplingParams) -> None:
     """Refuse sampling parameters that this engine does not pass to mlx_lm.
 
-    Raises
-    ------
-    EngineError
-        A parameter outside ``SUPPORTED_PARAMS`` differs from its default.
+    Raises ``EngineError`` if a parameter outside ``SUPPORTED_PARAMS`` differs from its default.
     """
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)

@@ -41,12 +41,8 @@ class CacheShapes:
 def cache_shapes(loaded: LoadedModel) -> CacheShapes:
     """Run a token through the model and record what its layers cache.
 
-    A second token shows whether the states keep their shapes.
-
-    Raises
-    ------
-    EngineError
-        A layer does not use its cache, or its state grows.
+    A second token shows whether the states keep their shapes. Raises ``EngineError`` if a layer
+    does not use its cache, or its state grows.
     """
     import mlx.core as mx
 

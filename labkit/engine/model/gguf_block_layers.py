@@ -79,10 +79,7 @@ class BlockEmbedding(BlockLayer):
 def block_layer(layer: Any, mode: str) -> BlockLayer:
     """Return a layer like ``layer`` in a block format. Its weights must be loaded afterwards.
 
-    Raises
-    ------
-    ValueError
-        The layer is neither linear nor an embedding.
+    Raises ``ValueError`` if the layer is neither linear nor an embedding.
     """
     if type(layer) is nn.Linear:
         return BlockLinear(layer, mode)

@@ -27,10 +27,7 @@ RECIPE_VERSION = 1  # part of the cache key: raise it when the written files cha
 def mlx_lm_directory(model_dir: Path) -> Path:
     """Return the directory itself or, if mlx_lm cannot load it, a copy in the cache.
 
-    Raises
-    ------
-    CacheError
-        The cache folder cannot be written.
+    Raises ``CacheError`` if the cache folder cannot be written.
     """
     settings = json.loads((model_dir / "config.json").read_text("utf-8"))
     modes = {

@@ -49,12 +49,9 @@ def load(
 ) -> MlxLmModel:
     """Load a model with mlx_lm from its ``mlx_lm_directory``, and cast its weights.
 
-    ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``.
-
-    Raises
-    ------
-    EngineError
-        mlx_lm cannot load the directory. The message is one line with mlx_lm's reason.
+    ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``. Raises
+    ``EngineError`` if mlx_lm cannot load the directory. The message is one line with mlx_lm's
+    reason.
     """
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model

@@ -337,12 +337,9 @@ def _inferred_quantization(path: str, layer: Any, weights: dict[str, Any]) -> di
 def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     """Return what a layer caches, read from the cache that mlx_lm would use for it.
 
-    Raises
-    ------
-    EngineError
-        The class of the cache is not supported, or its sliding window keeps the first tokens. The
-        supported classes are ``PLAIN_CACHES``, ``ArraysCache`` (a state), and a ``CacheList`` of
-        these.
+    Raises ``EngineError`` if the class of the cache is not supported, or its sliding window keeps
+    the first tokens. The supported classes are ``PLAIN_CACHES``, ``ArraysCache`` (a state), and a
+    ``CacheList`` of these.
     """
     class_name = type(cache).__name__
     if class_name == "ArraysCache":

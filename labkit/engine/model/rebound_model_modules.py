@@ -36,12 +36,7 @@ def light_package() -> Iterator[None]:
 
     Inside the context ``mlx_lm`` is an empty package with mlx_lm's path. The empty package is
     removed at the end, so that a later ``import mlx_lm`` imports the real package and reuses the
-    model modules imported meanwhile.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        mlx_lm is not installed.
+    model modules imported meanwhile. Raises ``ModuleNotFoundError`` if mlx_lm is not installed.
     """
     if "mlx_lm" in sys.modules:
         yield
@@ -165,10 +160,8 @@ class ModuleLoader:
     def load(self, name: str) -> ModuleType:
         """Return the loader's copy of the module ``name`` (in full). It is executed on first use.
 
-        Raises
-        ------
-        ModuleNotFoundError
-            mlx_lm has no such module, or the module needs a package that is not installed.
+        Raises ``ModuleNotFoundError`` if mlx_lm has no such module, or the module needs a package
+        that is not installed.
         """
         if name not in self._loaded:
             with light_package():

@@ -66,10 +66,7 @@ def attend(
 ) -> Any:
     """Attend with the ``KVHandle`` that the cache returned as ``keys``.
 
-    Raises
-    ------
-    NoCounterpart
-        ``keys`` is an array, not a ``KVHandle``.
+    Raises ``NoCounterpart`` if ``keys`` is an array, not a ``KVHandle``.
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart(

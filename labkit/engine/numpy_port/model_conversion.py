@@ -71,12 +71,8 @@ def convert(model: Any, *, low_precision: bool = False, activations: str = "floa
     against their reference first.
 
     The model is converted only if a trial forward of two tokens succeeds. Otherwise the model is
-    left unchanged, so that MLX can run it, and the result has the reason.
-
-    Raises
-    ------
-    Int8MismatchError
-        The kernels for int8 activations fail their check.
+    left unchanged, so that MLX can run it, and the result has the reason. Raises
+    ``Int8MismatchError`` if the kernels for int8 activations fail their check.
     """
     converter = _Converter(low_precision, activations)
     try:

@@ -74,12 +74,8 @@ class RemoteEngine:
         """Send a request to the server.
 
         If the payload cannot express the request (for example, an unsupported sampling parameter),
-        nothing is sent and the next step returns an error event instead.
-
-        Raises
-        ------
-        EngineError
-            The request id is already in use.
+        nothing is sent and the next step returns an error event instead. Raises ``EngineError`` if
+        the request id is already in use.
         """
         request_id = request.request_id
         if request_id in self._live:
@@ -128,10 +124,7 @@ class RemoteEngine:
     def step(self) -> list[TokenEvent]:
         """Return all events of the responses that ended since the last step, refusals first.
 
-        Raises
-        ------
-        EngineError
-            A request failed, and the server, which labkit started, has ended.
+        Raises ``EngineError`` if a request failed, and the server, which labkit started, has ended.
         """
         cpu = time.thread_time()
         events, self._pending_refusals = self._pending_refusals, []
@@ -292,12 +285,8 @@ class RemoteEngine:
 
         Otherwise nothing happens, because servers have no common way to empty the cache. A server
         that labkit started needs no reset: it is new, and its warm-up uses other prompts than the
-        run.
-
-        Raises
-        ------
-        EngineError
-            The server refuses, for example because it has requests of other clients.
+        run. Raises ``EngineError`` if the server refuses, for example because it has requests of
+        other clients.
         """
         if self._options.server_preset.resets_prefix_cache:
             self._server.reset_prefix_cache()

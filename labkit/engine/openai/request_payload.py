@@ -69,12 +69,9 @@ class PayloadBuilder:
     def payload(self, request: Request) -> RequestPayload:
         """Return the payload of a request.
 
-        It asks for a stream with token usage, unless the request has ``prompt_logprobs``.
-
-        Raises
-        ------
-        EngineError
-            A sampling parameter that labkit does not send to servers differs from its default.
+        It asks for a stream with token usage, unless the request has ``prompt_logprobs``. Raises
+        ``EngineError`` if a sampling parameter that labkit does not send to servers differs from
+        its default.
         """
         prebuilt = self._prebuilt.get(request.request_id)
         if prebuilt is not None and prebuilt.request == request:

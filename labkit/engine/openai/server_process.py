@@ -95,13 +95,9 @@ class ServerProcess:
         """Wait until the server has generated a token; return the model's name in requests.
 
         An open port, a list of models or a health check does not prove that the server is ready:
-        servers with a dead engine have passed all three.
-
-        Raises
-        ------
-        EngineError
-            The server has ended, redirects or refuses the probe, or has generated no token in time.
-            The message includes the last probe's error.
+        servers with a dead engine have passed all three. Raises ``EngineError`` if the server has
+        ended, redirects or refuses the probe, or has generated no token in time. The message
+        includes the last probe's error.
         """
         start, tries, last_error = time.monotonic(), 0, "the server accepted no connection"
         limit = self._options.start_timeout_s
@@ -154,10 +150,7 @@ class ServerProcess:
     def reset_prefix_cache(self) -> None:
         """Empty the server's prefix cache with ``POST /reset_prefix_cache``.
 
-        Raises
-        ------
-        EngineError
-            The server refuses, or does not respond.
+        Raises ``EngineError`` if the server refuses, or does not respond.
         """
         request = self._request("/reset_prefix_cache", "POST")
         try:
@@ -217,10 +210,8 @@ def _has_token(chunk: StreamChunk) -> bool:
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     """Start the configured server, or connect to the one at ``engine.server.url`` if that is set.
 
-    Raises
-    ------
-    EngineError
-        The command cannot be run, or no server listens at ``engine.server.url``.
+    Raises ``EngineError`` if the command cannot be run, or no server listens at
+    ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:

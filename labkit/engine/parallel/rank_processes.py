@@ -115,16 +115,10 @@ class RankProcesses:
     def call(self, name: str, *arguments: Any) -> list[RankReply]:
         """Call a method of every rank's engine and return the replies in rank order.
 
-        All ranks are killed on any exception.
-
-        Raises
-        ------
-        EngineError
-            The ranks have ended already.
-        RankError
-            A rank has died, is stuck, or computes a different step than the others.
-        Exception
-            One of ``FORWARDED_ERRORS`` that a rank's engine raised.
+        All ranks are killed on any exception. Raises ``EngineError`` if the ranks have ended
+        already. Raises ``RankError`` if a rank has died, is stuck, or computes a different step
+        than the others. Raises ``Exception`` if one of ``FORWARDED_ERRORS`` that a rank's engine
+        raised.
         """
         if not self._ranks:
             raise EngineError("the ranks have ended; create a new engine")

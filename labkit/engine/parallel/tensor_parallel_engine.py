@@ -30,14 +30,9 @@ def create(
 ) -> TensorParallelEngine:
     """Start ``engine.parallel.size`` ranks that each build an engine, and return their front end.
 
-    ``command`` and ``straggler_timeout_s`` are passed to ``RankProcesses``.
-
-    Raises
-    ------
-    EngineError
-        The model cannot be sharded, or a rank refuses the model. The message is one line.
-    RankError
-        A rank has died or is stuck.
+    ``command`` and ``straggler_timeout_s`` are passed to ``RankProcesses``. Raises ``EngineError``
+    if the model cannot be sharded, or a rank refuses the model. The message is one line. Raises
+    ``RankError`` if a rank has died or is stuck.
     """
     size = options.parallel.size
     dequantized = options.weights is config.Weights.float32
@@ -96,11 +91,8 @@ class TensorParallelEngine:
     def step(self) -> list[TokenEvent]:
         """Have the ranks run one step; see ``InferenceEngine.step``.
 
-        Raises
-        ------
-        RankError
-            A rank has died or is stuck, or the ranks scheduled different steps or sampled different
-            tokens. Every request is lost.
+        Raises ``RankError`` if a rank has died or is stuck, or the ranks scheduled different steps
+        or sampled different tokens. Every request is lost.
         """
         start = time.perf_counter()
         events: list[TokenEvent]

@@ -164,13 +164,8 @@ class StateMemory:
 
         ``plan``: the tokens of each request, in the order of the packed tokens. ``rows``: the row
         of each packed token among the computed tokens (None: the same row). ``total_q``: the number
-        of computed tokens, padding included.
-
-        Raises
-        ------
-        EngineError
-            A segment does not begin at the first token that the request's states have not
-            consumed.
+        of computed tokens, padding included. Raises ``EngineError`` if a segment does not begin at
+        the first token that the request's states have not consumed.
         """
         segments, forks = plan
         self._copy(forks)

@@ -100,10 +100,7 @@ class StateSlotManager:
     def allocate(self, state: RequestState) -> StateSlot:
         """Return a free slot.
 
-        Raises
-        ------
-        ValueError
-            No slot is free.
+        Raises ``ValueError`` if no slot is free.
         """
         if not self._free:
             raise ValueError(f"allocate: none of {self.num_slots} state slots is free")
@@ -113,10 +110,7 @@ class StateSlotManager:
     def free(self, slot: StateSlot) -> None:
         """Free a slot.
 
-        Raises
-        ------
-        ValueError
-            The slot is free already.
+        Raises ``ValueError`` if the slot is free already.
         """
         if slot.is_free:
             raise ValueError(f"free: state slot {slot.index} is free already")
@@ -127,10 +121,7 @@ class StateSlotManager:
     def reserve(self, state: RequestState) -> StateSlot:
         """Give a request a slot and return it.
 
-        Raises
-        ------
-        ValueError
-            No slot is free, or the request has one already.
+        Raises ``ValueError`` if no slot is free, or the request has one already.
         """
         if state.request_id in self._slots:
             raise ValueError(f"request {state.request_id} has a state slot already")

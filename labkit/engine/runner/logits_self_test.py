@@ -69,12 +69,8 @@ def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     """Compute the expected logits with the plain model, before its parts are replaced.
 
     If loading stores matrices unchanged (``as_stored``), this computation converts each matrix to
-    float32 whenever a layer uses it.
-
-    Raises
-    ------
-    EngineError
-        mlx_lm itself fails, or a layer does not use its cache.
+    float32 whenever a layer uses it. Raises ``EngineError`` if mlx_lm itself fails, or a layer does
+    not use its cache.
     """
     try:
         return _compute_expected(loaded, block_size)
@@ -274,13 +270,9 @@ def require_batch_invariance(
     the step that computes the token. That holds if every operation computes each row with the same
     tile and the same order of summation. The config refuses options that are known to break batch
     invariance. This function tests the model: each of the self-test's sequences is computed alone
-    and in one chunk, then both are computed in chunks of mixed batches.
-
-    Raises
-    ------
-    EngineError
-        The logits differ in a bit, or the model runs on MLX with OpenBLAS, whose products are
-        known to depend on the number of rows.
+    and in one chunk, then both are computed in chunks of mixed batches. Raises ``EngineError`` if
+    the logits differ in a bit, or the model runs on MLX with OpenBLAS, whose products are known to
+    depend on the number of rows.
     """
     if forward.name == "mlx" and options.blas is config.Blas.openblas:
         raise EngineError(

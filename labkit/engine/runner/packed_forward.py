@@ -84,10 +84,7 @@ class PackedForward:
     def __call__(self, batch: Batch, step: StepAttention, counters: Counters) -> Logits:
         """Run a step and return the logits of ``batch.logit_rows``: float32 [rows, vocabulary].
 
-        Raises
-        ------
-        StaleLaunchError
-            An attention kernel wrote the stamp of another launch.
+        Raises ``StaleLaunchError`` if an attention kernel wrote the stamp of another launch.
         """
         return self.launch(batch, step, counters, ahead=False)()
 
@@ -217,10 +214,8 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
 def check_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
     """Check the stamps of the layers' attention launches, and add their counters.
 
-    Raises
-    ------
-    StaleLaunchError
-        A kernel wrote the stamp of another launch, so its output may be that launch's.
+    Raises ``StaleLaunchError`` if a kernel wrote the stamp of another launch, so its output may be
+    that launch's.
     """
     for report in attention.report(metadata):
         if report.stale:
@@ -262,12 +257,8 @@ def choose_forward(
     If the attention does not run on device ``cpu``, or if ``mixers`` use recurrent states, the
     model runs on MLX. With ``compiled``, a model on MLX runs its feed-forward blocks compiled in
     steps of pure decodes. Parts of the model are replaced in place, so the self-test's expected
-    logits must be computed first.
-
-    Raises
-    ------
-    EngineError
-        ``activations`` is ``int8``, and no weights of the model can be multiplied by int8.
+    logits must be computed first. Raises ``EngineError`` if ``activations`` is ``int8``, and no
+    weights of the model can be multiplied by int8.
     """
     conversion = _convert_to_numpy(loaded, device, activations, mixers)
     if activations is Activations.int8:

@@ -35,12 +35,8 @@ def score_step(
     """Return the log probabilities of the prompt tokens that a step scores, by request id.
 
     ``logits`` begins with the ``num_sampling`` rows from which tokens are sampled. The rows of
-    ``scored`` follow in order.
-
-    Raises
-    ------
-    InvalidLogitsError
-        A scored row has a NaN, or nothing but infinities.
+    ``scored`` follow in order. Raises ``InvalidLogitsError`` if a scored row has a NaN, or nothing
+    but infinities.
     """
     parts, row = {}, num_sampling
     for state, start, count in scored:
@@ -69,12 +65,8 @@ def score_rows(
 
     ``logits``: the model's own logits, float32. ``tokens``: the token that follows each row.
     ``top``: the number of likeliest tokens to return per row. ``ids``: further token ids per row
-    whose log probabilities are returned, [rows, m] (None: none).
-
-    Raises
-    ------
-    InvalidLogitsError
-        A row has a NaN, or nothing but infinities.
+    whose log probabilities are returned, [rows, m] (None: none). Raises ``InvalidLogitsError`` if a
+    row has a NaN, or nothing but infinities.
     """
     passes = [
         _score_pass(logits[i:stop], tokens[i:stop], top, None if ids is None else ids[i:stop])

@@ -49,12 +49,8 @@ class Sampler:
         """Return a token for each state from its row of ``logits``.
 
         ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``lazy_logits``). Rows after the last state are padding.
-
-        Raises
-        ------
-        InvalidLogitsError
-            A row has a NaN, or nothing but infinities.
+        greedy tokens already (``lazy_logits``). Rows after the last state are padding. Raises
+        ``InvalidLogitsError`` if a row has a NaN, or nothing but infinities.
         """
         if isinstance(logits, np.ndarray):
             best, top_margins = greedy(logits[: len(states)])
@@ -107,10 +103,8 @@ def try_sample(logits: Rows, state: RequestState) -> Sampled:
 def sample_row(logits: Rows, state: RequestState) -> Sampled:
     """Return a request's next token from its row of logits [vocabulary].
 
-    Raises
-    ------
-    SamplingError
-        The request's parameters make a logit infinite, or its constraint allows no token.
+    Raises ``SamplingError`` if the request's parameters make a logit infinite, or its constraint
+    allows no token.
     """
     params = state.request.params
     adjusted = apply_params(logits, params, state.token_ids, state.num_prompt_tokens)

@@ -186,12 +186,8 @@ class Queue:
     """The order of ``engine.scheduler.queue``: a built-in one, or that of a user's class.
 
     The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
-    request with the smallest is served first. Equal numbers are served by arrival.
-
-    Raises
-    ------
-    EngineError
-        The class cannot be imported or called, or lacks ``name`` or ``key``.
+    request with the smallest is served first. Equal numbers are served by arrival. Raises
+    ``EngineError`` if the class cannot be imported or called, or lacks ``name`` or ``key``.
     """
 
     def __init__(self, name: str) -> None:

@@ -13,10 +13,7 @@ from labkit.engine.sampling.sampler import Sampled
 def record_scored(state: RequestState, part: ScoredPart) -> None:
     """Append the log probabilities of a step's prompt rows, unless they are recorded already.
 
-    Raises
-    ------
-    RuntimeError
-        Earlier rows are missing.
+    Raises ``RuntimeError`` if earlier rows are missing.
     """
     if part.start > state.num_scored_rows:
         raise RuntimeError(

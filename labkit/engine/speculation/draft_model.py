@@ -179,10 +179,8 @@ def load_draft(
 ) -> LoadedDraft | None:
     """Load the draft model if ``engine.speculation=draft``, else return None.
 
-    Raises
-    ------
-    EngineError
-        The draft model cannot be served, or the size of its vocabulary differs from the target's.
+    Raises ``EngineError`` if the draft model cannot be served, or the size of its vocabulary
+    differs from the target's.
     """
     if options.speculation is not config.Speculation.draft:
         return None

@@ -36,12 +36,8 @@ _INPUTS = (
 class MetalBackend(MlxBackend):
     """Paged attention by the Metal kernels, on a Mac, an NVIDIA GPU or ``emulated``.
 
-    ``executor`` runs the kernels (None: the executor of device ``name``).
-
-    Raises
-    ------
-    ValueError
-        The device is not available. The message names what is missing.
+    ``executor`` runs the kernels (None: the executor of device ``name``). Raises ``ValueError`` if
+    the device is not available. The message names what is missing.
     """
 
     def __init__(

@@ -31,12 +31,8 @@ class CapturedLayers:
 
     ``layers``: the layer of each launch, in the order of the graph. ``kinds``: one layer of each
     kind. ``kind_of_launch``: int64 [launches]: an index into ``kinds``. ``addresses``: by name, the
-    addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch.
-
-    Raises
-    ------
-    ValueError
-        The shapes of a captured layer do not fit the pools.
+    addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch. Raises
+    ``ValueError`` if the shapes of a captured layer do not fit the pools.
     """
 
     def __init__(self, backend: CpuBackend, captured: Sequence[CapturedAttention]) -> None:
