@@ -82,10 +82,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Return ``count`` free blocks, each with one reference.
 
-        Raises
-        ------
-        ValueError
-            Fewer than ``count`` blocks are free. Nothing was allocated.
+        Raises ``ValueError`` if fewer than ``count`` blocks are free. Nothing was allocated.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
@@ -99,10 +96,7 @@ class BlockPool:
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to blocks that are in use or evictable.
 
-        Raises
-        ------
-        ValueError
-            A block is free: its contents are undefined.
+        Raises ``ValueError`` if a block is free: its contents are undefined.
         """
         for block in blocks:
             if not self._ref_cnt[block]:
@@ -118,10 +112,8 @@ class BlockPool:
         A block without references becomes evictable if it is cached, else free. The blocks are
         freed in reverse order, so that ``allocate`` returns them in the order of ``blocks``.
 
-        Raises
-        ------
-        ValueError
-            A block has no reference (it was freed twice, or is the null block).
+        Raises ``ValueError`` if a block has no reference (it was freed twice, or is the null
+        block).
         """
         for block in reversed(list(blocks)):
             if not self._ref_cnt[block]:
@@ -137,10 +129,7 @@ class BlockPool:
     def cache(self, blocks: Iterable[int]) -> None:
         """Mark blocks in use as cached: without references they become evictable, not free.
 
-        Raises
-        ------
-        ValueError
-            A block is cached already or has no reference.
+        Raises ``ValueError`` if a block is cached already or has no reference.
         """
         for block in blocks:
             if self._cached[block] or not self._ref_cnt[block]:
@@ -150,10 +139,7 @@ class BlockPool:
     def evict(self, blocks: Iterable[int]) -> None:
         """Mark blocks as no longer cached. Evictable blocks become free, ordered as in ``free``.
 
-        Raises
-        ------
-        ValueError
-            A block is not cached.
+        Raises ``ValueError`` if a block is not cached.
         """
         blocks = list(blocks)
         if self.on_evict is not None:

@@ -24,13 +24,8 @@ class IncrementalDetokenizer:
     specially. Byte tokens are decoded apart, because one incomplete character at the end of a run
     of them makes the tokenizer return U+FFFD for every byte of the run.
 
-    Parameters
-    ----------
-    tokenizer
-        Decodes ids.
-    prompt
-        The ids of the prompt. Their text is not returned, except for an incomplete last character
-        that the added ids complete.
+    ``tokenizer``: decodes ids. ``prompt``: the ids of the prompt. Their text is not returned,
+    except for an incomplete last character that the added ids complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:

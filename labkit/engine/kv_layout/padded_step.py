@@ -86,19 +86,10 @@ def pad_batch(
 class PaddedStep:
     """The attention of one step over the padded array; see ``SdpaStep``.
 
-    Parameters
-    ----------
-    dense
-        The array of all rows.
-    rows
-        The rows that are computed, in the array's order.
-    width
-        The number of query tokens per row, including padding.
-    target
-        For each token that is not padding, its index among the ``len(rows) * width`` computed
-        tokens.
-    columns
-        For each token that is not padding, its column in the array.
+    ``dense``: the array of all rows. ``rows``: the rows that are computed, in the array's order.
+    ``width``: the number of query tokens per row, including padding. ``target``: for each token
+    that is not padding, its index among the ``len(rows) * width`` computed tokens. ``columns``: for
+    each token that is not padding, its column in the array.
     """
 
     def __init__(

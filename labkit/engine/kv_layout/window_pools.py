@@ -93,11 +93,8 @@ def split_blocks(
     bytes of a block over the layers without a window. ``windows``: the same for each window, and
     the most blocks that can be in use.
 
-    Returns
-    -------
-    tuple
-        The blocks of the full group and of each window, each with a null block. A window has no
-        more blocks than the full group.
+    Returns the blocks of the full group and of each window, each with a null block. A window has no
+    more blocks than the full group.
     """
     caps = [most + 1 for _, most in windows]
 

@@ -44,17 +44,10 @@ def plan(
 
     The only side effect is reading the machine's memory, and only if ``machine`` is None.
 
-    Parameters
-    ----------
-    engine
-        The engine's options; ``engine.budget`` names the policy and its settings.
-    model
-        The model's sizes.
-    machine
-        The memory to plan for. None: the machine that ``engine.budget.machine`` names,
-        or this computer as it is now.
-    activations
-        Measured bytes of the largest step's activations. None: they are estimated.
+    ``engine``: the engine's options; ``engine.budget`` names the policy and its settings.
+    ``model``: the model's sizes. ``machine``: the memory to plan for. None: the machine that
+    ``engine.budget.machine`` names, or this computer as it is now. ``activations``: measured bytes
+    of the largest step's activations. None: they are estimated.
     """
     if activations is None:
         scheduler = engine.scheduler

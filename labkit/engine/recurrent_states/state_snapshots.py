@@ -28,19 +28,10 @@ FindBlock = Callable[[Sequence[int], int], int | None]
 class StateSnapshots:
     """The snapshots of states: the slot of each snapshot, and the block it belongs to.
 
-    Parameters
-    ----------
-    slots
-        The slots of requests and snapshots.
-    capacity
-        The largest number of snapshots.
-    block_size
-        Tokens per block.
-    unit
-        A prefix is reused in multiples of this number of tokens, which is a multiple of
-        ``block_size``.
-    find_block
-        Looks up a block in the prefix cache.
+    ``slots``: the slots of requests and snapshots. ``capacity``: the largest number of snapshots.
+    ``block_size``: tokens per block. ``unit``: a prefix is reused in multiples of this number of
+    tokens, which is a multiple of ``block_size``. ``find_block``: looks up a block in the prefix
+    cache.
     """
 
     def __init__(

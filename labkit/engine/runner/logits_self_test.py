@@ -190,15 +190,8 @@ def verify(
     and values and of the activations. The narrowest of these and of the model's own dtype decides
     the tolerance.
 
-    Returns
-    -------
-    float
-        The largest difference, as a fraction of the range of the logits.
-
-    Raises
-    ------
-    EngineError
-        The difference exceeds the tolerance, or the forward fails.
+    Returns the largest difference, as a fraction of the range of the logits. Raises ``EngineError``
+    if the difference exceeds the tolerance, or the forward fails.
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
     differences = []

@@ -63,15 +63,10 @@ class SharedModels:
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
-        Parameters
-        ----------
-        block_size
-            Tokens per KV block, for the self-test's sequences.
-        dtype, matrix_storage, layers
-            See ``model_loader.load_model``.
-        device, first_layer, compiled, activations
-            See ``choose_forward``. A model with compiled blocks is not shared, because the blocks
-            count their calls for one engine.
+        ``block_size``: tokens per KV block, for the self-test's sequences. ``dtype``,
+        ``matrix_storage``, ``layers``: see ``model_loader.load_model``. ``device``,
+        ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``. A model with
+        compiled blocks is not shared, because the blocks count their calls for one engine.
         """
         weights = (model_dir, layers, dtype, matrix_storage)
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
