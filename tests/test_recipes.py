@@ -57,7 +57,7 @@ NOT_COMMANDS = {
     ("docs/extending.md", "engine.name="): "printed: tests/engine/test_user_classes.py",
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
-    ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
+    ("docs/statistical-methods.md", ""): "formulas: tests/docs/test_recompute_statistics.py",
     ("docs/video.md", "from labkit.video"): "runs: tests/test_video.py",
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",

@@ -36,7 +36,7 @@ TABS = {
         "articles/decode-serving.md", "articles/mini-engine.md", "articles.md",
     ),
     "Figures": ("widgets.md", "binary-search.md", "structures.md"),
-    "Statistics": ("statistics.md",),
+    "Statistics": ("statistics.md", "statistical-methods.md"),
     "Lists": ("options.md", "metrics.md", "counters.md"),
 }  # fmt: skip
 
