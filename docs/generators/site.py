@@ -37,6 +37,7 @@ TABS = {
     ),
     "Figures": ("widgets.md", "binary-search.md", "structures.md"),
     "Statistics": ("statistics.md", "statistical-methods.md"),
+    "Inside": ("inside.md",),
     "Lists": ("options.md", "metrics.md", "counters.md"),
 }  # fmt: skip
 
