@@ -108,11 +108,9 @@ def test_buckets_are_vllm_s():
     steps = (1, 2.5, 5)
     fine = [s * 10**e for e in (-3, -2) for s in steps]
     tens = [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
-    assert prometheus_metrics.SHORT_BUCKETS_S == pytest.approx([*fine, *tens])
+    assert pytest.approx([*fine, *tens]) == prometheus_metrics.SHORT_BUCKETS_S
     longer = [0.01, 0.05, *tens, 120, 300, 600]
-    assert prometheus_metrics.LONG_BUCKETS_S == pytest.approx(longer)
-    assert prometheus_metrics.COUNT_BUCKETS == tuple(2**i for i in range(16))
-    bounds = [
-        key[-1] for key in values(Metrics("tiny", {})) if key[0] == "request_params_n_bucket"
-    ]
+    assert pytest.approx(longer) == prometheus_metrics.LONG_BUCKETS_S
+    assert tuple(2**i for i in range(16)) == prometheus_metrics.COUNT_BUCKETS
+    bounds = [key[-1] for key in values(Metrics("tiny", {})) if key[0] == "request_params_n_bucket"]
     assert bounds == [*(f"{2.0**i}" for i in range(8)), "+Inf"]
