@@ -132,24 +132,51 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
     assert files.nearest("labkit/__init__.py") == []
 
 
-def test_tests_that_mention_a_modules_public_names_run_on_it_without_an_import(tmp_path):
+def test_tests_that_mention_a_modules_terms_run_on_it_without_an_import(tmp_path):
+    module = (
+        '"""Not a term: prose."""\n'
+        "class Option:\n    scale: str\n    depth: int\n_hidden = rare = 1\n"
+        'fail("too steep", {"slope": 1})\n'
+    )
     for name, text in {
-        "labkit/a/option.py": "class Option:\n    scale: str\n    depth: int\n_hidden = rare = 1",
-        "tests/b/test_scale.py": "COMMAND = ['scale=large']",
-        "tests/b/test_rare.py": "COMMAND = ['rare=1']",
-        "tests/b/test_common.py": "Option, depth, scale",
-        "tests/b/test_private.py": "_hidden",
-        "tests/b/test_far.py": "depth",
+        "labkit/b/option.py": module,
+        "tests/a/test_scale.py": "COMMAND = ['scale=large']",  # titled: as good as two of its kind
+        "tests/a/test_rare.py": "COMMAND = ['rare=1']",
+        "tests/a/test_common.py": "Option, depth, scale",
+        "tests/a/test_private.py": "_hidden, prose",
+        "tests/a/test_far.py": "depth",
+        "tests/b/test_beside.py": "depth",
+        "tests/a/test_messages.py": "match='too steep', slope",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    titled = ["tests/b/test_rare.py", "tests/b/test_scale.py"]
-    mentioning = ["tests/b/test_common.py", "tests/b/test_far.py"]
-    nearest = NearestTests(tmp_path).nearest("labkit/a/option.py")
-    assert nearest == [*titled, mentioning[0]] and MAX_MENTIONING_FILES == 3
-    (tmp_path / titled[0]).unlink()
-    (tmp_path / titled[1]).unlink()
-    assert NearestTests(tmp_path).nearest("labkit/a/option.py") == mentioning
+    for order in (
+        ["a/test_messages", "a/test_common", "a/test_rare"],
+        ["a/test_scale", "b/test_beside", "a/test_far"],
+        [],
+    ):
+        expected = [f"tests/{name}.py" for name in order]
+        nearest = NearestTests(tmp_path).nearest("labkit/b/option.py")
+        assert nearest == expected and MAX_MENTIONING_FILES == 3
+        for name in order:
+            (tmp_path / f"tests/{name}.py").unlink()
+
+
+def test_names_that_a_package_passes_on_and_helpers_of_tests_lead_to_a_module(tmp_path):
+    for name, text in {
+        "labkit/a/__init__.py": "from labkit.a.deep import Deep\nfrom labkit.a.wide import Wide",
+        "labkit/a/deep.py": "class Deep: ...",
+        "labkit/a/wide.py": "class Wide: ...",
+        "tests/b/test_a_wide.py": "from labkit.a import Wide",
+        "tests/b/test_deep.py": "from labkit.a import Deep",
+        "tests/b/test_helped.py": "from helper import x",
+        "tests/b/helper.py": "import launcher",
+        "tests/launcher.py": "from labkit.a import Deep\nimport helper",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    order = [f"tests/b/test_{name}.py" for name in ("deep", "helped", "a_wide")]
+    assert NearestTests(tmp_path).nearest("labkit/a/deep.py") == order
 
 
 def test_a_package_over_its_budget_fails_and_listed_survivors_do_not_count():
