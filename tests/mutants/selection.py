@@ -28,7 +28,7 @@ from mutation import Mutant
 
 PACKAGE = "labkit"
 MAX_TEST_FILES = 3
-MAX_MENTIONING_FILES = 3
+MAX_MENTIONING_FILES = 4
 OTHER_TESTS = {
     "conf": ("tests/test_config.py", "tests/test_published.py", "tests/test_published_tables.py"),
     "docs": ("tests/test_docs.py",),
@@ -142,16 +142,19 @@ class NearestTests:
         return [file for file in best[:MAX_MENTIONING_FILES] if scores[file] > 0.0]
 
     def _weight(self, file: str, module: str) -> float:
-        """Return the sum of the rarities of a module's terms that a test file mentions.
+        """Return the rarities of a module's terms in a test file, summed, by the file's size.
 
-        It counts twice in a file for the same package, and in one titled by the module's names.
+        It is larger in a file for the same package, and in one titled by the module's names.
         """
-        common, path = self._terms[module] & self._words[file], PurePosixPath(file)
-        title, package = _words(path), "".join(module.split(".")[1:2])
-        weight = sum(math.log(len(self._words) / self._frequencies[term]) for term in common)
+        words, path = self._words[file], PurePosixPath(file)
+        beside = path.parts[1] == "".join(module.split(".")[1:2])
         names = self._names[module] | set(module.rsplit(".", 1)[-1].split("_"))
-        titled = len(names & title) / max(1, len(title))
-        return weight * (1 + (path.parts[1] == package)) * (1 + titled)
+        titled = len(names & _words(path)) / max(1, len(_words(path)))
+        rarities = (
+            math.log(len(self._words) / self._frequencies[term])
+            for term in self._terms[module] & words
+        )
+        return sum(rarities) * (1 + beside) * (1 + titled) / max(1, len(words)) ** 0.25
 
     def _distances(self, module: str) -> dict[str, int]:
         """Return the length of the shortest chain of imports from each module to ``module``."""
