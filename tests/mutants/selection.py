@@ -29,6 +29,7 @@ from mutation import Mutant
 PACKAGE = "labkit"
 MAX_TEST_FILES = 3
 MAX_MENTIONING_FILES = 4
+OPTIONS = ("labkit/config", "tests/test_options.py")  # compares a page of all defaults and bounds
 OTHER_TESTS = {
     "conf": ("tests/test_config.py", "tests/test_published.py", "tests/test_published_tables.py"),
     "docs": ("tests/test_docs.py",),
@@ -133,6 +134,9 @@ class NearestTests:
                     *(not each for each in mirrors), -shared, distance, apart, -weight, file
                 )  # fmt: skip
         nearest = sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
+        package, options = OPTIONS
+        if package_of(path) == package and options in self._words.keys() - set(nearest):
+            nearest.insert(1, options)
         return nearest + self._mentioning(_module_name(Path(path)), without=nearest)
 
     def _mentioning(self, module: str, without: list[str]) -> list[str]:

@@ -162,6 +162,23 @@ def test_tests_that_mention_a_modules_terms_run_on_it_without_an_import(tmp_path
             (tmp_path / f"tests/{name}.py").unlink()
 
 
+def test_the_page_of_options_is_compared_after_a_change_of_a_default(tmp_path):
+    for name, text in {
+        "labkit/config/server.py": "",
+        "labkit/engine/server.py": "",
+        "tests/test_config.py": "import labkit.config.server",
+        "tests/test_options.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = NearestTests(tmp_path)
+    assert files.nearest("labkit/config/server.py") == [
+        "tests/test_config.py",
+        "tests/test_options.py",
+    ]
+    assert files.nearest("labkit/engine/server.py") == []
+
+
 def test_names_that_a_package_passes_on_and_helpers_of_tests_lead_to_a_module(tmp_path):
     for name, text in {
         "labkit/a/__init__.py": "from labkit.a.deep import Deep\nfrom labkit.a.wide import Wide",
