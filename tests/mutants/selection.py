@@ -27,8 +27,8 @@ from pathlib import Path, PurePosixPath
 from mutation import Mutant
 
 PACKAGE = "labkit"
-MAX_TEST_FILES = 3
-MAX_MENTIONING_FILES = 4
+MAX_TEST_FILES = 7
+MIN_NEAREST_FILES = 4  # the others mention the module, if they do
 OPTIONS = ("labkit/config", "tests/test_options.py")  # compares a page of all defaults and bounds
 OTHER_TESTS = {
     "conf": ("tests/test_config.py", "tests/test_published.py", "tests/test_published_tables.py"),
@@ -133,17 +133,19 @@ class NearestTests:
                 ranks[file] = (
                     *(not each for each in mirrors), -shared, distance, apart, -weight, file
                 )  # fmt: skip
-        nearest = sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
+        nearest = sorted(ranks, key=ranks.__getitem__)
         package, options = OPTIONS
-        if package_of(path) == package and options in self._words.keys() - set(nearest):
-            nearest.insert(1, options)
-        return nearest + self._mentioning(_module_name(Path(path)), without=nearest)
+        if package_of(path) == package and options in self._words:
+            nearest = [*nearest[:1], options, *nearest[1:]]
+        first = nearest[:MIN_NEAREST_FILES]
+        mentioning = self._mentioning(_module_name(Path(path)), without=first)
+        return list(dict.fromkeys([*first, *mentioning, *nearest]))[:MAX_TEST_FILES]
 
     def _mentioning(self, module: str, without: list[str]) -> list[str]:
         """Return the other files that mention most of a module's terms."""
         scores = {file: self._weight(file, module) for file in self._words.keys() - set(without)}
         best = sorted(scores, key=lambda file: (-scores[file], file))
-        return [file for file in best[:MAX_MENTIONING_FILES] if scores[file] > 0.0]
+        return [file for file in best[: MAX_TEST_FILES - len(without)] if scores[file] > 0.0]
 
     def _weight(self, file: str, module: str) -> float:
         """Return the rarities of a module's terms in a test file, summed, by the file's size.

@@ -11,7 +11,6 @@ import pytest
 import run
 from mutation import mutants
 from selection import (
-    MAX_MENTIONING_FILES,
     MAX_TEST_FILES,
     NearestTests,
     allot,
@@ -121,11 +120,11 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
         (tmp_path / name).write_text(text)
     files = NearestTests(tmp_path)
     expected = ["tests/a/test_long_name.py", "tests/test_a.py", "tests/a/c/test_of_a_name.py"]
-    assert files.nearest("labkit/a/long_name.py") == expected and MAX_TEST_FILES == 3
+    assert files.nearest("labkit/a/long_name.py")[:3] == expected
     (tmp_path / "tests/a/test_long_name.py").unlink()
     (tmp_path / "tests/a/c/test_of_a_name.py").unlink()
     expected = ["tests/test_a.py", "tests/b/test_direct.py", "tests/b/test_user.py"]
-    assert NearestTests(tmp_path).nearest("labkit/a/long_name.py") == expected
+    assert NearestTests(tmp_path).nearest("labkit/a/long_name.py")[:3] == expected
     # The package's own file, then one that imports it and one whose fixtures do.
     expected = ["tests/test_a.py", "tests/b/test_other.py", "tests/c/test_served.py"]
     assert files.nearest("labkit/a/alone.py") == expected
@@ -150,16 +149,10 @@ def test_tests_that_mention_a_modules_terms_run_on_it_without_an_import(tmp_path
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for order in (
-        ["a/test_messages", "a/test_common", "a/test_rare", "a/test_scale"],
-        ["b/test_beside", "a/test_far"],
-        [],
-    ):
-        expected = [f"tests/{name}.py" for name in order]
-        nearest = NearestTests(tmp_path).nearest("labkit/b/option.py")
-        assert nearest == expected and MAX_MENTIONING_FILES == 4
-        for name in order:
-            (tmp_path / f"tests/{name}.py").unlink()
+    order = ["a/test_messages", "a/test_common", "a/test_rare", "a/test_scale", "b/test_beside",
+             "a/test_far"]  # fmt: skip
+    nearest = NearestTests(tmp_path).nearest("labkit/b/option.py")
+    assert nearest == [f"tests/{name}.py" for name in order] and len(order) < MAX_TEST_FILES
 
 
 def test_the_page_of_options_is_compared_after_a_change_of_a_default(tmp_path):
