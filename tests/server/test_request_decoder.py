@@ -122,7 +122,7 @@ def test_no_request_has_an_unknown_field_and_no_response_changes():
     structs = {
         struct
         for module in pkgutil.iter_modules(server.__path__, f"{server.__name__}.")
-        if not module.name.endswith("__main__")
+        if module.name.endswith(("types", "routes", "_api", "api_error", "api_generation"))
         for struct in vars(importlib.import_module(module.name)).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
         if struct.__module__ == module.name
