@@ -310,11 +310,32 @@ def test_what_fails_on_the_original_too_does_not_kill_a_mutant(on_original, on_m
     assert not tests.kill(mutant, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("labkit/a.py | x = y.reshape(-1, 3, 1) | 1 -> 2", True),
+        ("labkit/a.py | x = y.reshape(-1, 3, 1) | 1 -> 2 | 2", False),  # the other one
+        ("labkit/a.py | x = f(1).reshape(-1) | 1 -> 2", False),
+        ("labkit/a.py | x = y.reshape(-1) | -1 -> (1)", False),
+        ("labkit/a.py | prefetch(code, at, 64) -> pass", True),
+        ("labkit/a.py | prefetch(code, at, 64) | 64 -> 65", False),
+        ("labkit/analysis/rendering/a.py | plot(x, 7.5, fontsize=7.5) | 7.5 -> 11.25", True),
+        ("labkit/analysis/rendering/a.py | plot(x, 7.5, fontsize=8) | 7.5 -> 11.25", False),
+        ("labkit/a.py | POLL_S = 0.01  # why | 0.01 -> 0.015", True),
+        ("labkit/a.py | POLLS = 10 | 10 -> 11", False),
+        ("labkit/a.py | time.sleep(0.02) | 0.02 -> 0.03", True),
+        ("labkit/a.py | time.sleep(2 * 0.02) | 2 -> 3", False),
+    ],
+)
+def test_a_mutant_is_listed_by_its_kind(name, listed):
+    assert (run.listed_of([name]) == {name}) is listed
+
+
 def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
     listed = run.listed_survivors()
     files = {name.split(" | ")[0] for name in listed}
     assert listed.keys() <= {mutant.name for mutant in run.all_mutants(run.ROOT, files)}
-    assert all(listed.values())
+    assert all({**listed, **run.listed_kinds()}.values())
     modules = (f.relative_to(run.ROOT) for f in run.ROOT.glob("labkit/**/*.py"))
     packages = {package_of(str(path)) for path in modules}
     assert run.survivor_budgets().keys() == packages | {run.TOTAL}
