@@ -103,7 +103,7 @@ def test_the_range_fills_the_panel_and_grid_lines_stand_at_ticks():
     assert level == pytest.approx([FLOOR - i * height / 4 for i in range(5)], abs=0.06)
     assert len(lines) == 11
     texts = {e.text: e for e in elements if e.tag == "text"}
-    assert set(texts) == {*"0 2 4 6 8 10 −2 −1 1".split(), "time <s>", "rate"}
+    assert set(texts) == {*["0", "2", "4", "6", "8", "10", "−2", "−1", "1"], "time <s>", "rate"}
     assert numbers(texts["8"], "y") == (FLOOR + 16,)
     assert (texts["8"].get("text-anchor"), texts["10"].get("text-anchor")) == ("middle", "end")
     assert numbers(texts["−1"], "x", "y") == pytest.approx((LEFT - 6, FLOOR - height / 4))
