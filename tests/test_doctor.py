@@ -23,11 +23,12 @@ from labkit.doctor import (
     noise_pilots,
     terminal_screen,
 )
-from labkit.experiment import Interrupted, doctor_noise
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine import memory_capacity
-from labkit.machine.memory_capacity import GIB, MemoryProfile
-from labkit.machine.wired_advice import WiredAdvice
+from labkit.experiment import Interrupted
+from labkit.experiment.schedule import doctor_noise
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
+from labkit.machine.facts.wired_advice import WiredAdvice
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -439,7 +440,7 @@ def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
 
 
 def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
-    from labkit.experiment.timing_lock import timing_lock
+    from labkit.experiment.schedule.timing_lock import timing_lock
 
     monkeypatch.setattr(doctor, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))

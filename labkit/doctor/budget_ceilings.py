@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit import config
 from labkit.engine import budget
 from labkit.engine.budget import BudgetRefusal, ModelFootprint
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 # For a model without weights or activations the budget is the policy's own ceiling.
 WEIGHTLESS_MODEL = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)

@@ -16,9 +16,10 @@ from enum import Enum
 from typing import Any
 
 from labkit import config
-from labkit.machine.mlx_gpu import mlx_gpu
+from labkit.machine.facts.mlx_gpu import mlx_gpu
 
-# Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
+# Not imported from ``labkit.cpu.precision.kv_dtypes``: the process that plans must not import
+# NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Bits per element of quantised keys and values: those of the integer, plus one, because the scale
 # and the bias of each group of 64 elements have 64 bits.

@@ -38,7 +38,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import PreparedModel, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_launcher import create_launcher
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring

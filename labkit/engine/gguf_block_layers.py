@@ -15,8 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, WORD_BITS, BlockFormat
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.precision.gguf_block_formats import (
+    AFFINE_FORMATS,
+    BLOCK_FORMATS,
+    WORD_BITS,
+    BlockFormat,
+)
 
 UNPACKING_GROUP = 32  # a group size of MLX that divides the depth of every block format
 SCALE_DTYPES = {"int8": mx.int8, "uint8": mx.uint8, "pairs": mx.uint8, "float16": mx.float16}

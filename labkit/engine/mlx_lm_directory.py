@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.cpu.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, is_gguf_only
+from labkit.cpu.precision.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, is_gguf_only
 from labkit.machine import cache_dir
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _widened(weights: Weights, modes: dict[str, str]) -> Weights:
 
 def _mlx_parts(parts: Weights, mode: str) -> Weights:
     """Convert a block layer's matrix, or a stack [experts, N, K], to arrays of an MLX layer."""
-    from labkit.cpu.gguf_block_arrays import BlockArrays
+    from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 
     layout = BLOCK_FORMATS[mode]
     words = parts.pop("weight")

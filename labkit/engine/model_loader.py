@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from labkit.config import ConfigError
-from labkit.cpu.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
+from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves

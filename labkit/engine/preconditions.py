@@ -6,7 +6,7 @@ import os
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.machine import memory_capacity, wired_advice
+from labkit.machine.facts import memory_capacity, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:

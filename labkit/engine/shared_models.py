@@ -20,7 +20,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.logits_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load_model
 from labkit.engine.packed_forward import ForwardChoice, choose_forward
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel

@@ -51,7 +51,7 @@ class ThreadStepLauncher(AsyncStepLauncher):
 
     def __init__(self, run_model: RunModel, counters: Counters) -> None:
         super().__init__(run_model, counters)
-        from labkit.cpu.thread_pool import copy_num_threads
+        from labkit.cpu.runtime.thread_pool import copy_num_threads
 
         self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=copy_num_threads())
 

@@ -21,8 +21,8 @@ from labkit.analysis.observations import MetricRow, RunValue, without_position_e
 from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.verdict import judge
-from labkit.experiment.turn_coordinator import LiveSet
-from labkit.experiment.turn_protocol import VERSION
+from labkit.experiment.launch.turn_coordinator import LiveSet
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 ARMS = ("base", "arm", "control")

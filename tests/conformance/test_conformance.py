@@ -153,7 +153,7 @@ def failures(checks):
 @pytest.fixture(autouse=True)
 def one_composer(composer, monkeypatch):
     """All checks compose with one composer, which reads a file once."""
-    monkeypatch.setattr("labkit.experiment.hydra_composer.Composer", lambda: composer)
+    monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
 
 
 @pytest.fixture

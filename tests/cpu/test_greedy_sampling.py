@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.cpu.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
+from labkit.cpu.layers.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
 from labkit.engine.sampler import greedy
 
 

@@ -19,9 +19,9 @@ from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, 
 from labkit.engine.budget import BudgetRefusal, budget_decision
 from labkit.engine.budget.kv_demand import slots_for
 from labkit.kernel_constants import BQ
-from labkit.machine.macos import WiredSettings
-from labkit.machine.memory_capacity import SIMULATED_MACS, simulated_mac
-from labkit.machine.wired_advice import advise
+from labkit.machine.facts.macos import WiredSettings
+from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac
+from labkit.machine.facts.wired_advice import advise
 from labkit.workload.video import frame_selection
 
 pytestmark = pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)

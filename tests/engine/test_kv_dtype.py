@@ -10,7 +10,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.budget import model_footprint, plan
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
 from labkit.engine.logits_self_test import TOLERANCE
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")

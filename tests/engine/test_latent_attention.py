@@ -9,7 +9,7 @@ from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.budget import model_footprint
 from labkit.engine.kv_layout.kv_shape import KVShape
-from labkit.models.synthetic_model import build
+from labkit.models.synthetic.synthetic_model import build
 
 TOKENS = 10
 SHARED = (7, 3, 9, 2) * 5

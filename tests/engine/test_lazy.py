@@ -257,7 +257,7 @@ def test_four_python_calls_of_labkit_lead_to_the_kernel(backend, model_dir, monk
         engine = make_engine(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted(real))
     else:
-        from labkit.cpu import attention_launch
+        from labkit.cpu.attention import attention_launch
 
         engine = make_engine(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):

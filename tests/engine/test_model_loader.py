@@ -9,7 +9,7 @@ from small_models import CONFIGS, build_model_dir
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import load_model
-from labkit.models import train_bpe
+from labkit.models.synthetic import train_bpe
 
 
 def in_fresh_process(code, *args):

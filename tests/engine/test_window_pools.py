@@ -16,7 +16,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
 from labkit.engine.kv_layout.window_pools import StepLimits, WindowedKVCacheManager, split_blocks
 from labkit.engine.request import RequestState
-from labkit.models.synthetic_model import build
+from labkit.models.synthetic.synthetic_model import build
 
 WINDOW = CONFIGS["gemma3"]["sliding_window"]  # of two of the three layers
 SIZE = 8  # tokens per block

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import config
-from labkit.experiment import child_process, turn_coordinator
 from labkit.experiment.cell import Cell
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.launch import child_process, turn_coordinator
+from labkit.experiment.launch.run_launcher import ProcessLauncher
 from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")

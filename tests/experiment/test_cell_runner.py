@@ -14,13 +14,15 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError
-from labkit.experiment import StudyError, cell_runner, child_process, run_launcher
-from labkit.experiment.cell_manifest import refuse_changes, write_manifest
-from labkit.experiment.cell_runner import run_cell, unfinished
+from labkit.experiment import StudyError
+from labkit.experiment.launch import child_process, run_launcher
+from labkit.experiment.launch.run_launcher import ProcessLauncher
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.experiment.timing_lock import timing_lock
-from labkit.machine import code_revision, fingerprint
+from labkit.experiment.schedule import cell_runner
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_runner import run_cell, unfinished
+from labkit.experiment.schedule.timing_lock import timing_lock
+from labkit.machine.facts import code_revision, fingerprint
 from labkit.records import (
     DIGESTS_FILE,
     describe_last_session,

@@ -8,10 +8,11 @@ import pytest
 
 from labkit import analysis
 from labkit.config import Isolation
-from labkit.experiment import StudyError, turn_coordinator
-from labkit.experiment.cell_composer import to_cells
-from labkit.experiment.cell_runner import run_cell, unfinished
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment import StudyError
+from labkit.experiment.compose.cell_composer import to_cells
+from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.run_launcher import ProcessLauncher
+from labkit.experiment.schedule.cell_runner import run_cell, unfinished
 from labkit.machine import cache_dir
 from labkit.records import read_cell, read_runs, write_json
 

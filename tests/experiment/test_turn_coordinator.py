@@ -17,12 +17,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.experiment import StudyError, turn_coordinator
-from labkit.experiment.granted_turns import GrantedTurns
-from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.turn_coordinator import LiveCommand
-from labkit.experiment.turn_protocol import Channel, ProtocolError
-from labkit.experiment.worker_status import SharedStatus
+from labkit.experiment import StudyError
+from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.turn_coordinator import LiveCommand
+from labkit.experiment.worker.granted_turns import GrantedTurns
+from labkit.experiment.worker.run_draft import StageTimer
+from labkit.experiment.worker.turn_protocol import Channel, ProtocolError
+from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.workload.turn_order import Part, Round
 
 WORKER = Path(__file__).with_name("live_worker.py")
@@ -180,7 +181,8 @@ def test_another_protocol_is_refused_in_one_line(tmp_path, task, message):
 STUDY = """
 import pathlib, random, sys
 sys.path.insert(0, {here!r})
-from labkit.experiment import Interrupted, turn_coordinator
+from labkit.experiment import Interrupted
+from labkit.experiment.launch import turn_coordinator
 from test_turn_coordinator import commands
 try:
     turn_coordinator.run(

@@ -13,12 +13,14 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.gates import healthy
 from labkit.config import Isolation
-from labkit.experiment import child_process, worker
-from labkit.experiment.cell_manifest import write_manifest
-from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.run_failures import RunFailure, failure_of
-from labkit.experiment.run_launcher import _environment, _marker
-from labkit.machine import fingerprint, parent_death
+from labkit.experiment.launch import child_process
+from labkit.experiment.launch.run_launcher import _environment, _marker
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.worker import __main__ as worker
+from labkit.experiment.worker.run_failures import RunFailure, failure_of
+from labkit.machine.facts import fingerprint
+from labkit.machine.processes import parent_death
 from labkit.machine.worker_environment import worker_environment
 from labkit.records import Arm, Record, read_record, read_runs, write_json
 
@@ -213,8 +215,8 @@ def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_d
 
 ORPHANED = """
 import os, signal, sys
-from labkit.experiment import worker
-from labkit.machine.server_supervisor import SupervisedServer
+from labkit.experiment.worker import __main__ as worker
+from labkit.machine.processes.server_supervisor import SupervisedServer
 
 worker.survive_hangups()
 server = SupervisedServer(["sleep", "0.1"])

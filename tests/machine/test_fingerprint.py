@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import code_revision, fingerprint, linux
+from labkit.machine.facts import code_revision, fingerprint, linux
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

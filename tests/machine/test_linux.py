@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import linux
+from labkit.machine.facts import linux
 
 STAT = "cpu  100 20 30 4000 50 6 7 80 9 9\ncpu0 1 2 3\nctxt 1234\nctxtra 5\nbtime 77\n"
 MEMINFO = "MemTotal: 8000 kB\nMemAvailable: 3000 kB\nSwapTotal: 500 kB\nSwapFree: 200 kB\nHuge: 3\n"

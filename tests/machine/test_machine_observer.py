@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine import machine_observer
-from labkit.machine.machine_observer import MachineObserver
+from labkit.machine.facts import machine_observer
+from labkit.machine.facts.machine_observer import MachineObserver
 
 
 class System:

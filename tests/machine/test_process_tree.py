@@ -6,8 +6,8 @@ import signal
 import psutil
 import pytest
 
-from labkit.machine import process_tree
-from labkit.machine.process_tree import ProcessTree
+from labkit.machine.processes import process_tree
+from labkit.machine.processes.process_tree import ProcessTree
 
 
 class Processes:

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.gguf_block_formats import is_gguf_only
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.precision.gguf_block_formats import is_gguf_only
 from labkit.engine import gguf_block_layers
 from labkit.models.gguf import GGUFError, gguf_repacking
 from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES

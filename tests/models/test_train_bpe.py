@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from labkit.models import train_bpe
+from labkit.models.synthetic import train_bpe
 
 TEXTS = (
     "the cat sat on the mat; the other cat sat beside it.",

@@ -12,10 +12,8 @@ pytest.importorskip("msgspec")
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server import prompt_logprobs_format
-from labkit.server.api_error import ERROR_TYPES_BY_STATUS, ApiError
-from labkit.server.api_generation import TokenOutput
-from labkit.server.endpoint_helpers import (
+from labkit.server.apis import prompt_logprobs_format
+from labkit.server.apis.endpoint_helpers import (
     GeneratedChoice,
     check_choices,
     check_free_length,
@@ -27,9 +25,11 @@ from labkit.server.endpoint_helpers import (
     token_logprob,
     usage,
 )
-from labkit.server.openai_types import Sampling, StreamOptions
-from labkit.server.prompt_encoding import check_contents, is_long, resolve_max_tokens
-from labkit.server.serving_service import Service, choice_params
+from labkit.server.generation.api_generation import TokenOutput
+from labkit.server.generation.prompt_encoding import check_contents, is_long, resolve_max_tokens
+from labkit.server.generation.serving_service import Service, choice_params
+from labkit.server.types.api_error import ERROR_TYPES_BY_STATUS, ApiError
+from labkit.server.types.openai_types import Sampling, StreamOptions
 
 SERVICE = SimpleNamespace(
     name="tiny",

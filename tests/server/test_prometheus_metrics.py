@@ -4,10 +4,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from labkit.engine.request import Request, SamplingParams
-from labkit.server import prometheus_metrics
-from labkit.server.api_generation import RequestTimestamps
-from labkit.server.engine_thread import EngineStep
-from labkit.server.prometheus_metrics import Metrics
+from labkit.server.generation import prometheus_metrics
+from labkit.server.generation.api_generation import RequestTimestamps
+from labkit.server.generation.engine_thread import EngineStep
+from labkit.server.generation.prometheus_metrics import Metrics
 
 OWN = {"model_name": "tiny", "engine": "0"}
 

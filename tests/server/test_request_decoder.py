@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from labkit import server
-from labkit.server import request_decoder
-from labkit.server.api_error import ApiError
-from labkit.server.messages_types import MessagesRequest
-from labkit.server.openai_types import ChatRequest, CompletionRequest
-from labkit.server.request_decoder import allowed_values, decode
-from labkit.server.responses_types import ResponsesRequest
+from labkit.server.types import request_decoder
+from labkit.server.types.api_error import ApiError
+from labkit.server.types.messages_types import MessagesRequest
+from labkit.server.types.openai_types import ChatRequest, CompletionRequest
+from labkit.server.types.request_decoder import allowed_values, decode
+from labkit.server.types.responses_types import ResponsesRequest
 
 USER = {"role": "user", "content": "hello"}
 REQUIRED = {
@@ -121,7 +121,7 @@ def test_no_request_has_an_unknown_field_and_no_response_changes():
     """A struct is one of both: what a client sends is checked, what it is sent is final."""
     structs = {
         struct
-        for module in pkgutil.iter_modules(server.__path__, f"{server.__name__}.")
+        for module in pkgutil.walk_packages(server.__path__, f"{server.__name__}.")
         if module.name.endswith(("types", "routes", "_api", "api_error", "api_generation"))
         for struct in vars(importlib.import_module(module.name)).values()
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct)

@@ -20,8 +20,8 @@ from labkit.config import (
     Workload,
 )
 from labkit.engine import budget
-from labkit.workload import request_workload
-from labkit.workload.request_workload import (
+from labkit.workload.requests import request_workload
+from labkit.workload.requests.request_workload import (
     FLOPS,
     PROCESS_BYTES,
     START_SECONDS,

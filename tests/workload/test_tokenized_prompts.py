@@ -12,8 +12,9 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import request_workload, tokenized_prompts
-from labkit.workload.request_workload import RequestKind
+from labkit.workload import tokenized_prompts
+from labkit.workload.requests import request_workload
+from labkit.workload.requests.request_workload import RequestKind
 from labkit.workload.sources import packaged_questions, source_of
 from labkit.workload.tokenized_prompts import Prompt
 

@@ -15,8 +15,8 @@ from labkit.engine.budget.budget_policies import (
     MIN_HEADROOM_BYTES,
     SMALL_MACHINE_BYTES,
 )
-from labkit.machine.memory_capacity import SIMULATED_MACS, MemoryProfile, simulated_mac
-from labkit.machine.wired_advice import COLLECTOR_OFF, RESET_NOTE
+from labkit.machine.facts.memory_capacity import SIMULATED_MACS, MemoryProfile, simulated_mac
+from labkit.machine.facts.wired_advice import COLLECTOR_OFF, RESET_NOTE
 
 POLICIES = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)
 
@@ -101,7 +101,9 @@ WIDGET = Widget(
     name="memory_budget",
     title="A memory budget: fits, slows or dies",
     source="After “Rethinking vllm-metal’s Memory Budget for Apple Silicon” (2026-02-14).",
-    mirrored="<code>labkit/engine/budget/</code> and <code>labkit/machine/wired_advice.py</code>",
+    mirrored=(
+        "<code>labkit/engine/budget/</code> and <code>labkit/machine/facts/wired_advice.py</code>"
+    ),
     functions=("memory_budget", "number_format"),
     data=data,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import row_bytes
+from labkit.cpu.precision.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
 
 Int32Array = NDArray[np.int32]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.address_views import address_of
-from labkit.cpu.graph_capture import CapturedAttention
+from labkit.cpu.capture.graph_capture import CapturedAttention
+from labkit.cpu.runtime.address_views import address_of
 from labkit.engine.attention.attention_metadata import AttentionLayer
 
 if TYPE_CHECKING:

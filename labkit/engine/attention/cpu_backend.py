@@ -10,18 +10,18 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import (
+from labkit.cpu.attention import (
     attention_launch,
     attention_params,
     decode_attention,
     resolver_variants,
     tiled_attention,
 )
-from labkit.cpu.address_views import address_of
-from labkit.cpu.aligned_memory import aligned_zeros
-from labkit.cpu.attention_intrinsics import TILE_KEYS
-from labkit.cpu.attention_launch import AttentionLaunch, KVWrite
-from labkit.cpu.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
+from labkit.cpu.attention.attention_intrinsics import TILE_KEYS
+from labkit.cpu.attention.attention_launch import AttentionLaunch, KVWrite
+from labkit.cpu.precision.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
+from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.aligned_memory import aligned_zeros
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 
-from labkit.cpu import kv_quantization
-from labkit.cpu.kv_dtypes import KV_GROUP
+from labkit.cpu.precision import kv_quantization
+from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.kv_layout.kv_shape import KVShape
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.address_views import address_of
-from labkit.cpu.attention_launch import COUNTER_COLUMNS
-from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
+from labkit.cpu.attention.attention_launch import COUNTER_COLUMNS
+from labkit.cpu.replay.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
+from labkit.cpu.runtime.address_views import address_of
 from labkit.engine.attention.attention_metadata import AttentionMetadata
 from labkit.engine.attention.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.launch_audit import LaunchTotals, launch_stamp, report_launches
@@ -19,7 +19,7 @@ from labkit.engine.engine_protocol import Counters
 from labkit.kernel_constants import STAMP_MASK
 
 if TYPE_CHECKING:  # importing the graph also imports the kernels of a model
-    from labkit.cpu.graph_replay import ExecutableGraph
+    from labkit.cpu.replay.graph_replay import ExecutableGraph
     from labkit.engine.attention.cpu_backend import CpuBackend
 
 

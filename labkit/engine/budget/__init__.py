@@ -17,8 +17,8 @@ from labkit.engine.budget.budget_decision import (
 )
 from labkit.engine.budget.budget_policies import POLICIES
 from labkit.engine.budget.model_footprint import ModelFootprint
-from labkit.machine import memory_capacity
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 __all__ = [
     "BudgetDecision",

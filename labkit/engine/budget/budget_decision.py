@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from labkit import config
 from labkit.engine.budget.model_footprint import ModelFootprint
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 Setting = tuple[str, int | float | str]  # an option's key and the value to set
 # The smallest pool that a user may ask for: the null block and one block that holds tokens.

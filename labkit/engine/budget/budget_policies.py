@@ -22,7 +22,7 @@ from labkit.engine.budget.budget_decision import (
     format_bytes,
     make_refusal,
 )
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 GIB = 1 << 30
 SMALL_MACHINE_BYTES = 36 * GIB

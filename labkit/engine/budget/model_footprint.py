@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
-from labkit.cpu.gguf_block_formats import is_gguf_only
+from labkit.cpu.precision.gguf_block_formats import is_gguf_only
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.models import model_json, safetensors_header
 
@@ -85,8 +85,8 @@ def from_shape(
     shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
 ) -> ModelFootprint:
     """Return the footprint of a float32 model built from ``shape``, with an untied head."""
-    from labkit.models import synthetic_latent
-    from labkit.models import synthetic_shapes as sizes
+    from labkit.models.synthetic import synthetic_latent
+    from labkit.models.synthetic import synthetic_shapes as sizes
 
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
     from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
     from labkit.engine.packed_forward import PackedForward
-    from labkit.machine.memory_capacity import MemoryProfile
+    from labkit.machine.facts.memory_capacity import MemoryProfile
 
 # A profiling forward of more operations than this takes seconds, so the activations are estimated
 # instead.

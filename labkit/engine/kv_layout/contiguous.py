@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer

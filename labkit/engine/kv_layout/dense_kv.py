@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager

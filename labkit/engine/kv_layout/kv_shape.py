@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from labkit.cpu.kv_dtypes import ITEM_BYTES, QUANTIZED_BITS, row_bytes
+from labkit.cpu.precision.kv_dtypes import ITEM_BYTES, QUANTIZED_BITS, row_bytes
 
 STATE_ITEM_BYTES = {**ITEM_BYTES, "int32": 4, "int64": 8}
 

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.cpu.kv_dtypes import KV_GROUP, QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention import sdpa
 from labkit.engine.rebound_model_modules import import_plain
 

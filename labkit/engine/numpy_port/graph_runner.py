@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
-from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
-from labkit.cpu.traced_array import NotCapturable
+from labkit.cpu.capture.graph_capture import CapturedGraph, GraphCapture
+from labkit.cpu.capture.traced_array import NotCapturable
+from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
 from labkit.engine.attention.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.cpu_backend import CpuBackend
 from labkit.engine.attention.replay_state import replay_state

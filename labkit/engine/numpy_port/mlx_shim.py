@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import activations, norms
+from labkit.cpu.layers import activations, norms
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import int8_dot, int8_matmul_self_test
-from labkit.cpu.aligned_memory import SlabAllocator
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.low_precision_weights import (
+from labkit.cpu.layers.rope import RotaryTable
+from labkit.cpu.matmul import int8_dot, int8_matmul_self_test
+from labkit.cpu.matmul.low_precision_weights import (
     BlockMatrix,
     HalfMatrix,
     QuantizedMatrix,
     is_affine_format,
 )
-from labkit.cpu.packed_linear import WeightMatrix, share_format
-from labkit.cpu.rope import RotaryTable
+from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.engine.layer_cache import KVHandle, ValueHandle
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules

@@ -28,7 +28,7 @@ from labkit.engine.openai.sse_decoder import (
 )
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.machine.exception_text import one_line
-from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
 POLL_S = 0.05  # between two probes of a starting server
 PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled after this, and the next one is sent

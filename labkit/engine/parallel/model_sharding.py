@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cpu.gguf_block_formats import is_gguf_only
+from labkit.cpu.precision.gguf_block_formats import is_gguf_only
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.exception_text import one_line
 

@@ -32,13 +32,11 @@ class ScoringKind:
     """The ``WorkloadKind`` of scoring workloads."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the engine can score, and that the texts have enough windows."""
         if experiment.engine.name == "openai":
             _check_server(experiment.engine.server)
         text_windows.check_windows(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
-        """Build the model and cut the texts into windows, which are cached."""
         text_windows.windows_of(experiment, resolve(experiment.model))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -83,7 +81,6 @@ class ScoringKind:
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate time and memory from FLOPs. The baseline scores each window twice."""
         workload, loading = experiment.workload, _loading(experiment)
         facts = model_footprint.from_model(experiment.model, *loading)
         facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu import kv_dtypes, kv_quantization
+from labkit.cpu.precision import kv_dtypes, kv_quantization
 from labkit.engine import attention
 from labkit.engine.attention import quantized_kv_self_test as self_test
 from labkit.engine.kv_layout.kv_shape import KVShape

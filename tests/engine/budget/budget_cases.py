@@ -3,7 +3,7 @@
 from labkit import config
 from labkit.engine import budget
 from labkit.engine.budget import ModelFootprint
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from labkit import config
 from labkit.engine.budget import BudgetDecision, BudgetRefusal
 from labkit.engine.budget.budget_policies import POLICIES
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 # By hand, in MiB, which is blocks: weights are 1024, activations 256.
 #   fraction 0.5     RAM / 2 - 1280

@@ -16,7 +16,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import model_footprint, pool_sizing
 from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -85,7 +85,7 @@ def test_a_stored_output_matrix_of_a_tied_model_is_not_counted(model_dir, tmp_pa
 
 def test_the_planned_memory_is_the_memory_of_the_run(tiny_dir):
     """The estimated weights equal the built model's, embedding and output matrix included."""
-    from labkit.workload.request_workload import PROCESS_BYTES, RequestKind
+    from labkit.workload.requests.request_workload import PROCESS_BYTES, RequestKind
 
     class OneRequest:
         def lengths(self, experiment):

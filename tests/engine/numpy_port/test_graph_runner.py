@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.cpu import attention_launch, graph_replay
-from labkit.cpu.graph_replay import MAX_REPLAY_ROWS
+from labkit.cpu.attention import attention_launch
+from labkit.cpu.replay import graph_replay
+from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.packed_forward import PackedForward

@@ -400,7 +400,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
 
 def test_projections_of_different_inputs_are_not_fused():
-    from labkit.cpu.aligned_memory import SlabAllocator
+    from labkit.cpu.runtime.aligned_memory import SlabAllocator
     from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 
     rng = np.random.default_rng(0)

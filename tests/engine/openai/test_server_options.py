@@ -6,8 +6,9 @@ import pytest
 
 from labkit import config
 from labkit.config import PRESETS
-from labkit.config.openai_server import PLACEHOLDERS
-from labkit.workload import in_process_rules, request_workload, run_warnings
+from labkit.config.engine.openai_server import PLACEHOLDERS
+from labkit.workload import in_process_rules
+from labkit.workload.requests import request_workload, run_warnings
 
 
 def experiment(server=None, source="chat", **engine):

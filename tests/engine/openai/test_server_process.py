@@ -17,7 +17,7 @@ from labkit import config
 from labkit.engine import openai
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai import server_process
-from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 from labkit.models.gguf import gguf_writer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,8 +183,8 @@ def test_a_servers_output_goes_to_the_runs_log(tiny_dir, capfd):
 RUN = textwrap.dedent(
     """
     import sys, time
-    from labkit.machine import parent_death
-    from labkit.machine.server_supervisor import SupervisedServer
+    from labkit.machine.processes import parent_death
+    from labkit.machine.processes.server_supervisor import SupervisedServer
     if len(sys.argv) > 3:
         parent_death.watch_parent(int(sys.argv[3]), None)
     server = SupervisedServer([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])

@@ -31,7 +31,7 @@ from labkit.engine.parallel.model_sharding import sharding_error
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 from labkit.models import resolve
 
 KERNELS = {

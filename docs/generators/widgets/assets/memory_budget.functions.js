@@ -50,7 +50,7 @@ function memoryOutcome(machine, needed) {
   return needed > Math.min(machine.available, machine.working_set) ? "slows" : "fits";
 }
 
-// labkit.machine.wired_advice.advise
+// labkit.machine.facts.wired_advice.advise
 function advise(machine, needed, texts) {
   const gib = (bytes) => `${fixed(bytes / 2 ** 30, 1)} GiB`;
   const advice = [];

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.config.attention import RESOLVERS
+from labkit.config.engine.attention import RESOLVERS
 from labkit.engine.attention.resolvers.binary_search import BinarySearchResolver
 from labkit.engine.attention.resolvers.identity import IdentityResolver
 from labkit.engine.attention.resolvers.padded_grid import PaddedGridResolver
