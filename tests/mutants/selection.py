@@ -142,7 +142,9 @@ class NearestTests:
         return list(dict.fromkeys([*first, *mentioning, *nearest]))[:MAX_TEST_FILES]
 
     def _mentioning(self, module: str, without: list[str]) -> list[str]:
-        """Return the other files that mention most of a module's terms."""
+        """Return the other files that mention most of a module's terms (none if it is gone)."""
+        if module not in self._terms:
+            return []
         scores = {file: self._weight(file, module) for file in self._words.keys() - set(without)}
         best = sorted(scores, key=lambda file: (-scores[file], file))
         return [file for file in best[: MAX_TEST_FILES - len(without)] if scores[file] > 0.0]

@@ -359,5 +359,6 @@ def test_a_change_runs_the_tests_near_it(tmp_path):
         "README.md": ["tests/test_readme.py"],
         "LICENSE": [],
         "tests/test_deleted.py": [],
+        "labkit/deleted.py": [],
     }.items():
         assert files_to_run([changed], tmp_path) == expected, changed
