@@ -202,7 +202,7 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell, monkeypatch):
     narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (results[0], plain))
     assert narrow < wide
     known = {abs(value) for _, value in probe_correlations(analysis)}
-    for limit, shown in ((min(known), True), (np.nextafter(max(known), 1), False)):
+    for limit, shown in ((max(known), True), (np.nextafter(max(known), 1), False)):
         monkeypatch.setattr(sensitivity_analysis, "MIN_CORRELATION", limit)
         assert bool(sensitivity_results(analysis)) is shown
     monkeypatch.undo()
