@@ -250,7 +250,8 @@ def test_large_weights_are_written_to_several_files(tmp_path, no_cache, monkeypa
     file = gguf_header.read_header(path)
     gguf_to_mlx_lm.write_model(file, gguf_architectures.read_architecture(file), folder)
     files = sorted(folder.glob("model*.safetensors"))
-    assert len(files) > 2
+    names = [f"model-{number:05d}.safetensors" for number in range(len(files))]
+    assert len(files) > 2 and [file.name for file in files] == names
     parts = {name: array for part in files for name, array in load_file(part).items()}
     assert {n: a.tobytes() for n, a in parts.items()} == {n: a.tobytes() for n, a in whole.items()}
     model_loader.load_model(folder)

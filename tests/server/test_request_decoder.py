@@ -1,10 +1,13 @@
 """Tests of request decoding: which fields are accepted, and what the errors say."""
 
+import importlib
 import json
+import pkgutil
 
 import msgspec
 import pytest
 
+from labkit import server
 from labkit.server.types import request_decoder
 from labkit.server.types.api_error import ApiError
 from labkit.server.types.messages_types import MessagesRequest
@@ -112,3 +115,19 @@ def test_only_fields_with_fixed_values_have_allowed_values():
     assert allowed_values(ChatRequest, "model") == []
     assert allowed_values(ChatRequest, "tool_choice") == ["auto", "none", "required"]
     assert allowed_values(ChatRequest, "no.such[0].field") == []
+
+
+def test_no_request_has_an_unknown_field_and_no_response_changes():
+    """A struct is one of both: what a client sends is checked, what it is sent is final."""
+    structs = {
+        struct
+        for module in pkgutil.walk_packages(server.__path__, f"{server.__name__}.")
+        if module.name.endswith(("types", "routes", "_api", "api_error", "api_generation"))
+        for struct in vars(importlib.import_module(module.name)).values()
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
+        if struct.__module__ == module.name
+    }
+    rules = {struct: struct.__struct_config__ for struct in structs}
+    assert len(rules) > 80
+    wrong = [one for one, rule in rules.items() if rule.frozen is rule.forbid_unknown_fields]
+    assert wrong == []

@@ -118,7 +118,7 @@ def _rsqrt(x: Array) -> Array:
     return np.float32(1.0) / np.sqrt(x)
 
 
-def _softmax(x: Array, axis: int = -1, precise: bool = True) -> Array:
+def _softmax(x: Array, axis: int | None = None, precise: bool = True) -> Array:
     del precise
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return powers / powers.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
