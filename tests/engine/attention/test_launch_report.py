@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.engine.attention.launch_audit import window_blocks
+from labkit.engine.attention.launch_report import window_blocks
 
 
 def blocks_of(past, length, rows, window, size):
