@@ -115,13 +115,11 @@ class Scheduler:
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedule prompt tokens of running requests, then admit requests and schedule theirs."""
-        options, policies, start = self._options, self._policies, step.num_tokens
+        policies, start = self._policies, step.num_tokens
         left = step.token_budget - start
-        budget = scheduling_policies.prefill_budget(
-            left, options.prefill_cap, options.prefill_floor
-        )
+        budget = policies.prefill_budget(left)
         step_limit = start + budget
-        chunk_cap = policies.chunk_cap(options.chunk, len(step.pending[Phase.decode]))
+        chunk_cap = policies.chunk_cap(len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
         while policies.may_admit(step.num_running, step_limit - step.num_tokens):

@@ -214,13 +214,14 @@ def _key_mistake(key: Any, request: Request) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The functions that the options of ``engine.scheduler`` select."""
+    """The functions that the options of ``engine.scheduler`` select, with the options bound."""
 
     options: Scheduler
     phase_order: Callable[[Phase | None], Phases]
     split: bool  # whether a step has chunks of one phase only
     may_admit: Callable[[int, int], bool]
-    chunk_cap: Callable[[int | None, int], int | None]
+    prefill_budget: Callable[[int], int]
+    chunk_cap: Callable[[int], int | None]
     reservation: Callable[[RequestState, int], tuple[int, float]]
     queue: Queue
 
@@ -228,13 +229,14 @@ class Policies:
 def select(options: Scheduler) -> Policies:
     """Return the policies of a config, or raise ``EngineError``; see ``Queue``."""
     watermark = DEFAULT_WATERMARK if options.watermark is None else options.watermark
-    reserve = RESERVATIONS[options.reservation]
+    cap_chunk, reserve = CHUNK_CAPS[options.chunk_policy], RESERVATIONS[options.reservation]
     return Policies(
         options,
         PHASE_ORDERS[options.order, options.composition],
         options.composition is Composition.split,
         ADMISSIONS[options.admission],
-        CHUNK_CAPS[options.chunk_policy],
+        lambda left: prefill_budget(left, options.prefill_cap, options.prefill_floor),
+        lambda num_decodes: cap_chunk(options.chunk, num_decodes),
         lambda state, num_running: reserve(state, num_running, watermark),
         Queue(options.queue),
     )
