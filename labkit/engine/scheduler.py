@@ -59,7 +59,7 @@ from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepBuilder
 from labkit.engine.waiting_queue import WaitingQueue
 
-QUEUE_KEY = attrgetter("queue_key")
+QUEUE_KEY, PREEMPTION_KEY = attrgetter("queue_key"), attrgetter("preemption_key")
 
 
 class Scheduler:
@@ -82,7 +82,7 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._queue = scheduling_policies.Queue(options.queue)
+        self._queue = scheduling_policies.Queue(options.queue, options.order)
         self._waiting = WaitingQueue(QUEUE_KEY)
         self._running: dict[str, RequestState] = {}  # in the order of admission
         self._phase_order = scheduling_policies.PHASE_ORDERS[options.order, options.composition]
@@ -141,6 +141,7 @@ class Scheduler:
                 "(engine.budget)"
             )
         state.queue_key = self._queue.key(state)  # once, because it may be a user's class
+        state.preemption_key = self._queue.preemption_key(state)
         self._live[request.request_id] = state
         self._num_arrivals += 1
         self._waiting.add(state)
@@ -188,7 +189,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Return the chunks of the next step. The module's docstring describes the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
-        for phase in self._phase_order(self._last_phase):
+        for phase in self._phases(step):
             if phase is Phase.decode:
                 self._schedule_decodes(step)
             elif step.pending[phase] or self._waiting:
@@ -202,6 +203,19 @@ class Scheduler:
             chunk.state.num_in_flight_tokens += chunk.num_tokens
             chunk.state.num_output_placeholders += chunk.samples
         return output
+
+    def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
+        """Return the order of the phases: the option's, unless the queue has one of its own."""
+        usual, prefills_first = self._phase_order(self._last_phase), self._queue.prefills_first
+        if prefills_first is None:
+            return usual
+        decodes, prefills = map(len, step.pending)
+        first = prefills_first(decodes, prefills, len(self._waiting))
+        order = scheduling_policies.prefills_first if first else scheduling_policies.decodes_first
+        own = order(self._last_phase)
+        if own != usual:
+            self.counts.add(f"queue.{self._queue.name}")
+        return own
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
         """Schedule the running requests whose prompts are computed."""
@@ -219,14 +233,14 @@ class Scheduler:
         chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
-        while self._may_admit(step.num_running, step_limit - step.num_tokens):
-            admitted = self._admit_first()
+        while self._may_admit(step.num_running, budget := step_limit - step.num_tokens):
+            admitted = self._admit_first(budget)
             if admitted is None:
                 break
             step.pending[Phase.prefill].append(admitted)
             self._schedule_chunk(step, Phase.prefill, admitted, step_limit, chunk_cap)
         spent = step.num_tokens - start
-        if spent == budget < left:
+        if spent == step_limit - start < left:
             self.counts.add("steps.prefill_capped")
         if spent > left:
             self.counts.add("steps.prefill_floored")
@@ -266,13 +280,15 @@ class Scheduler:
     def _grow_or_preempt(self, step: StepBuilder, state: RequestState, num_tokens: int) -> bool:
         """Ensure that a request has KV memory for its first ``num_tokens`` tokens.
 
-        While memory is short, the running request that is last in the queue's order is preempted.
+        While memory is short, the running request with the largest preemption key is preempted.
         Returns False if this was ``state`` itself. The first request in that order is never
         preempted and fits into the memory by itself, so it advances in every step, and the number
         of steps is bounded.
         """
         while not self._cache.grow(state.request_id, num_tokens):
-            victim = max(self._running.values(), key=QUEUE_KEY)
+            victim = max(self._running.values(), key=PREEMPTION_KEY)
+            if victim is not max(self._running.values(), key=QUEUE_KEY):
+                self.counts.add(f"queue.{self._queue.name}")
             self.preempt(victim.request_id)
             step.remove(victim)
             if victim is state:
@@ -280,15 +296,20 @@ class Scheduler:
         state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
         return True
 
-    def _admit_first(self) -> RequestState | None:
+    def _admit_first(self, budget: int) -> RequestState | None:
         """Admit the first waiting request and return it, or return None.
 
-        None: no request waits, ``max_num_seqs`` requests run, or too little KV memory is free.
+        None: no request waits, ``max_num_seqs`` requests run, the queue holds it back, or too
+        little KV memory is free. ``budget``: tokens left in the step.
         """
-        state = self._waiting.first
-        if state is None or len(self._running) >= self._options.max_num_seqs:
+        state, num_running = self._waiting.first, len(self._running)
+        if state is None or num_running >= self._options.max_num_seqs:
             return None
-        num_tokens, spare = self._reservation(state, len(self._running), self._watermark)
+        admits = self._queue.admits
+        if admits is not None and not admits(state.request, num_running, budget):
+            self.counts.add(f"queue.{self._queue.name}")
+            return None
+        num_tokens, spare = self._reservation(state, num_running, self._watermark)
         num_cached = self._cache.reserve(state, num_tokens, spare)
         if num_cached is None:
             return None
@@ -307,7 +328,8 @@ class Scheduler:
 
     def _count_policies(self, step: StepBuilder) -> None:
         if all(step.pending):  # order and composition matter only if both phases have work
-            self.counts.add(f"order.{self._options.order.value}")
+            if self._queue.prefills_first is None:
+                self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
         if step.num_tokens >= step.token_budget:
             self.counts.add("steps.full")
