@@ -136,6 +136,12 @@ def _create_own(
             f"engine.forward=per_request: model_type={prepared.loaded.model_type} has recurrent "
             "states, which a step updates for all requests at once; set engine.forward=batched"
         )
+    if not expected.shapes and options.kv.dtype is not config.KVDType.float32:
+        raise EngineError(
+            f"engine.kv.dtype={options.kv.dtype.value}: model_type={prepared.loaded.model_type} "
+            "has recurrent states, which it does not change, and no keys and values; set "
+            "engine.kv.dtype=float32"
+        )
     factory = kv_layout.create_factory(options, expected.dtype, expected.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value

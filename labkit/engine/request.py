@@ -274,8 +274,9 @@ class RequestState:
         The number of tokens for which KV memory was reserved. The blocks may have room for more.
     num_cached_tokens
         The number of prompt tokens that the prefix cache held at the first admission.
-    queue_key
-        The place in the queue's order, fixed for the request's life: the smallest is served first.
+    queue_key, preemption_key
+        The places in the queue's order and in that of preemption, fixed for the request's life: the
+        smallest is served first, the largest preempted first.
     num_preemptions
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
@@ -297,6 +298,7 @@ class RequestState:
         "num_prompt_tokens",
         "num_reserved_tokens",
         "num_scored_rows",
+        "preemption_key",
         "queue_key",
         "request",
         "request_id",
@@ -310,6 +312,7 @@ class RequestState:
         self.request_id = request.request_id
         self.arrival_index = arrival_index
         self.queue_key: QueueKey = (0, arrival_index)
+        self.preemption_key: QueueKey = self.queue_key
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0

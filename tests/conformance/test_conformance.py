@@ -115,10 +115,17 @@ WRONG = [
     ),
     (
         "queues",
-        "len(request.prompt_token_ids)",
+        "request.params.max_tokens",
         "float('inf')",
-        "key() is a finite number, the same for a request every time",
-        r"key\(\) must return a finite number, not inf",
+        "its keys are finite numbers, the same for a request every time",
+        r"preemption_key\(\) must return a finite number, not inf",
+    ),
+    (
+        "queues",
+        "num_running == 0 or",
+        "False and",
+        "every request ends with the reference's tokens in a short memory",
+        r"admits\(\) must return True if no request is running",
     ),
     (
         "countdown",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from labkit import config
@@ -208,6 +209,7 @@ class RemoteEngine:
         preset = self._options.server_preset
         means = {response.counted_by for response in self._finished}
         counts = [(r, r.num_tokens(self._detokenizer)) for r in self._finished]
+        excess = [response.first_chunk_excess(count) for response, count in counts]
         return {
             "preset": self._options.preset,
             "command": self._server.command,
@@ -220,6 +222,7 @@ class RemoteEngine:
             "counted_beyond_max": sum(count > r.max_tokens for r, count in counts),
             # A parser or a final flush may split a single token's text.
             "counted_below_chunks": sum(count + 1 < r.num_chunks for r, count in counts),
+            "first_chunk_excess_pct": 100 * fmean(excess) if excess else 0.0,
             "disagree": self._disagreements(),
         }
 

@@ -60,7 +60,7 @@ from labkit.engine.scheduler.scheduler_output import (
 from labkit.engine.scheduler.step_results import append_sampled, record_scored
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
-QUEUE_KEY = attrgetter("queue_key")
+QUEUE_KEY, PREEMPTION_KEY = attrgetter("queue_key"), attrgetter("preemption_key")
 
 
 class Scheduler:
@@ -95,7 +95,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Return the chunks of the next step. The module's docstring describes the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
-        for phase in self._policies.phase_order(self._last_phase):
+        for phase in self._phases(step):
             if phase is Phase.decode:
                 self._schedule_decodes(step)
             elif step.pending[phase] or self._waiting:
@@ -107,6 +107,22 @@ class Scheduler:
         if decided is not None:
             scheduling_policies.count_decisions(self.counts, self._policies, decided)
         return step.launch()
+
+    def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
+        """Return the order of the phases: the option's, unless the queue has one of its own."""
+        policies = self._policies
+        usual, prefills_first = (
+            policies.phase_order(self._last_phase),
+            policies.queue.prefills_first,
+        )
+        if prefills_first is None:
+            return usual
+        decodes, prefills = map(len, step.pending)
+        first = prefills_first(decodes, prefills, len(self._waiting))
+        order = scheduling_policies.prefills_first if first else scheduling_policies.decodes_first
+        own = order(self._last_phase)
+        step.num_queue_choices += own != usual
+        return own
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
         """Schedule the running requests whose prompts are computed."""
@@ -122,8 +138,8 @@ class Scheduler:
         chunk_cap = policies.chunk_cap(len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
-        while policies.may_admit(step.num_running, step_limit - step.num_tokens):
-            admitted = self._admit_first(step)
+        while policies.may_admit(step.num_running, room := step_limit - step.num_tokens):
+            admitted = self._admit_first(step, room)
             if admitted is None:
                 break
             self._schedule_chunk(step, Phase.prefill, admitted, step_limit, chunk_cap)
@@ -164,13 +180,14 @@ class Scheduler:
     def _grow_or_preempt(self, step: StepBuilder, state: RequestState, num_tokens: int) -> bool:
         """Ensure that a request has KV memory for its first ``num_tokens`` tokens.
 
-        While memory is short, the running request that is last in the queue's order is preempted.
+        While memory is short, the running request with the largest preemption key is preempted.
         Returns False if this was ``state`` itself. The first request in that order is never
         preempted and fits into the memory by itself, so it advances in every step, and the number
         of steps is bounded.
         """
         while not self._cache.grow(state.request_id, num_tokens):
-            victim = max(self._running.values(), key=QUEUE_KEY)
+            victim = max(self._running.values(), key=PREEMPTION_KEY)
+            step.num_queue_choices += victim is not max(self._running.values(), key=QUEUE_KEY)
             self.preempt(victim.request_id)
             step.remove(victim)
             if victim is state:
@@ -178,15 +195,20 @@ class Scheduler:
         state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
         return True
 
-    def _admit_first(self, step: StepBuilder) -> RequestState | None:
+    def _admit_first(self, step: StepBuilder, budget: int) -> RequestState | None:
         """Admit the first waiting request and return it, or return None.
 
-        None: no request waits, ``max_num_seqs`` requests run, or too little KV memory is free.
+        None: no request waits, ``max_num_seqs`` requests run, the queue holds it back, or too
+        little KV memory is free. ``budget``: tokens left in the step.
         """
-        state = self._waiting.first
-        if state is None or len(self._running) >= self._options.max_num_seqs:
+        state, num_running = self._waiting.first, len(self._running)
+        if state is None or num_running >= self._options.max_num_seqs:
             return None
-        num_tokens, spare = self._policies.reservation(state, len(self._running))
+        admits = self._policies.queue.admits
+        if admits is not None and not admits(state.request, num_running, budget):
+            step.num_queue_choices += 1
+            return None
+        num_tokens, spare = self._policies.reservation(state, num_running)
         num_cached = self._cache.reserve(state, num_tokens, spare)
         if num_cached is None:
             return None
@@ -258,6 +280,7 @@ class Scheduler:
                 "(engine.budget)"
             )
         state.queue_key = self._policies.queue.key(state)  # once: it may be a user's class
+        state.preemption_key = self._policies.queue.preemption_key(state)
         self._live[request.request_id] = state
         self._num_arrivals += 1
         self._waiting.add(state)

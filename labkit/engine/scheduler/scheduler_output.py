@@ -125,7 +125,8 @@ class ScheduleDecisions:
     phases_compete: bool  # decodes and prefills had work, so order and composition matter
     is_full: bool  # the step has all tokens that ``max_num_batched_tokens`` allows
     num_admitted: int
-    num_overtaking: int  # of these, those admitted before a request that arrived earlier
+    # Where the queue's order differed from that of arrival, or its class from the usual choice
+    num_queue_choices: int
     most_running: int  # after any admission
     num_capped: int  # chunks that ``chunk_policy`` made smaller
     prefill_share: PrefillShare
@@ -146,7 +147,7 @@ class StepBuilder:
         "most_running",
         "num_admitted",
         "num_capped",
-        "num_overtaking",
+        "num_queue_choices",
         "num_running",
         "num_tokens",
         "pending",
@@ -157,7 +158,7 @@ class StepBuilder:
     def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
         self.token_budget = token_budget
         self.num_tokens = self.num_running = 0
-        self.num_capped = self.num_admitted = self.num_overtaking = self.most_running = 0
+        self.num_capped = self.num_admitted = self.num_queue_choices = self.most_running = 0
         self.prefill_share = NO_SHARE
         decodes: list[RequestState] = []
         prefills: list[RequestState] = []
@@ -198,20 +199,20 @@ class StepBuilder:
         """
         self.pending[Phase.prefill].append(state)
         self.num_admitted += 1
-        self.num_overtaking += overtakes
+        self.num_queue_choices += overtakes
         self.most_running = max(self.most_running, num_running)
 
     def decisions(self) -> ScheduleDecisions | None:
         """Return what the policies decided, or None in the usual step: a few decodes only."""
         decodes, prefills = self.pending
         full = self.num_tokens >= self.token_budget
-        if self.prefill_share is NO_SHARE and not (prefills or full):
+        if self.prefill_share is NO_SHARE and not (prefills or full or self.num_queue_choices):
             return None
         return ScheduleDecisions(
             phases_compete=bool(decodes and prefills),
             is_full=full,
             num_admitted=self.num_admitted,
-            num_overtaking=self.num_overtaking,
+            num_queue_choices=self.num_queue_choices,
             most_running=self.most_running,
             num_capped=self.num_capped,
             prefill_share=self.prefill_share,

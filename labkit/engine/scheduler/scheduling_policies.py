@@ -149,7 +149,7 @@ def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple
 
     Returns the number of tokens to reserve, and the fraction of the memory that must stay free.
     As in vLLM, the fraction ``watermark`` stays free, so that an admitted request is not preempted
-    at once. If memory runs out later, the request that is last in the queue's order is preempted.
+    at once. If memory runs out later, the request with the largest preemption key is preempted.
     If no request is running, nothing must stay free, so a request that fits the memory is always
     admitted.
     """
@@ -183,33 +183,79 @@ QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
 
 
 class Queue:
-    """The order of ``engine.scheduler.queue``: a built-in one, or that of a user's class.
+    """The policy of ``engine.scheduler.queue``: a built-in order, or a user's class.
 
     The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
-    request with the smallest is served first. Equal numbers are served by arrival. Raises
-    ``EngineError`` if the class cannot be imported or called, or lacks ``name`` or ``key``.
+    request with the smallest is served first, the one with the largest preempted first. Equal
+    numbers are served by arrival. Three more methods are optional: ``preemption_key(request)`` is a
+    number of its own for preemption; ``admits(request, num_running, budget)`` says whether the
+    first waiting request may join the running ones in a step with ``budget`` tokens left (when none
+    runs, it must); ``prefills_first(num_decodes, num_prefills, num_waiting)`` says in every step
+    whether prompts go before decodes.
+
+    Raises
+    ------
+    EngineError
+        The class cannot be imported or called, or lacks ``name`` or ``key``, or decides the order
+        of decodes and prefills although ``order`` does.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name, self.key = name, QUEUE_KEYS.get(name, self._own_key)
+    admits: Callable[[Request, int, int], bool] | None = None
+    prefills_first: Callable[[int, int, int], bool] | None = None
+
+    def __init__(self, name: str, order: Order = Order.decode_first) -> None:
+        self.name = name
         if not is_class_path(name):
+            self.key = self.preemption_key = QUEUE_KEYS[name]
             return
         try:
-            self._own = user_classes.create_plugin("engine.scheduler.queue", name, ("key",))
+            own = user_classes.create_plugin("engine.scheduler.queue", name, ("key",))
         except ValueError as error:
             raise EngineError(str(error)) from error
-        self.name = self._own.name
-        where = f"engine.scheduler.queue={name}"
-        user_classes.guard_method(self._own, where, "key", _key_mistake)
+        for method, mistake in QUEUE_METHODS.items():
+            if hasattr(own, method):
+                where = f"engine.scheduler.queue={name}"
+                user_classes.guard_method(own, where, method, mistake)
+        self.name, self.admits = own.name, getattr(own, "admits", None)
+        self.prefills_first = getattr(own, "prefills_first", None)
+        if self.prefills_first is not None and order is not Order.decode_first:
+            raise EngineError(
+                f"engine.scheduler.order={order.value}: {name} decides it (prefills_first); leave "
+                f"engine.scheduler.order={Order.decode_first.value}"
+            )
+        self.key = self.preemption_key = _queue_key(own.key)
+        if hasattr(own, "preemption_key"):
+            self.preemption_key = _queue_key(own.preemption_key)
 
-    def _own_key(self, state: RequestState) -> QueueKey:
-        return float(self._own.key(state.request)), state.arrival_index
+
+def _queue_key(method: Callable[[Request], float]) -> Callable[[RequestState], QueueKey]:
+    return lambda state: (float(method(state.request)), state.arrival_index)
 
 
 def _key_mistake(key: Any, request: Request) -> str | None:
     if isinstance(key, int | float) and math.isfinite(key):
         return None
     return f"a finite number, not {key!r}"
+
+
+def _admission_mistake(
+    admitted: Any, request: Request, num_running: int, budget: int
+) -> str | None:
+    if not isinstance(admitted, bool):
+        return f"True or False, not {admitted!r}"
+    return None if admitted or num_running else "True if no request is running"
+
+
+def _order_mistake(first: Any, *counts: int) -> str | None:
+    return None if isinstance(first, bool) else f"True or False, not {first!r}"
+
+
+QUEUE_METHODS: dict[str, Callable[..., str | None]] = {
+    "key": _key_mistake,
+    "preemption_key": _key_mistake,
+    "admits": _admission_mistake,
+    "prefills_first": _order_mistake,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +284,7 @@ def select(options: Scheduler) -> Policies:
         lambda left: prefill_budget(left, options.prefill_cap, options.prefill_floor),
         lambda num_decodes: cap_chunk(options.chunk, num_decodes),
         lambda state, num_running: reserve(state, num_running, watermark),
-        Queue(options.queue),
+        Queue(options.queue, options.order),
     )
 
 
@@ -246,14 +292,15 @@ def count_decisions(counts: Counters, policies: Policies, decided: ScheduleDecis
     """Add to ``<option>.<value>`` how often the choice of each option made a difference."""
     options, share = policies.options, decided.prefill_share
     if decided.phases_compete:
-        counts.add(f"order.{options.order.value}")
+        if policies.queue.prefills_first is None:
+            counts.add(f"order.{options.order.value}")
         counts.add(f"composition.{options.composition.value}")
     if decided.num_admitted:
         counts.add(f"admission.{options.admission.value}", decided.num_admitted)
         counts.add(f"reservation.{options.reservation.value}", decided.num_admitted)
         counts.record_peak("requests.most_running", decided.most_running)
-    if decided.num_overtaking:
-        counts.add(f"queue.{policies.queue.name}", decided.num_overtaking)
+    if decided.num_queue_choices:
+        counts.add(f"queue.{policies.queue.name}", decided.num_queue_choices)
     if decided.num_capped:
         counts.add(f"chunk.{options.chunk_policy.value}", decided.num_capped)
     if share.spent == share.budget < share.left:

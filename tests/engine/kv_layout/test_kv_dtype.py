@@ -116,6 +116,14 @@ def test_heads_that_cannot_be_quantised_are_refused(layout, settings, reason, tm
         create(engine, path)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("rwkv7", "int8"), ("mamba2", "float16")])
+def test_a_model_without_keys_and_values_has_no_type_for_them(name, dtype, tmp_path):
+    """It would be an option without an effect, and the arms of a question would be the same."""
+    path = build_model_dir(tmp_path / "m", architecture(name))
+    with pytest.raises(EngineError, match=rf"dtype={dtype}: model_type={name} has recurrent st"):
+        create(options(dtype), path)
+
+
 @pytest.mark.parametrize(
     "dtype", [*HALVES, pytest.param("int8"), pytest.param("int4", marks=pytest.mark.slow)]
 )
