@@ -162,10 +162,13 @@ def _without_dynamic_rope(settings: dict[str, Any]) -> dict[str, Any]:
     """Return a model's settings without a dynamic scaling of RoPE.
 
     It changes positions beyond ``max_position_embeddings`` only, and no request gets that long.
-    mlx_lm's module for it has no offset per token, which a packed forward needs.
+    mlx_lm's module for it has no offset per token, which a packed forward needs. Hunyuan's dynamic
+    scaling by ``alpha`` stays, because it changes every position.
     """
-    dynamic = model_json.has_scaling(settings.get("rope_scaling"), "dynamic")
-    return {**settings, "rope_scaling": None} if dynamic else settings
+    scaling = settings.get("rope_scaling")
+    if not model_json.has_scaling(scaling, "dynamic") or "alpha" in scaling:
+        return settings
+    return {**settings, "rope_scaling": None}
 
 
 def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
