@@ -56,10 +56,16 @@ SAMPLED = {
         "engine/parallel/test_parallel_failures.py",
         "test_a_failing_rank_ends_the_step_and_all_ranks",
     ): 3,
-    ("engine/test_architectures.py", "test_tokens_of_others_in_a_class_are_plain_mlx_lm_s"): 8,
+    (
+        "engine/model/test_architectures.py",
+        "test_tokens_of_others_in_a_class_are_plain_mlx_lm_s",
+    ): 8,
     ("engine/test_paged_tokens.py", "test_greedy_tokens_equal_plain_mlx_lm"): 2,
     ("engine/test_sweep.py", "test_every_pair_of_choices"): 3,
-    ("engine/test_window_pools.py", "test_random_requests_aborts_and_preemptions_leak_nothing"): 3,
+    (
+        "engine/kv_layout/test_window_pools.py",
+        "test_random_requests_aborts_and_preemptions_leak_nothing",
+    ): 3,
     ("experiment/test_hydra_composer.py", "test_a_shared_tree_composes_what_hydra_composes"): 5,
     ("experiment/test_kernel_ablations.py", "test_every_claim_holds"): 3,
     ("experiment/test_layout_ablations.py", "test_every_claim_holds"): 3,

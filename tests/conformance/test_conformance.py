@@ -13,7 +13,7 @@ from labkit.conformance.conformance_check import ContractError
 from labkit.conformance.engine_checks import _reference, engine_checks, queue_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
-from labkit.engine.scheduling_policies import QUEUE_KEYS
+from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
 
 NUMBERS = itertools.count()

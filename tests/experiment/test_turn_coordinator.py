@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import config
 from labkit.experiment import StudyError
 from labkit.experiment.launch import turn_coordinator
 from labkit.experiment.launch.turn_coordinator import LiveCommand
@@ -327,14 +328,14 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
     """Two seeds or two blocks would otherwise share the order, and with it its accidents."""
 
     def draws(seed, block):
-        cell = make_cell(seed=seed, blocks=2)
+        cell = make_cell(seed=seed, blocks=2, isolation=config.Isolation.live)
         runs = [run for run in cell.schedule() if run.block == block]
         drawn = []
         monkeypatch.setattr(
             turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
         statuses = [SimpleNamespace(fd=0, environment={}) for _ in runs]
-        launcher._run_live_set(runs, cell, statuses, lambda: None)
+        launcher.of(cell)._run_set(runs, cell, statuses, lambda: None)
         return drawn
 
     places = [(seed, block) for seed in (0, 1) for block in (0, 1)]

@@ -9,8 +9,8 @@ from docs.generators.widgets import model_shapes
 from docs.generators.widgets.page import Widget
 from labkit import config
 from labkit.config import BudgetPolicy
-from labkit.engine.budget.budget_decision import BYTE_UNITS, MIN_AUTO_BLOCKS
-from labkit.engine.budget.budget_policies import (
+from labkit.engine.memory_budget.budget_decision import BYTE_UNITS, MIN_AUTO_BLOCKS
+from labkit.engine.memory_budget.budget_policies import (
     FRACTION_DECIMALS,
     MIN_HEADROOM_BYTES,
     SMALL_MACHINE_BYTES,
@@ -101,9 +101,8 @@ WIDGET = Widget(
     name="memory_budget",
     title="A memory budget: fits, slows or dies",
     source="After “Rethinking vllm-metal’s Memory Budget for Apple Silicon” (2026-02-14).",
-    mirrored=(
-        "<code>labkit/engine/budget/</code> and <code>labkit/machine/facts/wired_advice.py</code>"
-    ),
+    mirrored="<code>labkit/engine/memory_budget/</code> and "
+    "<code>labkit/machine/facts/wired_advice.py</code>",
     functions=("memory_budget", "number_format"),
     data=data,
 )
