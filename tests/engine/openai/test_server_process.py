@@ -119,7 +119,9 @@ def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
     monkeypatch.setenv("LABKIT_TEST_KEY", "key")
     key = server.get("api_key") and EnvironmentText.of(server["api_key"])
     server = config.OpenAIServer(**{**server, "api_key": key})
-    process = server_process.ServerProcess(server, "http://host:1", None)
+    monkeypatch.setenv("LABKIT_TEST_HOST", "host")
+    url = EnvironmentText.of("http://${oc.env:LABKIT_TEST_HOST}:1")
+    process = server_process.ServerProcess(server, url, None)
     assert process._model_name(Path("models/mine")) == name
     header = "Bearer key" if server.api_key else None
     assert asked == ([] if listed == "never asked" else [("http://host:1/v1/models", header)])
