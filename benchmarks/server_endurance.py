@@ -49,12 +49,14 @@ from test_soak import NUM_REQUESTS, ClientCrowd, metrics  # noqa: E402
 MEMORY_BYTES = 100 << 20
 NUM_ABUSERS, NUM_OTHERS = 2, 4
 NAP_S = 0.02
+NUM_BLOCKS, BLOCK_TOKENS = 1024, 16  # of KV memory, all of which is touched before the hour
 SOAK_SHARE = 0.25
 OPTIONS = (
     "model=local", "server.model_name=tiny", "server.grammar_timeout_s=2",
     "server.receive_timeout_s=5", "server.grace_s=5", "engine.batch_invariant=true",
     "engine.prefix_cache=hash",
     "server.max_output_tokens=512",  # else a request without a limit of its own may take minutes
+    f"engine.budget.blocks={NUM_BLOCKS}",
 )  # fmt: skip
 
 
@@ -299,6 +301,17 @@ class Hour:
             asyncio.run(self.crowd.run_alone())
 
 
+def touch_kv_memory(client: Client) -> None:
+    """Fill the prefix cache with other prompts until every block has been used.
+
+    Blocks are resident only from their first use on, so that memory would grow for hours.
+    """
+    length = 1000
+    for number in range(2 * NUM_BLOCKS * BLOCK_TOKENS // length):
+        prompt = [(number * 37 + at * 11) % 4000 for at in range(length)]
+        client.post("/v1/completions", prompt=prompt, max_tokens=1, ignore_eos=True)
+
+
 def idle(url: str) -> None:
     """Wait until no request is live."""
     deadline = time.monotonic() + 60
@@ -321,6 +334,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         asyncio.run(hour.crowd.run_alone())
         for name in ("chat_empty", "a_quarter_of_a_million_log_probabilities"):
             CASES[name](hour.client)  # allocates what the server keeps from then on
+        touch_kv_memory(hour.client)
         idle(server.url)
         before = memory_bytes(pid)
         requests = hostile_requests(options.requests, draw)

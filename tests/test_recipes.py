@@ -512,6 +512,7 @@ TINY_BENCHMARKS = {
     "benchmarks/gguf_types.py": ("--show outputs/reference/quantised/gguf_types.json", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
+    "benchmarks/server_endurance.py": ("--minutes 0.5 --requests 8 --leaving 2", "every promise"),
     "benchmarks/step_trace_overhead.py": ("--rounds 1 --steps 4 --requests 2", "| 2 | "),
     "benchmarks/search_error_rate.py": ("1 --permutations 20", "| 16 | unequal |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),

@@ -72,7 +72,8 @@ class HttpClient:
         )
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._silence_s = silence_s
-        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        # Not an f-string: there, a text of the environment is its expression.
+        self._authorization = "Authorization: Bearer " + api_key + "\r\n" if api_key else ""
         self._completed: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
         self._taken_by_wait: list[CompletedResponse] = []
         self._exchanges: dict[str, HttpExchange] = {}

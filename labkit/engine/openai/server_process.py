@@ -88,8 +88,9 @@ class ServerProcess:
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
         key = self._options.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
+        # No f-strings: there, a text of the environment is its expression.
+        headers = {} if key is None else {"Authorization": "Bearer " + key}
+        return urllib.request.Request(self.url + path, headers=headers, method=method)
 
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Wait until the server has generated a token; return the model's name in requests.

@@ -110,18 +110,14 @@ class Scheduler:
 
     def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
         """Return the order of the phases: the option's, unless the queue has one of its own."""
-        policies = self._policies
-        usual, prefills_first = (
-            policies.phase_order(self._last_phase),
-            policies.queue.prefills_first,
-        )
+        usual = self._policies.phase_order(self._last_phase)
+        prefills_first = self._policies.queue.prefills_first
         if prefills_first is None:
             return usual
         decodes, prefills = map(len, step.pending)
-        first = prefills_first(decodes, prefills, len(self._waiting))
-        order = scheduling_policies.prefills_first if first else scheduling_policies.decodes_first
-        own = order(self._last_phase)
-        step.num_queue_choices += own != usual
+        first = Phase(prefills_first(decodes, prefills, len(self._waiting)))
+        own = first, Phase(not first)
+        step.num_by_queue += own != usual
         return own
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
@@ -138,8 +134,8 @@ class Scheduler:
         chunk_cap = policies.chunk_cap(len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
-        while policies.may_admit(step.num_running, room := step_limit - step.num_tokens):
-            admitted = self._admit_first(step, room)
+        while policies.may_admit(step.num_running, left_now := step_limit - step.num_tokens):
+            admitted = self._admit_first(step, left_now)
             if admitted is None:
                 break
             self._schedule_chunk(step, Phase.prefill, admitted, step_limit, chunk_cap)
@@ -187,7 +183,7 @@ class Scheduler:
         """
         while not self._cache.grow(state.request_id, num_tokens):
             victim = max(self._running.values(), key=PREEMPTION_KEY)
-            step.num_queue_choices += victim is not max(self._running.values(), key=QUEUE_KEY)
+            step.num_by_queue += victim is not max(self._running.values(), key=QUEUE_KEY)
             self.preempt(victim.request_id)
             step.remove(victim)
             if victim is state:
@@ -206,7 +202,7 @@ class Scheduler:
             return None
         admits = self._policies.queue.admits
         if admits is not None and not admits(state.request, num_running, budget):
-            step.num_queue_choices += 1
+            step.num_by_queue += 1
             return None
         num_tokens, spare = self._policies.reservation(state, num_running)
         num_cached = self._cache.reserve(state, num_tokens, spare)
@@ -279,8 +275,8 @@ class Scheduler:
                 f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
                 "(engine.budget)"
             )
-        state.queue_key = self._policies.queue.key(state)  # once: it may be a user's class
-        state.preemption_key = self._policies.queue.preemption_key(state)
+        queue = self._policies.queue  # called once, because it may be a user's class
+        state.queue_key, state.preemption_key = queue.key(state), queue.preemption_key(state)
         self._live[request.request_id] = state
         self._num_arrivals += 1
         self._waiting.add(state)

@@ -125,8 +125,7 @@ class ScheduleDecisions:
     phases_compete: bool  # decodes and prefills had work, so order and composition matter
     is_full: bool  # the step has all tokens that ``max_num_batched_tokens`` allows
     num_admitted: int
-    # Where the queue's order differed from that of arrival, or its class from the usual choice
-    num_queue_choices: int
+    num_by_queue: int  # decisions of the queue that the order of arrival would not have made
     most_running: int  # after any admission
     num_capped: int  # chunks that ``chunk_policy`` made smaller
     prefill_share: PrefillShare
@@ -146,8 +145,8 @@ class StepBuilder:
         "chunks",
         "most_running",
         "num_admitted",
+        "num_by_queue",
         "num_capped",
-        "num_queue_choices",
         "num_running",
         "num_tokens",
         "pending",
@@ -158,7 +157,7 @@ class StepBuilder:
     def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
         self.token_budget = token_budget
         self.num_tokens = self.num_running = 0
-        self.num_capped = self.num_admitted = self.num_queue_choices = self.most_running = 0
+        self.num_capped = self.num_admitted = self.num_by_queue = self.most_running = 0
         self.prefill_share = NO_SHARE
         decodes: list[RequestState] = []
         prefills: list[RequestState] = []
@@ -199,20 +198,20 @@ class StepBuilder:
         """
         self.pending[Phase.prefill].append(state)
         self.num_admitted += 1
-        self.num_queue_choices += overtakes
+        self.num_by_queue += overtakes
         self.most_running = max(self.most_running, num_running)
 
     def decisions(self) -> ScheduleDecisions | None:
         """Return what the policies decided, or None in the usual step: a few decodes only."""
         decodes, prefills = self.pending
         full = self.num_tokens >= self.token_budget
-        if self.prefill_share is NO_SHARE and not (prefills or full or self.num_queue_choices):
+        if self.prefill_share is NO_SHARE and not (prefills or full or self.num_by_queue):
             return None
         return ScheduleDecisions(
             phases_compete=bool(decodes and prefills),
             is_full=full,
             num_admitted=self.num_admitted,
-            num_queue_choices=self.num_queue_choices,
+            num_by_queue=self.num_by_queue,
             most_running=self.most_running,
             num_capped=self.num_capped,
             prefill_share=self.prefill_share,

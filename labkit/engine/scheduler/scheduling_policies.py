@@ -299,8 +299,8 @@ def count_decisions(counts: Counters, policies: Policies, decided: ScheduleDecis
         counts.add(f"admission.{options.admission.value}", decided.num_admitted)
         counts.add(f"reservation.{options.reservation.value}", decided.num_admitted)
         counts.record_peak("requests.most_running", decided.most_running)
-    if decided.num_queue_choices:
-        counts.add(f"queue.{policies.queue.name}", decided.num_queue_choices)
+    if decided.num_by_queue:
+        counts.add(f"queue.{policies.queue.name}", decided.num_by_queue)
     if decided.num_capped:
         counts.add(f"chunk.{options.chunk_policy.value}", decided.num_capped)
     if share.spent == share.budget < share.left:
