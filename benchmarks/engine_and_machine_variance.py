@@ -65,10 +65,10 @@ def measure(processes: int, out: Path) -> None:
     from labkit import analysis, workload
     from labkit.cli import study_composer
     from labkit.experiment.compose.cell_composer import compose_cell, to_cell
-    from labkit.experiment.launch.run_launcher import ProcessLauncher
+    from labkit.experiment.launch.run_launcher import WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
 
-    class Between(ProcessLauncher):
+    class Between(WorkerLauncher):
         """A launcher that runs the machine's program before each run."""
 
         def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:

@@ -99,7 +99,7 @@ def plant() -> None:
 
 def plant_calls(pipeline: str | None, workload: str) -> None:
     """Plant the delay into the operations of this process that are timed."""
-    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
     from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
 
@@ -127,7 +127,7 @@ def plant_calls(pipeline: str | None, workload: str) -> None:
 
         InterleavedVideo.__init__ = with_slow_requests  # type: ignore[method-assign]
     elif pipeline == "overlap":  # its steps wait here for the step in flight
-        StepLoop._sample = planted.slow_period(StepLoop._sample)  # type: ignore[method-assign]
+        StepLoop._finish = planted.slow_period(StepLoop._finish)  # type: ignore[method-assign]
     else:
         LLMEngine.step = planted.slow(LLMEngine.step)  # type: ignore[method-assign]
 

@@ -307,11 +307,11 @@ def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     ``beside``: the two processes of a block live at the same time (``SideBySide``).
     """
     from labkit import analysis
-    from labkit.experiment.launch.run_launcher import ProcessLauncher
+    from labkit.experiment.launch.run_launcher import WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
 
-    launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
-    run_cell(cell, SideBySide(launcher) if beside else launcher)
+    command = (sys.executable, str(HERE / "planted_worker.py"))
+    run_cell(cell, SideBySide(ProcessLauncher(command)) if beside else WorkerLauncher(command))
     shutil.rmtree(cell.dir / "runs" / "pending", ignore_errors=True)
     return analysis.write_cell(cell.dir)
 

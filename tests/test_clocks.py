@@ -14,7 +14,7 @@ WALL_CLOCK = {
 FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "getmtime", "getctime", "utime")
 # The functions that read the wall clock, to stamp a date, and what they read.
 DATES = {
-    "labkit/app.py:_fresh_folder": {"datetime.now"},  # a folder's name
+    "labkit/cli/study_command.py:_fresh_folder": {"datetime.now"},  # a folder's name
     "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/launch/run_launcher.py:_write_marker": {"time.time"},
@@ -30,7 +30,7 @@ DATES = {
 # The functions that read files' times, only to compare them with each other.
 FILES = {
     "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
-    "labkit/engine/logits_self_test.py:_file_states": {"st_mtime"},
+    "labkit/engine/runner/logits_self_test.py:_file_states": {"st_mtime"},
     "labkit/experiment/compose/input_digests.py:_digest": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},
     "labkit/experiment/hydra/yaml_source.py:load_config": {"st_mtime"},

@@ -50,14 +50,14 @@ REMARK = re.compile(r"(?:\s+#\s| {3,}\S|  (?=[a-z]+ )).*")  # after a command, i
 # Indented blocks that hold no commands: page and the block's first words, and what checks them.
 NOT_COMMANDS = {
     ("README.md", "# mine/ablation"): "a file: test_the_readme_s_ablation_composes",
-    ("README.md", "labkit/config/"): "a tree: test_the_readme_s_tree_is_the_package_s",
+    ("README.md", "labkit/cli/"): "a tree: test_the_readme_s_tree_is_the_package_s",
     ("docs/articles.md", "<!-- {{"): "placeholders: tests/test_post.py",
     ("docs/binary-search.md", "0123"): "printed: tests/docs/test_binary_search_steps.py",
     ("docs/extending.md", "mine/"): "a tree of the page's files: tests/test_docs.py",
     ("docs/extending.md", "engine.name="): "printed: tests/engine/test_user_classes.py",
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
-    ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
+    ("docs/statistical-methods.md", ""): "formulas: tests/docs/test_recompute_statistics.py",
     ("docs/video.md", "from labkit.video"): "runs: tests/test_video.py",
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
@@ -512,6 +512,7 @@ TINY_BENCHMARKS = {
     "benchmarks/gguf_types.py": ("--show outputs/reference/quantised/gguf_types.json", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
+    "benchmarks/server_endurance.py": ("--minutes 0.5 --requests 8 --leaving 2", "every promise"),
     "benchmarks/step_trace_overhead.py": ("--rounds 1 --steps 4 --requests 2", "| 2 | "),
     "benchmarks/search_error_rate.py": ("1 --permutations 20", "| 16 | unequal |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),
@@ -606,7 +607,7 @@ def test_the_readme_s_ablation_composes(reader):
 
 
 def test_the_readme_s_tree_is_the_package_s():
-    (block,) = [b for b in blocks(ROOT / "README.md") if b.startswith("labkit/config/")]
+    (block,) = [b for b in blocks(ROOT / "README.md") if b.startswith("labkit/cli/")]
     folders = {line.split()[0] for line in block.splitlines()}
     assert all((ROOT / folder).is_dir() for folder in folders)
     packages = {f"labkit/{path.parent.name}/" for path in ROOT.glob("labkit/*/__init__.py")}

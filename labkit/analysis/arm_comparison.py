@@ -51,7 +51,9 @@ class ArmComparison:
     possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of
     this design would detect it if they tested the row at level ``alpha_row``. ``wins`` is the
     number of blocks in which the arm is better. ``sd`` is the standard deviation between runs, on
-    the log scale.
+    the log scale. ``difference`` takes the place of effect and interval if the baseline is 0 in
+    every run, so that they have no percentage: the estimate and the adjusted interval's limits in
+    the metric's unit.
     """
 
     arm: str
@@ -69,6 +71,7 @@ class ArmComparison:
     ci_raw_pct: tuple[float, float] | None = None
     level: float | None = None
     alpha_row: float | None = None
+    difference: tuple[float, float | None, float | None] | None = None
 
 
 def compare_arm(
@@ -170,6 +173,19 @@ def _compare(
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
     floor = adjusted.n_families * min_p(len(blocks), criteria.runs)
     claims = criteria.withheld_reason is None
+    if row.is_zero(start.baseline):
+        low, high = adjusted.interval(criteria.alpha) or (None, None)
+        return ArmComparison(
+            arm=start.arm,
+            baseline=start.baseline,
+            p=alone.p(0.0),
+            p_adjusted=adjusted.p(0.0) if claims else None,
+            p_floor=min(1.0, floor),
+            wins=int(np.count_nonzero(better)),
+            blocks=len(blocks),
+            level=1.0 - criteria.alpha if claims else None,
+            difference=(hodges_lehmann(base, other), low, high),
+        )
     return ArmComparison(
         arm=start.arm,
         baseline=start.baseline,

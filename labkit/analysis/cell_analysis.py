@@ -7,7 +7,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
 from typing import Any
@@ -358,7 +358,7 @@ class CellAnalysis:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
-            return Verdict("inconclusive", _zero_baseline_text(row, comparison))
+            return replace(verdict, reason=_zero_baseline_text(row, comparison))
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
 
@@ -430,10 +430,15 @@ class CellAnalysis:
 
 def _zero_baseline_text(row: MetricRow, comparison: ArmComparison) -> str:
     median = value_text(summary(row.arms[comparison.arm])["median"], row.unit)
-    return (
+    text = (
         f"{comparison.baseline} has 0 {row.unit} in every run, so no effect in percent of it "
         f"exists; {comparison.arm} has {median} {row.unit}"
     )
+    _, low, high = comparison.difference or (None, None, None)
+    if low is None or high is None or comparison.level is None:
+        return text
+    interval = f"{value_text(low, row.unit)} to {value_text(high, row.unit)} {row.unit}"
+    return f"{text} (adjusted {100 * comparison.level:g} % CI of the difference {interval})"
 
 
 def analyse(
@@ -539,4 +544,5 @@ def _comparison(comparison: ArmComparison, verdict: Verdict) -> dict[str, Any]:
         "blocks": comparison.blocks,
         "verdict": verdict.word,
         "reason": verdict.reason,
+        **({} if comparison.difference is None else {"difference": comparison.difference[0]}),
     }

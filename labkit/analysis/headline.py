@@ -8,6 +8,7 @@ inconclusive row is given no direction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,10 @@ class _RowVerdict:
 
     @property
     def effect(self) -> float:
+        """The effect in percent, infinite from a baseline that is 0 in every run."""
+        difference = self.comparison.difference
+        if difference is not None and difference[0]:
+            return math.copysign(math.inf, difference[0])
         return self.comparison.effect_pct or 0.0
 
     @property
@@ -81,12 +86,14 @@ class _RowVerdict:
     def effect_text(self) -> str:
         """The effect as text: ``2.1 % faster``, ``12.0 ms (5.1 %) lower``."""
         row = self.row
+        if self.comparison.difference is not None:
+            return f"{size_text(row.unit, self.comparison.difference[0])} {self.word}"
         return effect_text(row.metric, row.unit, row.better, self.effect, self.baseline)
 
     @property
     def own_size(self) -> float | None:
         """The effect in the metric's unit, or None if it is given in percent alone."""
-        if self.baseline is None or not has_own_size(self.row.metric, self.row.unit):
+        if not self.baseline or not has_own_size(self.row.metric, self.row.unit):
             return None
         return self.baseline * self.effect / 100
 
@@ -361,6 +368,12 @@ def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> st
 
 def _single_change(result: _RowVerdict, than: str) -> str:
     """Return the change in the only row: ``has a lower E2E than x, by 12 ms (5 %, 3 to 6 %)``."""
+    if result.comparison.difference is not None:
+        estimate = size_text(result.row.unit, result.comparison.difference[0])
+        return (
+            f"{_comparative(result.word, result.definition, False)}{than}, by {estimate} "
+            f"({result.comparison.baseline} has none)"
+        )
     low, high = sorted(map(abs, result.comparison.ci_pct or (result.effect,) * 2))
     interval = f"{magnitude_text(low)} to {magnitude_text(high)} %"
     percent = f"{magnitude_text(result.effect)} %"

@@ -96,6 +96,8 @@ def p_text(p: float | None) -> str:
 
 def magnitude_text(value: float) -> str:
     """Write an absolute value: one decimal, but two below 0.1 and none from 100 on."""
+    if math.isinf(value):
+        return "∞"
     if abs(value) >= 100:
         return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"

@@ -122,15 +122,15 @@ class MetricRow:
         """Return the row in which two arms are compared, whatever the values of other arms are.
 
         It is this row, unless a value is 0 and that is a result (such as a goodput of 0). If a
-        value of the two is, they are compared by differences, in units of the baseline's mean.
-        Nothing is comparable to a baseline that is 0 in every run.
+        value of the two is, they are compared by differences, in units of the baseline's mean. If
+        that is 0, the unit is the metric's own, and the difference has no percentage.
         """
         if self.positive or not define_metric(self.metric, self.unit).zero_is_result:
             return self
         own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
         row = replace(self, arms=own)
         if not row.positive:
-            row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or None
+            row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0
         return row
 
     def is_zero(self, arm: str) -> bool:

@@ -3,7 +3,9 @@
 Metrics of requests describe the served ones alone. An arm that fails half of its requests is soon
 done, and an arm that serves the short ones is fast, so arms that served different requests get no
 verdict, nor does any arm if many failed. Tokens that were counted by different means get no verdict
-either: a tokenizer's count of a text may be twice the number of tokens that were generated.
+either: a tokenizer's count of a text may be twice the number of tokens that were generated. TPOT
+leaves out the first chunk, so a server whose first chunk holds an unknown number of tokens has no
+TPOT that compares. Goodput with a limit on TPOT depends on both.
 """
 
 from __future__ import annotations
@@ -21,14 +23,9 @@ IMPOSSIBLE_COUNTS = {  # notes on a server
     "counted_beyond_max": "more tokens than max_tokens allows",
     "counted_below_chunks": "fewer tokens than chunks arrived",
 }
-TOKEN_METRICS = (
-    "total_tok_s",
-    "output_tok_s",
-    "tpot_excl_first_p50_ms",
-    "tpot_excl_first_p99_ms",
-    "tpot_excl_first_mean_ms",
-    "tpot_incl_first_mean_ms",
-)
+MAX_EXCESS_PCT = 1.0  # of the tokens after the first, by which arms' TPOT may be biased apart
+TPOT_METRICS = ("tpot_excl_first_p50_ms", "tpot_excl_first_p99_ms", "tpot_excl_first_mean_ms")
+TOKEN_METRICS = ("total_tok_s", "output_tok_s", "tpot_incl_first_mean_ms")
 
 
 class Unserved(NamedTuple):
@@ -94,25 +91,67 @@ def count_cause(
 
     Token ids and a server's usage are counts of the tokens that were sampled, so they compare.
     """
-    if metric not in TOKEN_METRICS:
-        return None
     baseline = arms[0].name
-    for name in (arm, baseline):
-        for record in records:
-            server = _server(record) if record.arm == name else {}
-            for key, what in IMPOSSIBLE_COUNTS.items():
-                if server.get(key):
-                    requests = count_text(server[key], "request")
-                    return (
-                        f"the {server['counted_by']} counts {what} in {requests} of {record.run}, "
-                        "so the count is unusable"
-                    )
-    own, base = (_means(name, records) for name in (arm, baseline))
-    if own == base or (own <= {*SAMPLED} and base <= {*SAMPLED}):
+    pair = [one for one in arms if one.name in (arm, baseline)]
+    uses_tpot = metric in TPOT_METRICS or (
+        metric == "goodput_req_s" and any(has_tpot_limit(one) for one in pair)
+    )
+    if not uses_tpot and metric not in TOKEN_METRICS:
         return None
+    impossible = _impossible_count(arm, records) or _impossible_count(baseline, records)
+    if impossible is not None:
+        return impossible
+    own, base = (_means(name, records) for name in (arm, baseline))
+    if own != base and not own | base <= {*SAMPLED}:
+        return (
+            f"tokens were counted by different means: {arm}'s by {_join(own)}, {baseline}'s by "
+            f"{_join(base)}"
+        )
+    excess = [_excess_pct(name, records) for name in (arm, baseline)]
+    if uses_tpot and max(excess) - min(excess) > MAX_EXCESS_PCT:
+        return _excess_text((arm, baseline)[excess.index(max(excess))], max(excess))
+    return None
+
+
+def has_tpot_limit(arm: Arm) -> bool:
+    """Return whether an arm's goodput has a limit on TPOT, which depends on counts of tokens."""
+    limits = (arm.config.get("workload") or {}).get("limits") or {}
+    return limits.get("tpot_ms") is not None
+
+
+def tpot_cause(arm: str, records: Sequence[Record]) -> str | None:
+    """Return the reason why an arm's own TPOT cannot be compared with a limit, or None."""
+    excess, means = _excess_pct(arm, records), _means(arm, records)
+    if not means <= {*SAMPLED}:
+        return _impossible_count(arm, records) or f"its tokens were counted by {_join(means)}"
+    if excess > MAX_EXCESS_PCT:
+        return _excess_text(arm, excess)
+    return _impossible_count(arm, records)
+
+
+def _impossible_count(arm: str, records: Sequence[Record]) -> str | None:
+    for record in records:
+        server = _server(record) if record.arm == arm else {}
+        for key, what in IMPOSSIBLE_COUNTS.items():
+            if server.get(key):
+                requests = count_text(server[key], "request")
+                return (
+                    f"the {server['counted_by']} counts {what} in {requests} of {record.run}, "
+                    "so the count is unusable"
+                )
+    return None
+
+
+def _excess_pct(arm: str, records: Sequence[Record]) -> float:
+    """Return the estimated share of an arm's later tokens that came unseen with its first chunk."""
+    runs = [record for record in records if record.arm == arm and record.ok]
+    return max((_server(run).get("first_chunk_excess_pct", 0.0) for run in runs), default=0.0)
+
+
+def _excess_text(arm: str, excess_pct: float) -> str:
     return (
-        f"tokens were counted by different means: {arm}'s by {_join(own)}, {baseline}'s by "
-        f"{_join(base)}"
+        f"{arm}'s chunks hold several tokens and no token ids; the first one, which TPOT leaves "
+        f"out, may hold {excess_pct:.0f} % of the tokens after the first"
     )
 
 

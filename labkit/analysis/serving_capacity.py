@@ -4,6 +4,7 @@ The cells behind a capacity differ only in ``workload.arrivals.rate``. Every run
 its requests and its requests within ``workload.limits``; refused and failed requests are outside
 the limits, and so are all requests of a run that failed or that sent requests more slowly than they
 arrived. The target share is ``workload.capacity``. With several arms, alpha is divided among them.
+An arm whose count of tokens is unusable has no capacity within a limit on TPOT.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.latency_throughput import load_of
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.served_requests import sustained
+from labkit.analysis.served_requests import has_tpot_limit, sustained, tpot_cause
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.records import Record
 
@@ -29,6 +30,7 @@ class ServingCapacity:
     """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words.
 
     ``unsustained``: the rates at which a run's requests were sent more slowly than they arrived.
+    ``cause``: the reason why the arm has no capacity, or None.
     """
 
     arm: str
@@ -38,10 +40,13 @@ class ServingCapacity:
     loads: tuple[LoadCounts, ...]
     capacity: Capacity
     unsustained: tuple[float, ...] = ()
+    cause: str | None = None
 
     @property
     def sentence(self) -> str:
         """The capacity in a sentence, and the loads that were not sustained in another."""
+        if self.cause is not None:
+            return f"Not decided: the capacity of {self.arm} within {self.limits}: {self.cause}."
         rates = ", ".join(f"{rate:g}" for rate in self.unsustained)
         not_sustained = f" Not sustained: the load at {rates} requests/s." if rates else ""
         return self._answer + not_sustained
@@ -98,8 +103,14 @@ def _capacity(
         for analysis, load in sorted(cells, key=lambda cell: cell[1].rate)
         if not all(map(sustained, _notes(analysis.data.records, arm)))
     )
-    capacity = load_capacity(loads, target, alpha)
-    return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained)
+    cause = next(filter(None, (_cause(analysis, arm) for analysis, _ in cells)), None)
+    capacity = Capacity(None, None, None) if cause else load_capacity(loads, target, alpha)
+    return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained, cause)
+
+
+def _cause(analysis: CellAnalysis, arm: str) -> str | None:
+    own = next(one for one in analysis.data.arms if one.name == arm)
+    return tpot_cause(arm, analysis.data.records) if has_tpot_limit(own) else None
 
 
 def _notes(records: Sequence[Record], arm: str) -> list[Mapping[str, Any]]:

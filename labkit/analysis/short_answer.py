@@ -8,13 +8,14 @@ same metric have one answer together (:func:`answers_of_cells`), as the rows of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.analysis.best_setting import setting_text
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.effect_wording import change_word
+from labkit.analysis.effect_wording import change_word, size_text
 from labkit.analysis.frames_answer import frames_clauses
 from labkit.analysis.number_format import join_names, magnitude_text, scaled, unit_name
 from labkit.analysis.outputs_answer import outputs_answer
@@ -47,6 +48,9 @@ class _Effect:
 
     @property
     def percent(self) -> float:
+        """The effect in percent, infinite from a baseline that is 0 in every run."""
+        if self.comparison.get("difference"):
+            return math.copysign(math.inf, self.comparison["difference"])
         return float(self.comparison["effect_pct"] or 0.0)
 
     @property
@@ -66,6 +70,8 @@ class _Effect:
 
     @property
     def size(self) -> str:
+        if self.comparison.get("difference"):
+            return f"{size_text(self.row['unit'], self.comparison['difference'])} {self.word}"
         return f"{magnitude_text(self.percent)} % {self.word}"
 
     @property
@@ -461,7 +467,9 @@ def _alone(analysis: CellAnalysis) -> list[str]:
 def _sizes(effects: Sequence[_Effect]) -> str:
     """Return the size of an arm's effects: ``55 % faster``, ``75.4 to 95.4 % faster``."""
     words = dict.fromkeys(e.word for e in effects)
-    return _extremes(effects) if len(words) > 1 else f"{_range(effects)} % {effects[0].word}"
+    if len(words) > 1 or len(effects) == 1:
+        return _extremes(effects)
+    return f"{_range(effects)} % {effects[0].word}"
 
 
 def _extremes(effects: Sequence[_Effect]) -> str:

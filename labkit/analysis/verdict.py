@@ -5,13 +5,14 @@ The first rule that applies decides:
 1. ``invalid``, with the cause: a failed gate affects the arm;
 2. ``computed``: the values follow from sizes and counts, so there is no noise to test;
 3. ``inconclusive``: no block is complete, or a value is not above 0 (unless 0 is a result of the
-   metric; then only a baseline that is 0 in every run has no verdict);
+   metric);
 4. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
    reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
    blocks are still to run, or no interim look was declared at this number of blocks);
 5. the interval lies inside the margin: ``trivial`` if the difference is significant, else
    ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
-   interval in the same row exceeds the margin;
+   interval in the same row exceeds the margin. Where the baseline is 0 in every run, a margin in
+   percent does not exist, and these words are not given;
 6. ``faster`` or ``slower``: the adjusted p is at most alpha;
 7. ``inconclusive``, with the smallest detectable effect.
 
@@ -88,7 +89,10 @@ def judge(
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))
-    if comparison.effect_pct is None:
+    effect = comparison.effect_pct
+    if comparison.difference is not None:
+        effect = comparison.difference[0]
+    if effect is None:
         return Verdict("inconclusive", "there is no complete block with values above 0")
     needed = min_blocks_to_claim(criteria.runs)
     if comparison.blocks < needed:
@@ -98,7 +102,7 @@ def judge(
         )
     if criteria.withheld_reason is not None:
         return Verdict("estimate_only", criteria.withheld_reason)
-    if comparison.p_adjusted is None or comparison.equivalence is None:
+    if comparison.p_adjusted is None or (comparison.equivalence or comparison.difference) is None:
         raise ValueError(f"{comparison.arm}: a comparison has an effect but no test")
     if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
         return Verdict(
@@ -107,12 +111,12 @@ def judge(
             f"(smallest: {comparison.p_floor:.2g})",
         )
     significant = comparison.p_adjusted <= criteria.alpha
-    if comparison.equivalence.p <= criteria.alpha:
+    if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
         if exceeds_margin(control, criteria.margin_pct):
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
         return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
     if significant:
-        up = comparison.effect_pct > 0
+        up = effect > 0
         return Verdict("faster" if up == (better == "higher") else "slower")
     return Verdict("inconclusive", _power_reason(comparison, criteria))
 

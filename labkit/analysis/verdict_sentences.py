@@ -146,7 +146,12 @@ def verdict_sentence(phrases: CellPhrases, row: Json, comparison: Json) -> str:
     if word == "computed":
         return f"{arm}: {computed_text(row, arm, cell['arms'][0]['name'])} (computed)"
     if comparison["effect_pct"] is None:
-        return f"{arm}: inconclusive: {reason}"
+        size = comparison.get("difference")
+        if word not in ("faster", "slower") or size is None:
+            return f"{arm}: inconclusive: {reason}"
+        change = change_word(row["metric"], row["unit"], row["better"], size > 0)
+        p = f"adjusted p = {p_text(comparison['p_adjusted'])}"
+        return f"{arm} is {size_text(row['unit'], size)} {change}: {reason}; {p}"
     if word == "estimate_only":
         blocks = count_text(comparison["blocks"], "block")
         return f"{arm}: estimate only: {_direction(cell, row, comparison)} in {blocks} ({reason})"

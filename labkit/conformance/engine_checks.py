@@ -11,7 +11,7 @@ from labkit.config import ConfigError, count_text
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.scheduling_policies import Queue
+from labkit.engine.scheduler.scheduling_policies import Queue
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
@@ -43,6 +43,16 @@ def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
     yield Check("it can be closed", engine.close)
 
 
+# Three blocks of 16 tokens, while each of the longest requests needs two: some are preempted.
+SHORT_MEMORY = {
+    "engine.attention.backend": "gather",  # it compiles nothing
+    "engine.scheduler.reservation": "optimistic",
+    "engine.scheduler.watermark": "0",
+    "engine.budget.blocks": "3",
+    "engine.kv.block_size": "16",
+}
+
+
 def queue_checks(path: str, compose: Compose) -> Iterator[Check]:
     """Yield the checks of the order of waiting requests ``path``: ``package.module:Class``."""
     made: list[Queue] = []
@@ -51,10 +61,23 @@ def queue_checks(path: str, compose: Compose) -> Iterator[Check]:
     states = [RequestState(Request(f"q{i}", prompt), i) for i, prompt in enumerate(PROMPTS)]
 
     def check_keys() -> None:
-        keys = [[queue.key(state) for state in states] for _ in range(2)]
-        demand(keys[0] == keys[1], "key() gives a request another number when it is asked again")
+        for name, key in (("key", queue.key), ("preemption_key", queue.preemption_key)):
+            keys = [[key(state) for state in states] for _ in range(2)]
+            demand(
+                keys[0] == keys[1],
+                f"{name}() gives a request another number when it is asked again",
+            )
 
-    yield Check("key() is a finite number, the same for a request every time", check_keys)
+    def check_served() -> None:
+        engine = _create("paged", compose, **{"engine.scheduler.queue": path}, **SHORT_MEMORY)
+        try:
+            _check_served(engine)
+            _check_tokens(engine, compose)
+        finally:
+            engine.close()
+
+    yield Check("its keys are finite numbers, the same for a request every time", check_keys)
+    yield Check("every request ends with the reference's tokens in a short memory", check_served)
 
 
 def _create(path: str, compose: Compose, **others: str) -> InferenceEngine:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.launch.run_launcher import ProcessLauncher
+from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise import MIN_PROCESSES, PilotNoise
 from labkit.machine.exception_text import one_line
@@ -69,7 +69,7 @@ class Pilot:
         (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)
-        self.launcher = ProcessLauncher()
+        self.launcher = WorkerLauncher()
         self.records: list[Record] = []
         self.wall_times_s: list[float] = []
         write_manifest(self.cell, MAX_PROCESSES)

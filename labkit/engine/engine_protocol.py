@@ -108,13 +108,15 @@ class StreamEvent(TokenEvent):
 
     If the server sends token ids, the event has a ``token``. Otherwise the event has a ``text``,
     and ``token`` is ``NO_TOKEN``. The last event of a request has neither a token nor a text. In
-    this event, ``counted`` is the number of output tokens and, if the server sends no ids,
-    ``whole`` is the request's complete text, normalised for comparison.
+    this event, ``counted`` is the number of output tokens, ``first_chunk`` the number of those in
+    the first chunk (1 if unknown) and, if the server sends no ids, ``whole`` is the request's
+    complete text, normalised for comparison.
     """
 
     received: float = 0.0
     text: str = ""
     counted: int | None = None
+    first_chunk: int = 1
     whole: str | None = None
 
 

@@ -274,8 +274,9 @@ class RequestState:
         The number of tokens for which KV memory was reserved. The blocks may have room for more.
     num_cached_tokens
         The number of prompt tokens that the prefix cache held at the first admission.
-    queue_key
-        The place in the queue's order, fixed for the request's life: the smallest is served first.
+    queue_key, preemption_key
+        The places in the queue's order and in that of preemption, fixed for the request's life: the
+        smallest is served first, the largest preempted first.
     num_preemptions
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
@@ -297,6 +298,7 @@ class RequestState:
         "num_prompt_tokens",
         "num_reserved_tokens",
         "num_scored_rows",
+        "preemption_key",
         "queue_key",
         "request",
         "request_id",
@@ -310,6 +312,7 @@ class RequestState:
         self.request_id = request.request_id
         self.arrival_index = arrival_index
         self.queue_key: QueueKey = (0, arrival_index)
+        self.preemption_key: QueueKey = self.queue_key
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
@@ -348,6 +351,23 @@ class RequestState:
         if known - self.num_prompt_tokens >= self.request.params.max_tokens:
             return 0
         return known - self.num_computed_tokens - self.num_in_flight_tokens
+
+    def admit(self, num_reserved_tokens: int, num_cached_tokens: int) -> None:
+        """Start to run. The tokens in the prefix cache count as computed."""
+        self.status = RequestStatus.running
+        self.num_computed_tokens = num_cached_tokens
+        self.num_reserved_tokens = num_reserved_tokens
+        if not self.num_preemptions:  # otherwise the cache may have the request's own tokens
+            self.num_cached_tokens = num_cached_tokens
+
+    def preempt(self) -> None:
+        """Wait again with nothing computed, but with all token ids."""
+        self.status = RequestStatus.waiting
+        self.num_computed_before_preemption = max(
+            self.num_computed_before_preemption, self.num_scheduled_tokens
+        )
+        self.num_computed_tokens = self.num_in_flight_tokens = self.num_output_placeholders = 0
+        self.num_preemptions += 1
 
     def with_output(self, tokens: Sequence[int]) -> RequestState:
         """Return a copy with ``tokens`` appended, for sampling the token that follows drafts."""

@@ -22,7 +22,7 @@ from pathlib import Path
 # The pattern starts with the preceding line end, which is twice as fast as ``^``.
 _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +([^\n]*))")
 
-# Code that kernels call without importing it: the resolvers, which register themselves.
+# Code that kernels call without importing it: the resolvers, which the CPU backend registers.
 _REGISTERED = {
     "labkit/cpu/attention/resolver_variants.py": "labkit/engine/attention/resolvers/__init__.py"
 }

@@ -103,7 +103,8 @@ COUNTERS: tuple[Counter, ...] = (
     _family_of("engine.scheduler.reservation", "reservation.*", "requests",
                "requests admitted under this reservation"),
     _family_of("engine.scheduler.queue", "queue.*", "requests",
-               "requests that overtook another one in this queue"),
+               "requests that overtook another in this queue, or that it held back or preempted "
+               "out of turn; for a class of your own also steps whose phases it exchanged"),
     _family_of("engine.scheduler.order", "order.*", "steps",
                "steps in which this order decided whether decodes or prefills went first"),
     _family_of("engine.scheduler.composition", "composition.*", "steps",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from labkit.config import ConfigError, Experiment, KVLayout, require
-from labkit.engine import budget, compute_dtype
-from labkit.engine.budget import model_footprint
-from labkit.engine.budget.kv_demand import slots_for
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.kv_demand import slots_for
+from labkit.engine.model import compute_dtype
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import Estimate, Measurement
@@ -54,7 +55,7 @@ def claim(experiment: Experiment) -> Claim:
         The policy refuses the model, or the model's sizes are unknown.
     """
     engine = experiment.engine
-    planned = budget.check(experiment)
+    planned = memory_budget.check(experiment)
     if planned is None:
         raise ConfigError(
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "
@@ -72,7 +73,9 @@ def claim(experiment: Experiment) -> Claim:
     )
     assert model is not None, "the budget was planned from it"
     weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
-    return Claim(total, 0, weights + tokens * budget.kv_bytes_per_token(engine, model), tokens)
+    return Claim(
+        total, 0, weights + tokens * memory_budget.kv_bytes_per_token(engine, model), tokens
+    )
 
 
 def metrics(memory: Claim) -> tuple[Metric, ...]:

@@ -101,6 +101,7 @@ class CellMaker:
     metrics: list[str] | None = None
     isolation: str = "process"
     clients: int | None = None
+    limits: dict[str, float | None] = field(default_factory=dict)
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -114,7 +115,11 @@ class CellMaker:
                 config={
                     "engine": {"name": "paged", "attention": {"device": "cpu"}},
                     "model": {},
-                    "workload": {"name": "kernel_seq_map", "concurrency": self.clients},
+                    "workload": {
+                        "name": "kernel_seq_map",
+                        "concurrency": self.clients,
+                        "limits": self.limits,
+                    },
                     "seed": 0,
                 },
                 identity=self.identity,

@@ -509,6 +509,22 @@ def test_a_broken_study_writes_nothing(study, capsys):
     assert snapshot(study) == before
 
 
+@pytest.mark.parametrize("name", ["study/cell", "tables", "plots"])
+def test_no_report_is_written_through_a_link_in_somebodys_study(make_cell, tmp_path, capsys, name):
+    """The answer can still be printed, which reads only."""
+    cell, elsewhere = make_cell("study/cell", blocks=2), tmp_path / "elsewhere"
+    link = cell if name == "study/cell" else cell.parent / name
+    if link.exists():
+        link.rename(elsewhere)
+    elsewhere.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere, target_is_directory=True)
+    before = snapshot(cell.parent), snapshot(elsewhere)
+    assert main([str(cell.parent)]) == 2
+    assert f"{link} is a link" in capsys.readouterr().err
+    assert (snapshot(cell.parent), snapshot(elsewhere)) == before
+    assert main([str(cell.parent), "--format", "csv"]) == 0
+
+
 def test_study_json_lists_cells_and_adjusts_over_all(study):
     write_study(study, plots=False)
     summary = json.loads((study / "study.json").read_text())

@@ -113,6 +113,48 @@ def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, caus
         assert cause is None or cause in verdict.reason
 
 
+TOKENIZER = {"counted_by": "tokenizer"}
+BEYOND_MAX = {"counted_by": "usage", "counted_beyond_max": 1}
+BUNDLES = {"counted_by": "usage", "first_chunk_excess_pct": 20.0}
+EXCESS = "may hold 20 % of the tokens after the first"
+
+
+@pytest.mark.parametrize(
+    ("notes", "cause"),
+    [
+        ({"counted_by": "usage", "first_chunk_excess_pct": 0.9}, None),
+        (TOKENIZER, "tokens were counted by different means"),
+        (BEYOND_MAX, "the count is unusable"),
+        (BUNDLES, EXCESS),
+    ],
+)
+@pytest.mark.parametrize("limits", [{"ttft_ms": 9.0, "tpot_ms": None}, {"tpot_ms": 9.0}])
+def test_goodput_within_a_limit_on_tpot_needs_counts_that_compare(make_cell, limits, notes, cause):
+    count = counting("seq_map", notes)
+
+    def change(record):
+        (case,) = (changed := count(record)).cases
+        names = {"total_tok_s": "goodput_req_s", "output_tok_s": "tpot_excl_first_p50_ms"}
+        metrics = [replace(one, name=names.get(one.name, one.name)) for one in case.metrics]
+        return replace(changed, cases=(replace(case, metrics=tuple(metrics)),))
+
+    cell = make_cell(requests=True, blocks=6, runs=1, change=change, metrics=["goodput_req_s"],
+                     limits=limits)  # fmt: skip
+    words = {
+        one.row.metric: one.verdict
+        for one in analyse(cell).judged
+        if one.comparison.arm == "seq_map"
+    }
+    expected = {
+        "goodput_req_s": cause if limits["tpot_ms"] else None,
+        "tpot_excl_first_p50_ms": cause,
+        "ttft_p50_ms": None,
+    }
+    for metric, reason in expected.items():
+        assert (words[metric].word == "invalid") is (reason is not None), metric
+        assert reason is None or reason in words[metric].reason
+
+
 def test_a_baseline_whose_count_is_unusable_leaves_no_verdict_on_tokens(make_cell):
     notes = {"counted_by": "tokenizer", "counted_beyond_max": 1}
     cell = make_cell(requests=True, blocks=6, runs=1, change=counting("binary_search", notes))
@@ -137,22 +179,29 @@ def test_a_load_that_is_sent_more_slowly_than_it_arrives_is_not_sustained(traffi
     ("change", "at_least"),
     [
         ({}, 40.0),
+        ({"server": BUNDLES}, 40.0),  # its limit is not on TPOT
+        ({"server": BUNDLES, "tpot_ms": 50.0}, None),
+        ({"server": TOKENIZER, "tpot_ms": 50.0}, None),
+        ({"server": BEYOND_MAX, "tpot_ms": 50.0}, None),
+        ({"tpot_ms": 50.0}, 40.0),
         ({"sent_per_s": 5.0}, None),  # few clients held the requests back
         ({"outcome": "crashed"}, None),  # the run counts, with no request within the limits
     ],
 )
 def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_least):
+    change = dict(change)
     workload = {
         "capacity": 90.0,
         "arrivals": {"rate": 40.0},
-        "limits": {"ttft_ms": 100.0, "tpot_ms": None, "e2e_ms": None},
+        "limits": {"ttft_ms": 100.0, "tpot_ms": change.pop("tpot_ms", None), "e2e_ms": None},
     }
+    notes = {"engine": {"server": change.pop("server", {})}}
     outcome, detail = change.get("outcome", "ok"), "the server ended"
     traffic = {"requests": 200, "good": 200, "due_per_s": 40.0, "sent_per_s": 40.0, **change}
     case = CaseRecord("all", notes={"traffic": traffic})
     records = [
         replace(BASE, block=block, cases=(case,) if outcome == "ok" or block % 2 else (),
-                outcome="ok" if block % 2 else outcome, detail=detail)
+                outcome="ok" if block % 2 else outcome, detail=detail, notes=notes)
         for block in range(6)
     ]  # fmt: skip
     data = SimpleNamespace(
@@ -162,5 +211,6 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     )
     (one,) = serving_capacities([SimpleNamespace(data=data)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
+    assert (one.cause is not None) == ("Not decided: the capacity of base" in one.sentence)
     slow = "Not sustained: the load at 40 requests/s." in one.sentence
     assert slow is ("sent_per_s" in change)

@@ -93,13 +93,21 @@ def test_a_client_that_is_late_is_not_healthy(path, key, message):
     assert healthy([run(client=client)]).status == "pass"
 
 
-@pytest.mark.parametrize(("late_blocks", "status"), [(1, "pass"), (2, "fail"), (6, "fail")])
-def test_a_client_that_was_late_in_few_blocks_disturbs_them_and_no_more(late_blocks, status):
-    """In one of six blocks, it is left out as other disturbances are; in more, it is the arm's."""
+@pytest.mark.parametrize(
+    ("blocks", "late_blocks", "status"),
+    [
+        (6, 1, "pass"), (6, 2, "fail"), (6, 6, "fail"), (4, 1, "pass"), (4, 2, "fail"),
+        (3, 1, "pass"), (2, 1, "fail"), (10, 2, "pass"), (10, 3, "fail"),
+    ],
+)  # fmt: skip
+def test_a_client_that_was_late_in_few_blocks_disturbs_them_and_no_more(
+    blocks, late_blocks, status
+):
+    """In one block of several it is left out as other disturbances are; in more it is the arm's."""
     late = {**CLIENT, "lag_ms": {**SPREAD, "p99": 50.5}}
     records = [
         replace(run(arm, role, client=client if n < late_blocks else None), block=n)
-        for n in range(6)
+        for n in range(blocks)
         for arm, role, client in (("base", "baseline", None), ("server", "arm", late))
     ]
     gate, disturbed = healthy(records), disturbed_blocks(records)

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from labkit import report
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.paired_differences import paired_differences, variation_sentence
+from labkit.analysis.rendering.report_files import FORMATS
 from labkit.analysis.sensitivity_analysis import sensitivity_results
+from labkit.analysis.short_answer import short_answer
 from labkit.analysis.verdict_sentences import verdict_sentences
 from labkit.records import Metric
 
@@ -75,11 +78,40 @@ def test_a_run_with_zero_goodput_counts_as_a_difference(analysed):
     assert low < -10 and high > -1
 
 
-def test_no_arm_is_a_percentage_of_a_baseline_without_goodput(analysed):
-    analysis = analysed(binary_search=0.0, control=0.0)
-    fast = judged(analysis)["fast"].verdict
-    assert fast.word == "inconclusive"
-    assert fast.reason.startswith(
-        "binary_search has 0 req/s in every run, so no effect in percent of it exists; fast has "
-    )
-    assert "binary_search has 0 req/s" in "\n".join(verdict_sentences(analysis.json, "none"))
+@pytest.mark.parametrize(
+    ("isolation", "arms", "word"),
+    [
+        ("process", {"fast": 12.0}, "faster"),
+        ("in_process", {"fast": 12.0}, "faster"),
+        ("process", {"fast": 0.0}, "inconclusive"),
+    ],
+)
+def test_an_arm_is_compared_with_a_baseline_without_goodput_in_the_metrics_unit(
+    analysed, isolation, arms, word
+):
+    analysis = analysed(isolation, binary_search=0.0, control=0.0, slow=0.0, **arms)
+    fast = judged(analysis)["fast"]
+    assert fast.verdict.word == word and judged(analysis)["slow"].verdict.word == "inconclusive"
+    (row,) = [row for row in analysis.json["rows"] if row["primary"]]
+    (one,) = [one for one in row["comparisons"] if one["arm"] == "fast"]
+    unknown = ("effect_pct", "ci_low_pct", "ci_raw_high_pct", "mde_pct", "sd")
+    assert [one[name] for name in unknown] == [None] * 5
+    assert (one["p_adjusted"] <= 0.05) is (word == "faster") and one["blocks"] == 8
+    start = "binary_search has 0 req/s in every run, so no effect in percent of it exists; fast has"
+    assert one["reason"].startswith(start)
+    texts = [headline(analysis), short_answer(analysis), *verdict_sentences(analysis.json, "none")]
+    assert start in "\n".join(texts)
+    if word == "faster":
+        assert one["difference"] == pytest.approx(12, rel=0.01)
+        assert "CI of the difference 11.92 to 12.06 req/s)" in one["reason"]
+        assert all("11.96 req" in text and "higher" in text for text in texts[:2]), texts
+
+
+def test_every_format_shows_an_effect_without_a_percentage(analysed, capsys):
+    study = analysed(binary_search=0.0, control=0.0, fast=12.0).data.dir.parent
+    assert report.main([str(study)]) == 0
+    for name in FORMATS:
+        if name != "pyperf":  # it has times only
+            assert report.main([str(study), "--format", name]) == 0
+    assert "11.96 req" in capsys.readouterr().out
+    assert "nan" not in (study / "report.md").read_text().replace("tenant", "")

@@ -15,7 +15,7 @@ from labkit.conformance.conformance_check import ContractError
 from labkit.conformance.engine_checks import _reference, engine_checks, queue_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
-from labkit.engine.scheduling_policies import QUEUE_KEYS
+from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -118,10 +118,17 @@ WRONG = [
     ),
     (
         "queues",
-        "len(request.prompt_token_ids)",
+        "request.params.max_tokens",
         "float('inf')",
-        "key() is a finite number, the same for a request every time",
-        r"key\(\) must return a finite number, not inf",
+        "its keys are finite numbers, the same for a request every time",
+        r"preemption_key\(\) must return a finite number, not inf",
+    ),
+    (
+        "queues",
+        "num_running == 0 or",
+        "False and",
+        "every request ends with the reference's tokens in a short memory",
+        r"admits\(\) must return True if no request is running",
     ),
     (
         "countdown",

@@ -17,6 +17,7 @@ VOCAB = 300
 EOS = tuple(range(290, 300))
 NUM_TEXTS = 280  # ids of whole characters; the others are single bytes of longer characters
 HYBRIDS = ("lfm2", "falcon_h1", "rwkv7", "mamba2", "kimi_linear", "qwen3_next")
+WITHOUT_KV = ("rwkv7", "mamba2")
 # MLX multiplies experts in float32 alone on a CPU, and packed weights very slowly.
 NO_HALVES = ("kimi_linear", "qwen3_next", "quantised")
 TRUNK = np.random.default_rng(0).integers(0, NUM_TEXTS, 60).tolist()  # of all prompts
@@ -229,7 +230,8 @@ def draw_dense(draw: Draw, layout: str, model: str) -> dict[str, Any]:
         else "batched",
     }
     if contiguous:
-        if model not in ("gemma2", "kimi_linear"):  # MLX's attention reads no quantised keys there
+        # MLX's attention reads no quantised keys in the first two.
+        if model not in ("gemma2", "kimi_linear", *WITHOUT_KV):
             options["kv.dtype"] = draw.rarely("float32", "int8", "int4")
         options["kv.growth_step"] = draw.pick(1, 16, 256)
         options["kv.set_aside"] = draw.rarely(None, 1, 100)
@@ -266,7 +268,11 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
     if options["attention.backend"] == "gather":
         halves = () if model in NO_HALVES else ("float16", "bfloat16")
         options["dtype"] = draw.pick("model", "float32", *halves)
-    elif options["attention.device"] == "cpu" and options["attention.backend"] == "fused":
+    elif (
+        model not in WITHOUT_KV
+        and options["attention.device"] == "cpu"
+        and options["attention.backend"] == "fused"
+    ):
         narrow = ("float16", "bfloat16", "int8", "int4")[: 2 if model == "kimi_linear" else 4]
         options["kv.dtype"] = draw.rarely("float32", *narrow, share=0.5)
     return options | draw_drafts(draw, options["speculation"], model)

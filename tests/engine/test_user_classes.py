@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from stub_engine import make_engine, request, run
+from stub_engine import make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import attention, create
@@ -14,7 +14,7 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.user_classes import UserClassError
 
 MODULE = """
-from labkit.engine.attention.reference import ReferenceBackend
+from labkit.engine.attention.backends.reference import ReferenceBackend
 from labkit.engine.engine_protocol import TokenEvent
 
 
@@ -65,6 +65,30 @@ class Shortest:
 
     def key(self, request):
         return len(request.prompt_token_ids) if request.prompt_token_ids[0] else float("nan")
+
+
+class Patient:
+    name = "patient"
+
+    def key(self, request):
+        return 0
+
+    def preemption_key(self, request):
+        return -int(request.request_id)
+
+    def admits(self, request, num_running, budget):
+        return num_running < (2 if request.prompt_token_ids[0] == 1 else 0)
+
+
+class Prompts:
+    name = "prompts"
+
+    def key(self, request):
+        return 0
+
+    def prefills_first(self, num_decodes, num_prefills, num_waiting):
+        assert num_decodes + num_prefills <= 2
+        return num_waiting > 0 if num_waiting < 9 else None
 
 
 class Nameless:
@@ -147,6 +171,45 @@ def test_a_user_s_queue_orders_requests_and_preempts_the_last(own):
     with pytest.raises(UserClassError, match=rf"queue={path}: key\(\) must return"):
         engine.submit(request("none", [0], 1))
     assert not engine.has_work()
+
+
+def test_a_user_s_queue_holds_requests_back_and_chooses_whom_to_preempt(own):
+    path = f"{own}:Patient"
+    engine, _ = make_engine(40, max_num_seqs=4, queue=path)
+    tokens, _ = run(engine, [request(str(i), [1] * 4, 9) for i in range(4)])
+    assert tokens == {str(i): solo([1] * 4, 9) for i in range(4)}
+    counters = engine.counters()
+    assert counters["requests.most_running"] == 2 and counters["queue.patient"] > 0
+    engine, _ = make_engine(6, max_num_seqs=2, queue=path, **OPTIMISTIC)
+    tokens, last = run(engine, [request(str(i), [1] * 7, 9) for i in range(2)])
+    assert tokens == {str(i): solo([1] * 7, 9) for i in range(2)}
+    counters = engine.counters()
+    assert list(last) == ["1", "0"]  # by arrival, 1 would be preempted
+    assert counters["preemptions"] == counters["queue.patient"] > 0
+    engine.submit(request("9", [5], 1))
+    with pytest.raises(
+        UserClassError, match=r"admits\(\) must return True if no request is running"
+    ):
+        engine.step()
+
+
+def test_a_user_s_queue_orders_the_phases_of_a_step(own):
+    path, small = f"{own}:Prompts", {"max_num_seqs": 2, "max_num_batched_tokens": 4}
+    asked = [request(str(i), [1] * 7, 6) for i in range(3)]
+    engines = [make_engine(40, queue=queue, **small)[0] for queue in ("fcfs", path)]
+    steps = [run(engine, asked) for engine in engines]
+    assert steps[0][0] == steps[1][0] == {str(i): solo([1] * 7, 6) for i in range(3)}
+    first, own_order = (engine.counters() for engine in engines)
+    assert first["order.decode_first"] > 0 and own_order["queue.prompts"] > 0
+    assert "order.decode_first" not in own_order
+    with pytest.raises(EngineError, match=r"order=prefill_first: .* decides it"):
+        make_engine(queue=path, order=config.Order.prefill_first)
+    for i in range(9):
+        engines[1].submit(request(f"more {i}", [1], 1))
+    with pytest.raises(
+        UserClassError, match=r"prefills_first\(\) must return True or False, not N"
+    ):
+        engines[1].step()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from planted_runs import PlantedRuns
 from labkit.config import ConfigError
 from labkit.experiment import StudyError
 from labkit.experiment.launch import child_process, run_launcher
-from labkit.experiment.launch.run_launcher import ProcessLauncher
+from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
@@ -268,7 +268,7 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
             subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
 
     before = signal.signal(signal.SIGUSR2, warned)
-    dies = ProcessLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
+    dies = WorkerLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
     cell = make_cell()
     try:
         with pytest.raises(SystemExit):

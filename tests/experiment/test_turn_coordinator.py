@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import config
 from labkit.experiment import StudyError
 from labkit.experiment.launch import turn_coordinator
 from labkit.experiment.launch.turn_coordinator import LiveCommand
@@ -82,9 +83,10 @@ def test_only_the_process_that_has_the_turn_runs(tmp_path):
     ticks = {name: log["ticks"] for name, log in logs.items()}
     for name, log in logs.items():
         (other,) = set(logs) - {name}
-        for start, end, _ in log["turns"]:
-            assert any(start < at < end for at in ticks[name])
-            assert not any(start < at < end for at in ticks[other])
+        turns_of_it = [(start, end) for start, end, _ in log["turns"]]
+        assert not [at for at in ticks[other] for s, e in turns_of_it if s < at < e]
+        # On a busy machine a short turn may be over before the next tick.
+        assert [at for at in ticks[name] for s, e in turns_of_it if s < at < e]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -327,14 +329,14 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
     """Two seeds or two blocks would otherwise share the order, and with it its accidents."""
 
     def draws(seed, block):
-        cell = make_cell(seed=seed, blocks=2)
+        cell = make_cell(seed=seed, blocks=2, isolation=config.Isolation.live)
         runs = [run for run in cell.schedule() if run.block == block]
         drawn = []
         monkeypatch.setattr(
             turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
         statuses = [SimpleNamespace(fd=0, environment={}) for _ in runs]
-        launcher._run_live_set(runs, cell, statuses, lambda: None)
+        launcher.of(cell)._run_set(runs, cell, statuses, lambda: None)
         return drawn
 
     places = [(seed, block) for seed in (0, 1) for block in (0, 1)]

@@ -180,6 +180,7 @@ def test_only_arms_in_the_process_of_one_that_is_not_prepared_fail_with_it(
 ):
     cell = make_cell(isolation=Isolation(isolation))
     failure = RunFailure("crashed", "ValueError: no")
+    launcher = launcher.of(cell)
     monkeypatch.setattr(launcher, "_unprepared", {"seq_map": failure})
     started = []
 

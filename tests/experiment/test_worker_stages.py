@@ -54,7 +54,7 @@ def test_a_failed_run_says_whether_mlx_still_computes_correctly(monkeypatch, cap
 
 def test_numba_s_objects_are_exempt_from_garbage_collection():
     code = (
-        "import gc; from labkit.experiment import worker_stages\n"
+        "import gc; from labkit.experiment.worker import worker_stages\n"
         "worker_stages.start_probe(lambda: None)\n"
         "print(gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count())"
     )

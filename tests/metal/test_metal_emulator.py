@@ -40,7 +40,8 @@ def floats(*shape):
 
 
 def test_exported_tuple_has_the_known_form():
-    body = "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
+    body = "// a comment that ends with threadgroup\nfloat one = 1; "
+    body += "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
     captured = capture_kernel(
         call(
             body,

@@ -15,7 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from labkit.config import Model
-from labkit.engine.model_loader import _module, load_model
+from labkit.engine.model.model_loader import _module, load_model
 from labkit.models import resolve
 from labkit.models.gguf import GGUFError, gguf_architectures, gguf_header
 

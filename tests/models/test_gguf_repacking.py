@@ -11,7 +11,7 @@ import pytest
 
 from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
-from labkit.engine import gguf_block_layers
+from labkit.engine.model import gguf_block_layers
 from labkit.models.gguf import GGUFError, gguf_repacking
 from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES
 

@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from labkit.config import ConfigError, Model
-from labkit.engine import LLM, SamplingParams, model_loader
-from labkit.engine.budget import model_footprint
-from labkit.engine.compute_dtype import MatrixStorage
-from labkit.engine.mlx_lm_directory import mlx_lm_directory
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.model import model_loader
+from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 from labkit.models import resolve
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
 
@@ -119,7 +120,7 @@ def k_quant_directory(tmp_path, no_cache):
 def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
     from mlx_lm.utils import load_model as load_plain
 
-    from labkit.engine.dequantized_layers import MATRIX_LAYERS, dequantized_weight
+    from labkit.engine.model.dequantized_layers import MATRIX_LAYERS, dequantized_weight
 
     copy = mlx_lm_directory(k_quant_directory)
     assert copy != k_quant_directory and mlx_lm_directory(copy) == copy

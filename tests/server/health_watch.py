@@ -1,10 +1,13 @@
 """``python health_watch.py HOST:PORT PID``: ask a server for its health until standard input ends.
 
 A process of its own, because a test that decodes a long response would delay the questions. Asks
-every ``EVERY_S`` seconds and prints one JSON list of ``[status, seconds, waited_s]``. ``PID`` is
-the server's process. ``waited_s`` is how long its event loop, or this process, was ready to run
+every ``EVERY_S`` seconds and prints one JSON list of ``[status, seconds, waited_s, at]``. ``PID``
+is the server's process. ``waited_s`` is how long its event loop, or this process, was ready to run
 while the machine ran something else: the part of ``seconds`` that is not the server's. It is 0
-where the kernel does not report it.
+where the kernel does not report it. ``at`` is the time of the question (s since the epoch).
+
+``--naps SECONDS`` asks nobody: it sleeps that long again and again and prints ``[late_s, at]``, how
+much later than that it woke and when. That is the delay of this machine for an idle process.
 """
 
 import http.client
@@ -42,8 +45,20 @@ def ask(address):
         connection.close()
 
 
+def question(address, pids):
+    started, waited = time.monotonic(), sum(map(waited_s, pids))
+    at, status = time.time(), ask(address)
+    seconds = time.monotonic() - started
+    return status, seconds, sum(map(waited_s, pids)) - waited, at
+
+
+def nap(seconds):
+    started = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - started - seconds, time.time()
+
+
 def main():
-    address, pids = sys.argv[1], (int(sys.argv[2]), os.getpid())
     ending = threading.Event()
 
     def wait_for_end():
@@ -51,14 +66,14 @@ def main():
         ending.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    answers = []
+    observed = []
     while not ending.is_set():
-        started, waited = time.monotonic(), sum(map(waited_s, pids))
-        status = ask(address)
-        seconds = time.monotonic() - started
-        answers.append((status, seconds, sum(map(waited_s, pids)) - waited))
-        ending.wait(EVERY_S)
-    print(json.dumps(answers))
+        if sys.argv[1] == "--naps":
+            observed.append(nap(float(sys.argv[2])))
+        else:
+            observed.append(question(sys.argv[1], (int(sys.argv[2]), os.getpid())))
+            ending.wait(EVERY_S)
+    print(json.dumps(observed))
 
 
 if __name__ == "__main__":

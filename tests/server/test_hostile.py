@@ -6,87 +6,29 @@ tokens of an idle server, ``/health`` must answer 200 in time, and memory must c
 
 import concurrent.futures
 import contextlib
-import http.client
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from hostile_cases import CASES, SCHEMAS, TEMPLATE, chat_schema
+from hostile_cases import CASES, SCHEMAS, chat_schema
+from hostile_client import (
+    HEALTH_WITHIN_S,
+    NUM_REFERENCES,
+    Client,
+    add_hostile_template,
+    memory_bytes,
+)
 
 pytestmark = pytest.mark.slow
-HEALTH_WITHIN_S = 0.5
 MEMORY_BYTES = 200 << 20  # after one request; the allocator may keep what a body of 4 MB took
 FINAL_MEMORY_BYTES = 100 << 20  # after all of them
 GRACE_S = 5.0
-NUM_REFERENCES = 16
-
-
-@dataclass
-class Response:
-    status: int
-    text: str
-
-    def json(self):
-        return json.loads(self.text)
-
-
-class Client:
-    """Sends requests to a server. ``options`` are the fields of a request's body."""
-
-    def __init__(self, url):
-        self.address = urlsplit(url).netloc
-
-    def chat(self, **options):
-        messages = [{"role": "user", "content": "hello"}]
-        return self.post("/v1/chat/completions", messages=messages, **options)
-
-    def responses(self, **options):
-        return self.post("/v1/responses", input="hello", **options)
-
-    def messages(self, **options):
-        messages = [{"role": "user", "content": "hello"}]
-        return self.post("/v1/messages", messages=messages, **options)
-
-    def connect(self):
-        """Return a connection that the caller must close."""
-        host, _, port = self.address.partition(":")
-        return socket.create_connection((host, int(port)), timeout=120)
-
-    def post(self, path, **options):
-        return self.send("POST", path, json.dumps({"model": "tiny", **options}))
-
-    def send(self, method, path, body=None, timeout=120):
-        connection = http.client.HTTPConnection(self.address, timeout=timeout)
-        try:
-            connection.request(method, path, body)
-            response = connection.getresponse()
-            return Response(response.status, response.read().decode())
-        finally:
-            connection.close()
-
-    def reference(self, number):
-        """Return the token ids of one of the 16 requests."""
-        prompt = [(number * 37 + at * 11) % 4000 for at in range(5 + number * 3)]
-        response = self.post(
-            "/v1/completions", prompt=prompt, max_tokens=24, seed=number, ignore_eos=True,
-            return_token_ids=True,
-        )  # fmt: skip
-        assert response.status == 200, response.text
-        return response.json()["choices"][0]["token_ids"]
-
-    def references(self):
-        """Return the token ids of all 16, sent at once."""
-        with concurrent.futures.ThreadPoolExecutor(NUM_REFERENCES) as pool:
-            return list(pool.map(self.reference, range(NUM_REFERENCES)))
 
 
 @contextlib.contextmanager
@@ -106,23 +48,13 @@ def health_watch(server, client):
     answers = json.loads(output)
     late = [answer for answer in answers if answer[1] - answer[2] > HEALTH_WITHIN_S]
     assert answers and late == []
-    assert {status for status, _, _ in answers} == {200}
-
-
-def memory_bytes(pid):
-    """Return the resident memory of a process and of the processes that it started."""
-    process = psutil.Process(pid)
-    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    assert {status for status, *_ in answers} == {200}
 
 
 @pytest.fixture(scope="module")
 def hostile_server(chat_model, start_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    model = shutil.copytree(chat_model, folder / "model")
-    path = model / "tokenizer_config.json"
-    fields = json.loads(path.read_text())
-    fields["chat_template"] = TEMPLATE + fields["chat_template"]
-    path.write_text(json.dumps(fields))
+    model = add_hostile_template(shutil.copytree(chat_model, folder / "model"))
     with start_server(
         folder / "log",
         "model=local",

@@ -107,7 +107,7 @@ class ClientCrowd:
             await asyncio.wait_for(reader.read(200), 0.2)
         writer.close()
 
-    async def client(self, deadline):
+    async def client(self, deadline, pause_s):
         behaviours = (
             "read_fast",
             "read_fast",
@@ -120,14 +120,15 @@ class ClientCrowd:
             behaviour = self.random.choice(behaviours)
             await getattr(self, behaviour)(self.random.randrange(NUM_REQUESTS))
             self.counts[behaviour] += 1
+            await asyncio.sleep(self.random.uniform(0, 2 * pause_s))
 
     async def run_alone(self):
         for number in range(NUM_REQUESTS):
             await self.read_fast(number)
 
-    async def run_all(self, seconds):
+    async def run_all(self, seconds, num_clients=NUM_CLIENTS, pause_s=0.0):
         deadline = time.monotonic() + seconds
-        await asyncio.gather(*(self.client(deadline) for _ in range(NUM_CLIENTS)))
+        await asyncio.gather(*(self.client(deadline, pause_s) for _ in range(num_clients)))
 
 
 def metrics(url):

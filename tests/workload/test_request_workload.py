@@ -19,7 +19,7 @@ from labkit.config import (
     ModelShape,
     Workload,
 )
-from labkit.engine import budget
+from labkit.engine import memory_budget as budget
 from labkit.workload.requests import request_workload
 from labkit.workload.requests.request_workload import (
     FLOPS,

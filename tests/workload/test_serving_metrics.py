@@ -93,6 +93,15 @@ def test_itl_is_per_chunk_and_tpot_per_token():
     assert got["tpot_excl_first_p50_ms"] == pytest.approx(500)
 
 
+def test_the_tokens_of_the_first_chunk_are_not_later_ones():
+    """A server that sends four tokens at a time needs 0.5 s for each, whatever the length."""
+    bundled = served("a", 1, 0.0, [2.0, 4.0], tokens=[1] * 8)
+    bundled.first_chunk = 4
+    at_once = served("b", 1, 0.0, [4.0], tokens=[1] * 8)
+    at_once.first_chunk = 8
+    assert bundled.tpot == 0.5 and at_once.tpot is None
+
+
 def test_means_of_the_time_per_token():
     fast = served("a", 1, 0.0, [1.0, 1.5, 2.0])
     slow = served("b", 1, 0.0, [2.0, 4.0, 10.0])

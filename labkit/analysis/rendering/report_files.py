@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,18 @@ def write_study(
     Raises
     ------
     RecordError
-        A file of a cell is not valid. Nothing has been written.
+        A file of a cell is not valid, or a folder to write to is a link. Nothing has been written.
     """
     opened, folder = open_study(study_dir), report_dir(study_dir)
     analyses = (analysis_cache or AnalysisCache()).study(opened)
+    cells = [one.data.dir for one in analyses]
+    _refuse_links((*cells, folder / "tables", folder / "plots"), within=folder)
     for analysis in analyses:
         _write_cell(analysis)
     study = study_json(opened, analyses)
     folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study)
-    _make_folder(folder / "tables")
+    (folder / "tables").mkdir(exist_ok=True)
     for analysis in analyses:
         _write_tables(CellReport(analysis), folder / "tables")
     write_text(folder / "report.md", study_markdown(study, analyses))
@@ -94,11 +96,13 @@ def write_study(
     return analyses
 
 
-def _make_folder(folder: Path) -> None:
-    """Create a folder; a link in somebody's study would lead to files of somebody else."""
-    if folder.is_symlink():
-        raise RecordError(f"{folder} is a link; remove it")
-    folder.mkdir(exist_ok=True)
+def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
+    """Refuse links in somebody's study, which would lead to files of somebody else."""
+    for path in paths:
+        if isinstance(path, Path) and path != within and path.is_symlink():
+            raise RecordError(
+                f"{path} is a link, and reports are written to folders only; remove it"
+            )
 
 
 def _write_tables(report: CellReport, folder: Path) -> None:
@@ -111,7 +115,7 @@ def _write_tables(report: CellReport, folder: Path) -> None:
 def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path) -> None:
     from labkit.analysis.rendering.matplotlib_figures import write_figures
 
-    _make_folder(folder)
+    folder.mkdir(exist_ok=True)
     for analysis in analyses:
         write_figures(analysis.json, analysis.data.records, folder)
     for overview in machine_overviews(study, analyses):

@@ -30,7 +30,7 @@ SIMULATED_MAC_NAMES = (
 
 
 class BudgetPolicy(Enum):
-    """Policy that sizes the KV pool. labkit/engine/budget/budget_policies.py has the formulas."""
+    """Policy that sizes the KV pool (formulas: labkit/engine/memory_budget/budget_policies.py)."""
 
     fixed = "fixed"
     fraction = "fraction"

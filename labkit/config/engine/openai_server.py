@@ -215,7 +215,7 @@ class OpenAIServer(Group, place="engine.server"):
         50.0,
         "Maximum delay of the client (99th percentile of its event loop's lag, of late sends, or "
         "of its own share of TTFT); beyond it the block counts as disturbed and, if it happens in "
-        "more than a fifth of an arm's runs, the cell is not healthy.",
+        "more than a fifth of an arm's runs (two at least, or half), the cell is not healthy.",
         gt=0,
         le=10_000,
         unit="milliseconds",

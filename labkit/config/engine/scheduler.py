@@ -103,7 +103,9 @@ class Scheduler(Group, place="engine.scheduler"):
     )
     queue: str = option(
         "fcfs",
-        "Order of waiting requests; of the running ones the last in it is preempted first.",
+        "Order of waiting requests; of the running ones the last in it is preempted first. A class "
+        "of your own may also hold requests back, choose whom to preempt, and order the phases of "
+        "a step (docs/extending.md).",
         choices=QUEUES,
         class_path=True,
     )

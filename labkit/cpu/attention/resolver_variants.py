@@ -2,8 +2,8 @@
 
 A resolver maps a unit of the grid to its sequence. A launch's ``lookup`` is a NamedTuple with the
 resolver's data, and its type identifies the resolver. numba compiles a kernel once per type of
-lookup with calls of that resolver's functions, so that kernels need no branch at run time. The
-module that defines the resolvers registers their functions here.
+lookup with calls of that resolver's functions, so that kernels need no branch at run time. Whoever
+launches the kernels registers the resolvers' functions first (``engine.attention``'s CPU backend).
 """
 
 from __future__ import annotations

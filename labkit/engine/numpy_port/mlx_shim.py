@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.layers import activations, norms
-from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader
+from labkit.engine.model.rebound_model_modules import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 
@@ -66,10 +66,7 @@ def attend(
 ) -> Any:
     """Attend with the ``KVHandle`` that the cache returned as ``keys``.
 
-    Raises
-    ------
-    NoCounterpart
-        ``keys`` is an array, not a ``KVHandle``.
+    Raises ``NoCounterpart`` if ``keys`` is an array, not a ``KVHandle``.
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart(
@@ -85,7 +82,6 @@ def _fast_attention(
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function unchanged. Called with options only, return a decorator."""
     return _compile if function is None else function
 
 

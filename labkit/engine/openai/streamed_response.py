@@ -30,6 +30,7 @@ class StreamedResponse:
     """The part of one response that has arrived so far.
 
     ``num_reads``: reads that returned content. ``num_chunks``: chunks with content.
+    ``num_first``: token ids or, without ids, chunks that the first such read returned.
     ``finish``: the server's finish reason. ``refusal``: text of a model's refusal.
     """
 
@@ -39,6 +40,7 @@ class StreamedResponse:
     has_token_ids: bool = False
     num_reads: int = 0
     num_chunks: int = 0
+    num_first: int = 0
     finish: str | None = None
     usage: TokenUsage | None = None
     ended: bool = False  # whether [DONE] has arrived
@@ -50,12 +52,8 @@ class StreamedResponse:
         """Parse the bytes of one read at time ``at``, and yield their events.
 
         Yields one event per token id, or one per chunk of text if the server sends no ids. Chunks
-        that arrive in one read count as one in ``stream.chunks``.
-
-        Raises
-        ------
-        StreamError
-            The bytes contain an error message or an invalid chunk.
+        that arrive in one read count as one in ``stream.chunks``. Raises ``StreamError`` if the
+        bytes contain an error message or an invalid chunk.
         """
         content: list[StreamChunk] = []
         for event_data in self._decoder.feed(data):
@@ -70,6 +68,7 @@ class StreamedResponse:
             self.num_reads += 1
             self.num_chunks += len(content)
             num_ids = sum(len(chunk.token_ids or ()) for chunk in content)
+            self.num_first = self.num_first or num_ids or len(content)
             counters.add("stream.chunks")
             counters.add("stream.bundled", len(content) > 1 or num_ids > 1)
         for chunk in content:
@@ -121,6 +120,7 @@ class StreamedResponse:
             finish,
             received=at,
             counted=count,
+            first_chunk=self.num_first if self._is_one_token_per_chunk(count) else 1,
             whole=None if self.has_token_ids else detokenizer.normalize(self.text),
         )
 
@@ -143,6 +143,22 @@ class StreamedResponse:
         if self.has_token_ids:
             return len(self.ids)
         return self.usage.completion if self.usage else detokenizer.count_tokens(self.text)
+
+    def _is_one_token_per_chunk(self, count: int) -> bool:
+        """Return whether a chunk counts as its token ids or, without ids, as one token.
+
+        The last of ``count`` tokens may have no text.
+        """
+        return self.has_token_ids or count <= self.num_chunks + 1
+
+    def first_chunk_excess(self, count: int) -> float:
+        """Return the estimated share of ``count`` tokens after the first that came with it unseen.
+
+        It is 0 if the number of tokens in the first chunk is known.
+        """
+        if self._is_one_token_per_chunk(count):
+            return 0.0
+        return (count / self.num_chunks - 1) / (count - 1)
 
     def _failure_reason(self) -> str | None:
         """Return the reason that the response does not serve the request, or None if it does."""

@@ -454,14 +454,14 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
 
         resolve(arm.model)
     from labkit import workload
-    from labkit.engine import budget, parallel
+    from labkit.engine import memory_budget, parallel
     from labkit.workload import device_availability
 
     try:
         device_availability.check(arm)
         check_workload_class(arm)
         workload.check(arm)
-        budget.check(arm)
+        memory_budget.check(arm)
         parallel.check(arm)
     except ConfigError as error:
         raise ConfigError(f"arm {name}: {error}") from None

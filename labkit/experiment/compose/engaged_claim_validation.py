@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from labkit.config import PRESET_LAYOUTS, Engine, Experiment, option_index, require, user_classes
 from labkit.config.option_index import did_you_mean
-from labkit.engine import compute_dtype
-from labkit.engine.budget import model_footprint
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.model import compute_dtype
 from labkit.records import counter_registry
 
 WEIGHTS_PREFIX = "weights."  # of counters of weights by storage format

@@ -33,7 +33,7 @@ INSTALL_TIMEOUT_S = 1800.0
 IMPORT_TIMEOUT_S = 120.0
 LABKIT_FOLDERS = ("labkit", "conf")  # of a revision of labkit; the other folders are large
 # Revisions with one of these files name their kernels by their sources.
-KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/kernel_cache.py")
+KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/runtime/kernel_cache.py")
 # Imports what a worker imports, and prints what the parent must know about it.
 IMPORT_SCRIPT = dedent("""
     import importlib, importlib.util, json, sys

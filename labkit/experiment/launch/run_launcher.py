@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ from labkit.records import Arm, Record, RecordError, read_record
 from labkit.workload import in_process_rules
 
 PREPARE_TIMEOUT_S = 1800.0
+WORKER_COMMAND = (sys.executable, "-m", "labkit.experiment.worker")
 
 
 class RunLauncher(Protocol):
@@ -54,44 +55,52 @@ class RunLauncher(Protocol):
         """
 
 
-class ProcessLauncher:
-    """Starts fresh processes: ``command arms/ARM.json runs/pending/RUN.json ...``.
+@dataclass
+class LaunchHistory:
+    """What the launchers of one study have done: failures, and the last run."""
 
-    The runs of a launch share one process or, with ``design.isolation=live``, have one each.
+    failures: dict[Path, RunFailure] = field(default_factory=dict)  # of preparations, by marker
+    previous: tuple[str, float] | None = None  # the last arm, and when it ended
+
+
+class ProcessLauncher:
+    """``design.isolation=process``: a fresh process for each run.
+
+    The command line is ``command arms/ARM.json runs/pending/RUN.json``.
     """
 
     def __init__(
         self,
-        command: Sequence[str] = (sys.executable, "-m", "labkit.experiment.worker"),
+        command: Sequence[str] = WORKER_COMMAND,
         progress: Progress | None = None,
+        history: LaunchHistory | None = None,
     ) -> None:
         self.command = tuple(command)
         self.progress = Progress() if progress is None else progress
-        self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
-        self._failures: dict[Path, RunFailure] = {}  # of preparations, by the arm's marker
+        self._history = LaunchHistory() if history is None else history
         self._unprepared: dict[str, RunFailure] = {}  # by arm of the current cell
 
     def prepare(self, cell: Cell) -> None:
         """Build and compile what the arms need, except arms prepared earlier with the same code.
 
-        Interleaved arms are prepared in one process, other arms in one process each. The runs of an
-        arm whose preparation fails will fail, unless the arm is to run out of memory.
+        The runs of an arm whose preparation fails will fail, unless the arm is to run out of
+        memory.
         """
         markers = {arm.name: _marker(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
-            if not marker.exists() and marker not in self._failures:
+            if not marker.exists() and marker not in self._history.failures:
                 new.setdefault(marker, cell.arm(name))
-        if cell.design.isolation is Isolation.in_process and new:
-            self._prepare(new, cell)
-        else:
-            for marker, arm in new.items():
-                self._prepare({marker: arm}, cell)
+        for arms in self._preparations(new):
+            self._prepare(arms, cell)
+        failures = self._history.failures
         self._unprepared = {
-            name: self._failures[marker]
-            for name, marker in markers.items()
-            if marker in self._failures
+            name: failures[marker] for name, marker in markers.items() if marker in failures
         }
+
+    def _preparations(self, new: Mapping[Path, Arm]) -> list[Mapping[Path, Arm]]:
+        """Divide the arms to prepare among processes."""
+        return [{marker: arm} for marker, arm in new.items()]
 
     def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: Cell) -> None:
         """Prepare arms in one process, and write their markers if that succeeds."""
@@ -117,25 +126,24 @@ class ProcessLauncher:
             return
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
-            self._failures |= dict.fromkeys(arms_by_marker, failure)
+            self._history.failures |= dict.fromkeys(arms_by_marker, failure)
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Start one worker for ``runs``, or one for each, watch them, and return the records.
+        """Start the workers of ``runs``, watch them, and return the records.
 
         Runs of arms that are not prepared are not started, nor are others in their process.
         """
-        own_processes = cell.design.isolation is not Isolation.in_process
-        unprepared = [run for run in runs if run.arm in self._unprepared]
-        if not unprepared:
-            return self._launch(runs, cell)
-        ready = [run for run in runs if run not in unprepared] if own_processes else []
-        failed = failed_records(unprepared if own_processes else runs, cell, self._unprepared)
+        ready = self._ready(runs)
+        unprepared = [run for run in runs if run not in ready]
+        failed = failed_records(unprepared, cell, self._unprepared) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
+
+    def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
+        return [run for run in runs if run.arm not in self._unprepared]
 
     def _launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
-        live = cell.design.isolation is Isolation.live
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
         endings, in_turn = self._run_workers(runs, cell, observer)
         wall_s = max(ending.wall_s for ending in endings)
@@ -145,12 +153,12 @@ class ProcessLauncher:
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": _environment(arms[0]).removed,
-            **({"together": [run.name for run in runs]} if live else {}),
+            **self._set_notes(runs),
             **self._order_notes(arms[-1].name, wall_s),
         }
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
-            log = cell.paths.log(run if live else runs[0])
+            log = cell.paths.log(self._log_owner(run, runs))
             record = _record(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
@@ -164,6 +172,14 @@ class ProcessLauncher:
             )
         return records
 
+    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Return notes on the processes that were alive together."""
+        return {}
+
+    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
+        """Return the run that gives the log of ``run`` its name."""
+        return runs[0]
+
     def _run_workers(
         self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
     ) -> tuple[list[child_process.ProcessExit], Run | None]:
@@ -175,34 +191,73 @@ class ProcessLauncher:
             The end of each run's process, and the run whose arm had the turn last in a shared
             process (None: it is unknown, or no process is shared).
         """
-        live = cell.design.isolation is Isolation.live
+        arm = cell.arm(runs[0].arm)
+        with SharedStatus() as status:
+            ending = child_process.run(
+                [*self._command(arm), *_arguments(runs, cell)],
+                environment=_environment(arm).variables | status.environment,
+                log=cell.paths.log(runs[0]),
+                timeout_s=cell.design.timeout_s * len(runs),
+                on_tick=self._ticker(runs, [status], observer),
+                pass_fds=(status.fd,),
+            )
+            return [ending] * len(runs), _turn_holder(runs, status)
+
+    def _ticker(
+        self, runs: Sequence[Run], statuses: Sequence[SharedStatus], observer: MachineObserver
+    ) -> Callable[[int], None]:
+        """Return a function that observes the machine and shows what the workers do."""
+
+        def tick(pid: int) -> None:
+            observer.sample(pid)
+            self.progress.working(_work_text(runs, statuses))
+            self.progress.tick()
+
+        return tick
+
+    def _command(self, arm: Arm) -> list[str]:
+        return PythonEnvironment.of(arm.environment).command(self.command)
+
+    def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
+        """Return notes on the arm that ran before this process and the idle seconds since then.
+
+        Remembers ``arm``, the last one of this process, for the next launch.
+        """
+        ended, previous = time.monotonic(), self._history.previous
+        self._history.previous = (arm, ended)
+        if previous is None:
+            return {}
+        return {"predecessor": previous[0], "gap_s": round(ended - wall_s - previous[1], 3)}
+
+
+class InProcessLauncher(ProcessLauncher):
+    """``design.isolation=in_process``: one fresh process for all runs of a launch."""
+
+    def _preparations(self, new: Mapping[Path, Arm]) -> list[Mapping[Path, Arm]]:
+        return [new] if new else []
+
+    def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
+        return runs if len(super()._ready(runs)) == len(runs) else []
+
+
+class LiveLauncher(ProcessLauncher):
+    """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
+
+    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+        return {"together": [run.name for run in runs]}
+
+    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
+        return run
+
+    def _run_workers(
+        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+    ) -> tuple[list[child_process.ProcessExit], Run | None]:
         with ExitStack() as stack:
-            statuses = [stack.enter_context(SharedStatus()) for _ in (runs if live else runs[:1])]
+            statuses = [stack.enter_context(SharedStatus()) for _ in runs]
+            tick = self._ticker(runs, statuses, observer)
+            return self._run_set(runs, cell, statuses, lambda: tick(os.getpid())), None
 
-            def tick(pid: int) -> None:
-                observer.sample(pid)
-                self.progress.working(_work_text(runs, statuses))
-                self.progress.tick()
-
-            if live:
-                return self._run_live_set(runs, cell, statuses, lambda: tick(os.getpid())), None
-            ending = self._run_process(runs, cell, statuses[0], tick)
-            return [ending] * len(runs), _turn_holder(runs, statuses[0])
-
-    def _run_process(
-        self, runs: Sequence[Run], cell: Cell, status: SharedStatus, tick: Callable[[int], None]
-    ) -> child_process.ProcessExit:
-        """Run one process that does all ``runs``."""
-        return child_process.run(
-            [*self._command(cell.arm(runs[0].arm)), *_arguments(runs, cell)],
-            environment=_environment(cell.arm(runs[0].arm)).variables | status.environment,
-            log=cell.paths.log(runs[0]),
-            timeout_s=cell.design.timeout_s * len(runs),
-            on_tick=tick,
-            pass_fds=(status.fd,),
-        )
-
-    def _run_live_set(
+    def _run_set(
         self,
         runs: Sequence[Run],
         cell: Cell,
@@ -232,19 +287,34 @@ class ProcessLauncher:
             load_together=not in_process_rules.size_pools_by_free_memory(engines),
         )
 
-    def _command(self, arm: Arm) -> list[str]:
-        return PythonEnvironment.of(arm.environment).command(self.command)
 
-    def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
-        """Return notes on the arm that ran before this process and the idle seconds since then.
+class WorkerLauncher:
+    """Launches the runs of every cell as the cell's ``design.isolation`` says."""
 
-        Remembers ``arm``, the last one of this process, for the next launch.
-        """
-        ended, previous = time.monotonic(), self._previous
-        self._previous = (arm, ended)
-        if previous is None:
-            return {}
-        return {"predecessor": previous[0], "gap_s": round(ended - wall_s - previous[1], 3)}
+    def __init__(
+        self, command: Sequence[str] = WORKER_COMMAND, progress: Progress | None = None
+    ) -> None:
+        progress, history = Progress() if progress is None else progress, LaunchHistory()
+        self._launchers = {
+            isolation: kind(command, progress, history) for isolation, kind in LAUNCHERS.items()
+        }
+
+    def of(self, cell: Cell) -> ProcessLauncher:
+        """Return the launcher of a cell's isolation."""
+        return self._launchers[cell.design.isolation]
+
+    def prepare(self, cell: Cell) -> None:
+        self.of(cell).prepare(cell)
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        return self.of(cell).launch(runs, cell)
+
+
+LAUNCHERS: dict[Isolation, type[ProcessLauncher]] = {
+    Isolation.process: ProcessLauncher,
+    Isolation.in_process: InProcessLauncher,
+    Isolation.live: LiveLauncher,
+}
 
 
 def config_digest(arm: Arm) -> str:

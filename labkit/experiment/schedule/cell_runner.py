@@ -23,7 +23,7 @@ from labkit.config import Isolation, count_text
 from labkit.experiment import StudyError
 from labkit.experiment.cell import Cell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
-from labkit.experiment.launch.run_launcher import ProcessLauncher, RunLauncher
+from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule.cell_lock import cell_lock
@@ -105,7 +105,7 @@ def run_cell(
         SIGINT or SIGTERM was received. Running the same command again continues the cell.
     """
     progress = Progress() if progress is None else progress
-    launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
+    launcher = WorkerLauncher(progress=progress) if launcher is None else launcher
     start = time.monotonic()
     with (
         _disk_errors_as_one_line(cell),

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
-from labkit.engine.incremental_detokenizer import IncrementalDetokenizer, Tokenizer
+from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
+from labkit.models.tokenizer import Tokenizer
 from labkit.server.apis.endpoint_helpers import clamp_logprob
 from labkit.server.generation.serving_service import Service
 from labkit.server.types.api_error import ApiError, invalid

@@ -130,24 +130,24 @@ class KernelArms:
         size = arm.geometry(case)
         backend = arm.make_backend()
         kind = _array_kind(backend)
-        arrays = self.memory[kind].view(size, arm.workload, arm.block_size)
+        arrays = self.memory[kind].view(size, arm.workload)
         if self.queue is not None and kind == "mlx":
             self.queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
         backend.adopt([arrays.k_pool], [arrays.v_pool])
         scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
         backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
-        make_plan = partial(backend.plan, **self._plan_arguments(size, arm.block_size))
+        make_plan = partial(backend.plan, **self._plan_arguments(size))
         parts = (backend, arm.workload, size, arrays, make_plan(), make_plan)
         if self.queue is None or kind != "mlx":
             return NumpyBatch(*parts)
         chain_length = kernel_cases.chain_length(size, arm.workload) if arm.queued else 1
         return QueuedBatch(*parts, chain_length, arm.queued, queue=self.queue)
 
-    def _plan_arguments(self, size: CaseGeometry, block_size: int) -> dict[str, Any]:
+    def _plan_arguments(self, size: CaseGeometry) -> dict[str, Any]:
         """Return a case's batch as the arguments of ``PagedBackend.plan``."""
         starts = np.zeros(len(size.query_lens) + 1, np.int32)
         np.cumsum(size.query_lens, out=starts[1:])
-        tables = kernel_cases.block_tables(size, block_size, self._seed)
+        tables = kernel_cases.block_tables(size, self._seed)
         return {"block_tables": tables, "seq_lens": size.seq_lens, "cu_seqlens_q": starts}
 
     def launch(

@@ -39,14 +39,15 @@ class CaseGeometry:
     """Sizes of a case, before anything is allocated.
 
     ``query_lens`` and ``seq_lens`` are int32 [num_seqs]: decodes first, then prefills, then the
-    requests of ``case.uneven``. ``num_blocks`` includes the null block. ``pool_bytes`` is the size
-    of keys and values together.
+    requests of ``case.uneven``. ``num_blocks`` includes the null block, ``block_size`` is the
+    tokens of a block, and ``pool_bytes`` the size of keys and values together.
     """
 
     case: Case
     query_lens: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
     num_blocks: int
+    block_size: int
     pool_bytes: int
 
     @property
@@ -112,6 +113,7 @@ def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
         query_lens=query_lens,
         seq_lens=seq_lens,
         num_blocks=num_blocks,
+        block_size=block_size,
         pool_bytes=num_blocks * block_bytes(workload, block_size),
     )
 
@@ -163,7 +165,7 @@ def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
     )
 
 
-def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.int32]:
+def block_tables(size: CaseGeometry, seed: int) -> NDArray[np.int32]:
     """Assign the blocks 1, 2, ... to the requests at random, each block to one request.
 
     Returns
@@ -171,7 +173,7 @@ def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.i
     int32 [num_seqs, max_blocks]
         Padded with 0. Depends only on the seed and the case.
     """
-    counts = -(-size.seq_lens // block_size)
+    counts = -(-size.seq_lens // size.block_size)
     rng = np.random.default_rng([seed, zlib.crc32(size.case.name.encode())])
     tables = np.zeros((len(counts), int(counts.max())), np.int32)
     used = np.arange(tables.shape[1]) < counts[:, None]
@@ -215,10 +217,10 @@ class KernelMemory:
         memory = self.moved(as_float32)
         return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
 
-    def view(self, size: CaseGeometry, workload: Workload, block_size: int) -> Arrays:
+    def view(self, size: CaseGeometry, workload: Workload) -> Arrays:
         """Return views of the first elements of each array, in the shapes of a case."""
         rows = (size.total_q, workload.num_heads, workload.head_dim)
-        pool = (size.num_blocks, block_size, workload.num_kv_heads, workload.head_dim)
+        pool = (size.num_blocks, size.block_size, workload.num_kv_heads, workload.head_dim)
         return Arrays(
             q=_shaped(self.q, rows),
             out=_shaped(self.out, rows),

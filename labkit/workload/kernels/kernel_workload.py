@@ -83,8 +83,9 @@ class KernelKind:
 
     def estimate(self, experiment: Experiment) -> Estimate:
         w = experiment.workload
-        block_size = experiment.engine.kv.block_size
-        sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]
+        sizes = [
+            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
+        ]
         run = [size for size in sizes if kernel_cases.skip_reason(size, w) is None]
         pool = max((size.pool_bytes for size in run), default=0)
         output = [kernel_cases.element_bytes(w) * kernel_cases.query_elements(s, w) for s in run]
@@ -92,7 +93,7 @@ class KernelKind:
         for size, written in zip(run, output, strict=True):
             rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)
             launch = _launch_seconds(size, experiment, written)
-            washout = _launch_seconds(_washed(size, w, block_size), experiment, 0)
+            washout = _launch_seconds(_washed(size, w), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
             queued = w.state is not State.cold and device_availability.queued(
                 experiment.engine.attention
@@ -122,12 +123,9 @@ def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, que
     return kernel_cases.timed_launches(size, experiment.workload) if hot and not lazy else 1
 
 
-def _washed(
-    size: kernel_cases.CaseGeometry, w: Workload, block_size: int
-) -> kernel_cases.CaseGeometry:
-    return kernel_cases.geometry(
-        kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w)), w, block_size
-    )
+def _washed(size: kernel_cases.CaseGeometry, w: Workload) -> kernel_cases.CaseGeometry:
+    part = kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w))
+    return kernel_cases.geometry(part, w, size.block_size)
 
 
 def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:

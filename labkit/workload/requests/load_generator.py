@@ -259,6 +259,7 @@ def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:
             entry.counted, entry.text = event.counted, event.whole
+            entry.first_chunk = event.first_chunk
             return False
         if event.token == NO_TOKEN:
             return bool(event.text)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import budget, compute_dtype
-from labkit.engine.budget import model_footprint
-from labkit.engine.budget.kv_demand import blocks_for, slots_for
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.kv_demand import blocks_for, slots_for
+from labkit.engine.model import compute_dtype
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
@@ -19,7 +20,7 @@ from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
     from labkit.workload.requests.load_generator import Clock
     from labkit.workload.requests.serving_session import ServingSession
 
@@ -73,7 +74,8 @@ class RequestKind:
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        from labkit.engine.shared_models import SharedModels
+        """Create an engine for every arm, in random order. The engines share loaded models."""
+        from labkit.engine.runner.shared_models import SharedModels
         from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
 
         models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order
@@ -124,7 +126,7 @@ class RequestKind:
         seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
-        kv = slots * budget.kv_bytes_per_token(experiment.engine, model)
+        kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
         warnings = run_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
@@ -145,7 +147,7 @@ def _claimed_bytes(experiment: Experiment) -> int:
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
-    planned = budget.check(experiment)
+    planned = memory_budget.check(experiment)
     return 0 if planned is None else planned.ceiling
 
 
@@ -186,7 +188,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         "requests or another model",
     )
     needed = blocks_for(experiment.engine.kv, [tokens])
-    planned = budget.check(experiment)
+    planned = memory_budget.check(experiment)
     if planned is None or needed <= planned.blocks:
         return
     options = experiment.engine.budget

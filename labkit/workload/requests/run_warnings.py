@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
 from labkit.config.requests import LENGTH_TRACES
-from labkit.engine import budget
-from labkit.engine.budget.kv_demand import slots_for
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget.kv_demand import slots_for
 from labkit.machine import worker_environment
 
 EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known without a tokenizer
@@ -61,7 +61,7 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
 
     None if the KV memory cannot be planned.
     """
-    planned, engine = budget.check(experiment), experiment.engine
+    planned, engine = memory_budget.check(experiment), experiment.engine
     if planned is None:
         return None
     blocks = planned.blocks - (engine.kv.layout is KVLayout.paged)  # without the null block

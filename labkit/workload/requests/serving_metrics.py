@@ -2,14 +2,15 @@
 
 TTFT is the time from a request's arrival to its first token, E2E from its arrival to its last. In
 an open loop a request arrives when it is due, so that a wait at the client counts; in a closed loop
-it arrives when it is sent. TPOT is ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token.
+it arrives when it is sent. TPOT is ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token;
+where a first chunk is known to hold more tokens, it excludes them all.
 ``tpot_incl_first`` is ``E2E / tokens``, for tables that count the first token too. ITL is the gap
 between two chunks of one request, pooled over all requests. A chunk is the output of one engine
 step for a request: one token, or several with speculation. Over HTTP a chunk is the text that the
 client gets from one read; it may hold any number of tokens. Goodput counts the requests that met
-every limit. For goodput, a request with a single token has a TPOT of 0. All metrics cover served
-requests only, but the time of a run ends with its last request, served or not. Refused and failed
-requests are counted separately and never toward goodput.
+every limit. For goodput, a request whose tokens came all at once has a TPOT of 0. All metrics cover
+served requests only, but the time of a run ends with its last request, served or not. Refused and
+failed requests are counted separately and never toward goodput.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ServedRequest:
     the time at which the request should have been sent; None in a closed loop. ``late``: seconds
     by which the load generator sent the request late. ``error``: the reason that the request was
     refused or failed. ``counted``, ``text``: number and text of the request's tokens, if a server
-    reports no token ids.
+    reports no token ids. ``first_chunk``: tokens that came in the first chunk; 1 if unknown.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class ServedRequest:
     error: str | None = None
     counted: int | None = None
     text: str | None = None
+    first_chunk: int = 1
 
     @property
     def outcome(self) -> Outcome:
@@ -96,10 +98,9 @@ class ServedRequest:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first token, or None if there is only one token."""
-        if self.output_tokens < 2:
-            return None
-        return (self.e2e - self.ttft) / (self.output_tokens - 1)
+        """Seconds per token after the first chunk, or None if there is no such token."""
+        later = self.output_tokens - self.first_chunk
+        return (self.e2e - self.ttft) / later if later > 0 else None
 
     @property
     def itl(self) -> list[float]:

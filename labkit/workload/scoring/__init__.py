@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
-from labkit.engine import compute_dtype
-from labkit.engine.budget import model_footprint
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.model import compute_dtype
 from labkit.models import resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
@@ -110,7 +110,7 @@ def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixSt
 
 def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
     from labkit.engine import create
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
     from labkit.models import tokenizer
     from labkit.workload.scoring.interleaved_scoring import ScoringArm
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ConfigError, Experiment, count_text, require
-from labkit.engine.budget import model_footprint
+from labkit.engine.memory_budget import model_footprint
 from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer

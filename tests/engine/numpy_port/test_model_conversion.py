@@ -194,7 +194,7 @@ def test_quantised_layers_are_refused():
 
 def low_precision_and_dequantized(kind, bits):
     """A model's matrices in less than float32, and the same ones widened."""
-    from labkit.engine import dequantized_layers
+    from labkit.engine.model import dequantized_layers
 
     model, wide = (build("llama", {"attention_bias": True}) for _ in range(2))
     for one in (model, wide):

@@ -3,11 +3,12 @@
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import config
-from labkit.engine.engine_protocol import EngineError
+from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.openai.sse_decoder import (
     DONE,
     SSEDecoder,
@@ -16,6 +17,7 @@ from labkit.engine.openai.sse_decoder import (
     may_have_content,
     parse_chunk,
 )
+from labkit.engine.openai.streamed_response import StreamedResponse
 
 PROMPT = (300, 301, 302)
 
@@ -48,7 +50,7 @@ def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, run_load, ask):
     (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) == 3
     assert engine.counters()["stream.bundled"] == 3
-    assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / 5)
+    assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / (6 - entry.first_chunk))
 
 
 def test_bundles_without_ids_use_the_servers_count(opponent, run_load, ask):
@@ -56,7 +58,40 @@ def test_bundles_without_ids_use_the_servers_count(opponent, run_load, ask):
     (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.output_tokens == 6 and len(entry.chunk_times) == 3
     assert engine.counters()["tokens.stream"] == 3
-    assert engine.notes["server"]["disagree"][0]["stream"] == 3
+    server = engine.notes["server"]
+    assert server["disagree"][0]["stream"] == 3
+    assert server["first_chunk_excess_pct"] == pytest.approx(20)  # about 1 of 5 later tokens
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reads", "usage", "first", "excess"),
+    [
+        ([("a", None)] * 6, (1, 5), 6, 1, 0),
+        ([("a", None)] * 6, (2, 4), 6, 2, 0),  # two chunks of a token each in the first read
+        ([("a", None)] * 5, (1, 4), 6, 1, 0),  # the last token has no text
+        ([("a", [1, 2])] * 3, (1, 2), 6, 2, 0),
+        ([("a", [1]), ("a", [2, 3, 4, 5, 6])], (1, 1), 6, 1, 0),  # as with speculation
+        ([("", []), *[("a", [1, 2, 3])] * 2], (1, 1, 1), 6, 3, 0),
+        ([("ab", None)] * 3, (1, 2), 6, 1, 1 / 5),  # two tokens each, or other numbers
+        ([("abcdef", None)], (1,), 6, 1, 1),
+    ],
+)
+def test_the_tokens_of_the_first_chunk(ask, chunks, reads, usage, first, excess):
+    """They are known from token ids, or where every chunk is a token; else their share is noted."""
+    (request,) = ask(PROMPT)
+    response, left = StreamedResponse(request), list(chunks)
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": usage}}
+    for number in reads:
+        parts = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in left[:number]]
+        left = left[number:]
+        parts += [] if left else [{"choices": [{"text": "", "finish_reason": "length"}]}, usage]
+        data = "".join(f"data: {json.dumps(part)}\n\n" for part in parts)
+        list(response.feed(data.encode(), 1.0, Counters()))
+    response.ended = True
+    detokenizer = SimpleNamespace(normalize=str)
+    event = response.final_event(2.0, detokenizer, Counters())
+    assert (event.counted, event.first_chunk) == (6, first), event.error
+    assert response.first_chunk_excess(6) == pytest.approx(excess)
 
 
 def test_without_usage_the_tokenizer_counts_tokens(opponent, run_load, ask):

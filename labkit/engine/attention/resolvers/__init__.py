@@ -35,10 +35,7 @@ BY_LOOKUP_TYPE: dict[type[Any], type[Resolver]] = {
 def create(name: str) -> Resolver:
     """Return the resolver ``name``: a built-in one, or ``package.module:Class``.
 
-    Raises
-    ------
-    ValueError
-        No built-in resolver has this name, or the class cannot be loaded.
+    Raises ``ValueError`` if no built-in resolver has this name, or the class cannot be loaded.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
