@@ -8,13 +8,8 @@ from labkit.engine.engine_protocol import NO_TOKEN, Counters, TokenEvent
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampling.sampler import Sampled
-from labkit.engine.scheduler import scheduling_policies
-from labkit.engine.scheduler.scheduler import Scheduler
-from labkit.engine.scheduler.scheduler_output import (
-    PrefillShare,
-    ScheduledChunk,
-    ScheduleDecisions,
-)
+from labkit.engine.scheduler.scheduler import Scheduler, scheduling_policies
+from labkit.engine.scheduler.scheduler_output import PrefillShare, ScheduledChunk, ScheduleDecisions
 
 
 def make_scheduler(**options):
