@@ -117,7 +117,7 @@ def server(model: Path) -> Callable[[str], float]:
     import numpy as np
 
     from labkit import config
-    from labkit.cpu import thread_pool
+    from labkit.cpu.runtime import thread_pool
     from labkit.engine import Request, SamplingParams, create
     from labkit.machine import openblas_for_mlx
 

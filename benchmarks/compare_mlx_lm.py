@@ -57,11 +57,12 @@ HOST_SCENARIO = "ragged, small"
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose an experiment as ``python -m labkit`` does, and prepare its model and prompts."""
-    from labkit import app, workload
+    from labkit import workload
+    from labkit.cli import study_composer
     from labkit.config import to_plain
-    from labkit.experiment.cell_composer import compose_cell
+    from labkit.experiment.compose.cell_composer import compose_cell
 
-    with app.initialized():
+    with study_composer.initialized():
         experiment = compose_cell([], list(overrides)).experiment
     workload.prepare(experiment)
     return to_plain(experiment)
@@ -90,8 +91,8 @@ def child() -> None:
     """Serve the experiment given on standard input and print its figures as JSON."""
     from labkit import workload
     from labkit.config import Experiment, from_plain
-    from labkit.cpu import thread_pool
-    from labkit.experiment import worker_stages
+    from labkit.cpu.runtime import thread_pool
+    from labkit.experiment.worker import worker_stages
     from labkit.machine import openblas_for_mlx, worker_environment
 
     thread_pool.install()
@@ -264,10 +265,10 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
 
     ``target``: the file for all figures, or None.
     """
-    from labkit import app
-    from labkit.experiment.timing_lock import timing_lock
+    from labkit.cli import study_composer
+    from labkit.experiment.schedule.timing_lock import timing_lock
 
-    app.register()
+    study_composer.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
     scenarios = [s for s in SCENARIOS if only in s.name]
     cases = [s for s in CASES if only in s.name]

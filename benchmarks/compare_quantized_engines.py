@@ -107,7 +107,7 @@ def pieces(count: int, length: int) -> list[list[int]]:
     """Return evenly spaced pieces of the packaged texts as token ids."""
     from tokenizers import Tokenizer
 
-    from labkit.models.tokenizer_corpus import corpus_texts
+    from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
     folder, _ = model_files()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -121,7 +121,7 @@ class OnLabkit:
 
     def __init__(self, arm: str, folder: Path, threads: int) -> None:
         from labkit import config
-        from labkit.cpu import thread_pool
+        from labkit.cpu.runtime import thread_pool
         from labkit.engine import create
         from labkit.machine import openblas_for_mlx
 
@@ -403,7 +403,7 @@ class Memory:
     def __init__(self) -> None:
         import numpy as np
 
-        from labkit.cpu import thread_pool
+        from labkit.cpu.runtime import thread_pool
 
         thread_pool.install()
         self._stream = np.ones(1 << 26, np.float32)
@@ -519,8 +519,8 @@ def products() -> list[str]:
     """
     import numpy as np
 
-    from labkit.cpu.low_precision_weights import QuantizedMatrix
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.matmul.packed_linear import PackedLinear
     from labkit.machine.worker_environment import REMOVED_PREFIXES, core_count
 
     def rate(work: int, call: Any, *arguments: Any) -> float:
@@ -616,7 +616,7 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.show.read_text())), end="")
         return
-    from labkit.experiment.timing_lock import timing_lock
+    from labkit.experiment.schedule.timing_lock import timing_lock
     from labkit.machine.worker_environment import core_count
 
     arm_names = options.arms.split(",")

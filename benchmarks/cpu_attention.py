@@ -58,7 +58,7 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="f
 
     Each sequence's KV blocks, of 16 tokens, are scattered over the pool.
     """
-    from labkit.cpu import kv_dtypes, kv_quantization
+    from labkit.cpu.precision import kv_dtypes, kv_quantization
     from labkit.engine import attention
 
     random = np.random.default_rng(0)

@@ -58,8 +58,8 @@ def run_numba() -> dict[str, float]:
     import numba  # noqa: F401
 
     imported = time.perf_counter()
-    from labkit.cpu import activations
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.layers import activations
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     seconds = {
         "import numba": imported - start,

@@ -62,12 +62,13 @@ def main() -> int:
 
 def measure(processes: int, out: Path) -> None:
     """Run the missing processes: before each run of labkit, the machine's program."""
-    from labkit import analysis, app, workload
-    from labkit.experiment.cell_composer import compose_cell, to_cell
-    from labkit.experiment.cell_runner import run_cell
-    from labkit.experiment.run_launcher import ProcessLauncher
+    from labkit import analysis, workload
+    from labkit.cli import study_composer
+    from labkit.experiment.compose.cell_composer import compose_cell, to_cell
+    from labkit.experiment.launch.run_launcher import WorkerLauncher
+    from labkit.experiment.schedule.cell_runner import run_cell
 
-    class Between(ProcessLauncher):
+    class Between(WorkerLauncher):
         """A launcher that runs the machine's program before each run."""
 
         def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
@@ -78,8 +79,8 @@ def measure(processes: int, out: Path) -> None:
                 file.write(done.stdout)
             return records
 
-    app.register()
-    with app.initialized():
+    study_composer.register()
+    with study_composer.initialized():
         composed = compose_cell([], [*OVERRIDES, f"design.blocks={processes}"])
     workload.prepare(composed.experiment)
     run_cell(to_cell(composed, out), Between())

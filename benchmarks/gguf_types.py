@@ -65,7 +65,7 @@ def measure(file: Path, rounds: int, tokens: int) -> None:
     One stream of ``tokens`` tokens is decoded ``rounds`` times, each time after a line of standard
     input.
     """
-    from labkit.cpu import thread_pool
+    from labkit.cpu.runtime import thread_pool
 
     thread_pool.install()
     from labkit.engine import LLM, SamplingParams

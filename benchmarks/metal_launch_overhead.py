@@ -19,8 +19,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine import attention
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.metal_backend import MetalBackend
+from labkit.engine.attention.backends.metal_backend import MetalBackend
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 16, 4, 128, 16, 8
 # (name, sequences, query tokens of each, context of each)

@@ -16,8 +16,8 @@ from textwrap import dedent
 from typing import Any
 from unittest.mock import patch
 
-from labkit.experiment.python_environment import PythonEnvironment
-from labkit.machine import code_revision
+from labkit.experiment.launch.python_environment import PythonEnvironment
+from labkit.machine.facts import code_revision
 
 MODULE = "labkit/engine/llm_engine.py"
 SLOWER_STEP = dedent("""

@@ -30,8 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.experiment import worker
-from labkit.experiment.worker_run import WorkerProcess
+from labkit.experiment.worker import __main__ as worker
+from labkit.experiment.worker.worker_run import WorkerProcess
 from labkit.records import read_arm
 
 HERE = Path(__file__).resolve().parent
@@ -99,7 +99,7 @@ def plant() -> None:
 
 def plant_calls(pipeline: str | None, workload: str) -> None:
     """Plant the delay into the operations of this process that are timed."""
-    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
     from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
 
@@ -127,7 +127,7 @@ def plant_calls(pipeline: str | None, workload: str) -> None:
 
         InterleavedVideo.__init__ = with_slow_requests  # type: ignore[method-assign]
     elif pipeline == "overlap":  # its steps wait here for the step in flight
-        StepLoop._sample = planted.slow_period(StepLoop._sample)  # type: ignore[method-assign]
+        StepLoop._finish = planted.slow_period(StepLoop._finish)  # type: ignore[method-assign]
     else:
         LLMEngine.step = planted.slow(LLMEngine.step)  # type: ignore[method-assign]
 
@@ -148,9 +148,9 @@ def plant_server(share: float) -> None:
 
 def plant_turns(share: float) -> None:
     """Make each turn longer by ``share``; the server is stopped (SIGSTOP) meanwhile, halfway."""
-    from labkit.machine.process_tree import ProcessTree
-    from labkit.machine.server_supervisor import SupervisedServer
-    from labkit.workload.interleaved_serving import InterleavedServing
+    from labkit.machine.processes.process_tree import ProcessTree
+    from labkit.machine.processes.server_supervisor import SupervisedServer
+    from labkit.workload.requests.interleaved_requests import InterleavedServing
 
     initialize, run_slice = SupervisedServer.__init__, InterleavedServing._run_slice
     servers: list[ProcessTree] = []
@@ -225,8 +225,8 @@ class Beside:
 
 def take_turns(beside: Beside) -> None:
     """Patch the measurement so that each round or slice waits until the other process's is over."""
-    from labkit.workload.interleaved_kernels import InterleavedKernels
-    from labkit.workload.interleaved_serving import (
+    from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+    from labkit.workload.requests.interleaved_requests import (
         InterleavedServing,
         ServingProgress,
         stalled_seconds,

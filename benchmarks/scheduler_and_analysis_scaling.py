@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
@@ -58,9 +58,9 @@ class Host:
     """The parts of the engine that run on the host, with a stub in place of the model."""
 
     def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
-        self.pool = BlockPool(num_blocks)
-        cached_prefixes = prefix_cache.create(prefixes, self.pool, BLOCK_SIZE)
-        cache = PagedKVCacheManager(self.pool, BLOCK_SIZE, cached_prefixes)
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        cached_prefixes = prefix_cache.create(prefixes, self.pool)
+        cache = PagedKVCacheManager(self.pool, cached_prefixes)
         self.step_tokens = max(rows, 8192)
         options = config.Scheduler(
             max_num_seqs=rows,

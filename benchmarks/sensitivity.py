@@ -69,9 +69,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.analysis.arm_comparison import ArmComparison
     from labkit.experiment.cell import Cell
-    from labkit.experiment.cell_composer import ComposedCell
+    from labkit.experiment.compose.cell_composer import ComposedCell
+    from labkit.experiment.launch.run_launcher import ProcessLauncher
     from labkit.experiment.permuted_blocks import Run
-    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.records import Record, StudyPath
 
 HERE = Path(__file__).resolve().parent
@@ -227,7 +227,7 @@ def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Make the missing runs of a study, and return its result and the wall seconds of this call."""
-    from labkit.experiment.cell_composer import to_cell
+    from labkit.experiment.compose.cell_composer import to_cell
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
     began = time.monotonic()
@@ -244,7 +244,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     from labkit.analysis.isolation_agreement import isolation_sentence
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.config import Isolation
-    from labkit.experiment.cell_composer import to_cells
+    from labkit.experiment.compose.cell_composer import to_cells
 
     blocks = PROCESSES["requests" if kind.endswith("requests") else "kernels"][0]
     design = [f"design.blocks={blocks}", f"design.confirm={pairs}", "seed=10"]
@@ -264,7 +264,7 @@ def live_agreement(
     ``blocks`` is the number of live sets, and of pairs of separate processes; ``shared`` that of
     processes that both arms share, as servers cannot. ``number`` changes the seed and the name.
     """
-    from labkit.experiment.cell_composer import to_cell
+    from labkit.experiment.compose.cell_composer import to_cell
 
     folders = []
     for isolation in ISOLATIONS:
@@ -280,12 +280,13 @@ def live_agreement(
 
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     """Compose a study with three arms: the baseline, the planted one, and the control."""
-    from labkit import app, workload
-    from labkit.experiment.cell_composer import compose_cell
+    from labkit import workload
+    from labkit.cli import study_composer
+    from labkit.experiment.compose.cell_composer import compose_cell
 
     name, overrides = ASKED[kind]
-    app.register()
-    with app.initialized():
+    study_composer.register()
+    with study_composer.initialized():
         design = ["design.runs_per_block=1", "design.looks=[]"]
         composed = compose_cell([], [*overrides, *design, "ablation=none", *more])
     base, control = composed.arms
@@ -306,11 +307,11 @@ def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     ``beside``: the two processes of a block live at the same time (``SideBySide``).
     """
     from labkit import analysis
-    from labkit.experiment.cell_runner import run_cell
-    from labkit.experiment.run_launcher import ProcessLauncher
+    from labkit.experiment.launch.run_launcher import WorkerLauncher
+    from labkit.experiment.schedule.cell_runner import run_cell
 
-    launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
-    run_cell(cell, SideBySide(launcher) if beside else launcher)
+    command = (sys.executable, str(HERE / "planted_worker.py"))
+    run_cell(cell, SideBySide(ProcessLauncher(command)) if beside else WorkerLauncher(command))
     shutil.rmtree(cell.dir / "runs" / "pending", ignore_errors=True)
     return analysis.write_cell(cell.dir)
 
@@ -346,7 +347,7 @@ class SideBySide:
 
 
 def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
-    from labkit.experiment.run_launcher import ProcessLauncher
+    from labkit.experiment.launch.run_launcher import ProcessLauncher
 
     (record,) = ProcessLauncher(command).launch([run], cell)
     return record

@@ -25,18 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.engine_step import StepLoop
-from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.lazy_logits import Rows
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.runner.model_runner import create_launcher
+from labkit.engine.sampling.lazy_logits import Rows
+from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator
-from labkit.engine.step_launcher import create_launcher
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
@@ -51,8 +51,8 @@ def run_model(batch: Batch) -> Rows:
 def decoding_engine(requests: int, steps: int) -> LLMEngine:
     """Return an engine whose requests have prefilled and decode for more than ``steps`` steps."""
     tokens, counters = PROMPT_TOKENS + steps + 32, Counters()
-    pool = BlockPool(requests * (tokens // BLOCK_SIZE + 1) + 1)
-    cache = PagedKVCacheManager(pool, BLOCK_SIZE)
+    pool = BlockPool(requests * (tokens // BLOCK_SIZE + 1) + 1, BLOCK_SIZE)
+    cache = PagedKVCacheManager(pool)
     options = config.Scheduler(max_num_seqs=requests, max_num_batched_tokens=max(512, requests))
     scheduler = Scheduler(options, cache, frozenset())
     loop = StepLoop(

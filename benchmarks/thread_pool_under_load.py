@@ -68,7 +68,7 @@ def product() -> Callable[[], object]:
     """Return a function that multiplies matrices as a decode step of 16 requests does."""
     import numpy as np
 
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     rows, depth, width = PRODUCT
     rng = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def product() -> Callable[[], object]:
 def run_layer(layer: str) -> None:
     """Measure one layer: read the name of a case from each input line and print its median (us)."""
     if layer != "labkit":
-        from labkit.cpu import thread_pool
+        from labkit.cpu.runtime import thread_pool
 
         thread_pool.install = lambda: None  # kernels stay on the layer that the environment names
     launches = {f"decode {s} x {c}": decode(s, c) for s, c in DECODE}

@@ -1,4 +1,4 @@
-"""Recompute a study's statistics from its records, by the formulas of ``docs/statistics.md``.
+"""Recompute a study's statistics from its records, as ``docs/statistical-methods.md`` does.
 
     python docs/recompute_statistics.py outputs/reference/seq_map.zip
 

@@ -8,6 +8,7 @@ one-line message, if the study or the file is not valid.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import __version__
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.program import Program
 from labkit.records import (
     ARCHIVE_SUFFIX,
     SCHEMA_VERSION,
@@ -34,7 +35,7 @@ ENVIRONMENT = "environment.json"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.archive",
         description="Write a study as one file. With --unpack: write the folder of such a file.",
     )
@@ -45,20 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="unpack an archive instead: --unpack STUDY.zip DIR, where DIR does not exist",
     )
-    options = parser.parse_args(argv)
-    try:
+
+    def body(options: argparse.Namespace) -> None:
         if options.unpack:
             unpack_archive(options.source, options.target)
             print(f"{options.source} unpacked into {options.target}")
         else:
             print(archive_study(options.source, options.target).summary)
-    except RecordError as error:
-        return print_error(parser.prog, error)
-    except OSError as error:
-        return print_error(parser.prog, f"{error.filename}: {error.strerror}")
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return parser.run(argv, body, refused=(RecordError,))
 
 
 @dataclass(frozen=True)

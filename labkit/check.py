@@ -9,6 +9,7 @@ mistake in the command, 130 if interrupted.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.program import Program
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type
@@ -26,27 +27,23 @@ from labkit.machine.exception_text import one_line_with_type
 if TYPE_CHECKING:
     from labkit.conformance import Check, Compose
 
-PROG = "python -m labkit.check"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     description = str(__doc__).partition(": ")[2]
-    parser = OneLineParser(prog=PROG, description=description)
+    parser = Program(prog="python -m labkit.check", description=description)
     parser.add_argument("path", metavar="package.module:Class", help="the class to check")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="options of the config")
-    options = parser.parse_args(argv)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the class is found in the working folder
-    try:
+
+    def body(options: argparse.Namespace) -> int:
         require(is_class_path(options.path), f"{options.path}: must be package.module:Class")
         for word in options.overrides:
             require("=" in word, f"{word}: not an override; write key=value")
         return _check(options.path, options.overrides)
-    except ConfigError as error:
-        return print_error(PROG, error)
-    except KeyboardInterrupt:
-        return 130
+
+    return parser.run(argv, body, refused=(ConfigError,))
 
 
 def _check(path: str, overrides: Sequence[str]) -> int:
@@ -143,15 +140,15 @@ def _import(path: str) -> Any:
 
 def _composer(overrides: Sequence[str]) -> Compose:
     """Return a function that composes a config from a check's overrides and the user's."""
-    from labkit import app
-    from labkit.experiment.hydra_composer import Composer
-    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.cli import study_composer
+    from labkit.experiment.hydra.hydra_composer import Composer
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
-    app.register()
+    study_composer.register()
 
     def compose(own: Mapping[str, str]) -> Experiment:
         words = [*(f"{key}={value}" for key, value in own.items()), *overrides]
-        with app.initialized():
+        with study_composer.initialized():
             try:
                 return Composer().compose(words)
             except ConfigError:

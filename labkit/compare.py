@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import OneLineParser, print_error, print_notes
+from labkit.cli.program import Program, print_notes
 from labkit.records import RecordError, open_study
 
 if TYPE_CHECKING:
@@ -37,10 +37,9 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.study_analysis import AnalysisCache
-    from labkit.analysis.study_diff import StudiesNotComparable, compare_with_first
+    from labkit.analysis.study_diff import StudiesNotComparable
 
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.compare",
         description="Test whether arms' differences from the baseline changed between studies.",
     )
@@ -68,17 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PCT",
         help="changes smaller than this do not matter (percent; default 2%%)",
     )
-    options = parser.parse_args(argv)
+    return parser.run(argv, _compare, refused=(RecordError, StudiesNotComparable))
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.study_diff import StudiesNotComparable, compare_with_first
+
     analysis_cache = AnalysisCache()
-    try:
-        old = analysis_cache.study(open_study(options.old))
-        later = [analysis_cache.study(open_study(new)) for new in options.new]
-        comparisons = compare_with_first(old, later, options.margin)
-    except (RecordError, StudiesNotComparable, OSError) as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
-    print_notes(parser.prog, analysis_cache.notes())
+    old = analysis_cache.study(open_study(options.old))
+    later = [analysis_cache.study(open_study(new)) for new in options.new]
+    comparisons = compare_with_first(old, later, options.margin)
+    print_notes("labkit.compare", analysis_cache.notes())
     _print(options.old, options.new, comparisons)
     changes = [change for comparison in comparisons for change in comparison.changes]
     failed = any(change.verdict.word in options.fail_on for change in changes)
@@ -89,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if options.fail_on and not failed and undecidable:
         where = f" in {', '.join(undecidable)}" if len(comparisons) > 1 else ""
-        return print_error(
-            parser.prog, f"no row can be compared{where}, so --fail-on cannot be checked"
-        )
+        raise StudiesNotComparable(f"no row can be compared{where}, so --fail-on cannot be checked")
     return int(failed)
 
 

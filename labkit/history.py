@@ -8,11 +8,12 @@ metric.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.program import Program
 from labkit.records import RecordError
 
 
@@ -20,23 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.rendering.history_page import write_history
 
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.history",
         description="Show a metric over all studies in a folder, and where its level changed.",
     )
     parser.add_argument("dir", type=Path, metavar="DIR", help="folder of studies, or one study")
     parser.add_argument("metric", metavar="METRIC", help="name of a metric, such as total_tok_s")
-    options = parser.parse_args(argv)
-    try:
+
+    def body(options: argparse.Namespace) -> None:
         page = write_history(options.dir, options.metric)
-    except (RecordError, OSError) as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
-    for sentence in page.changes:
-        print(sentence)
-    print(f"{page.summary}: {options.dir / f'history-{options.metric}.html'}")
-    return 0
+        for sentence in page.changes:
+            print(sentence)
+        print(f"{page.summary}: {options.dir / f'history-{options.metric}.html'}")
+
+    return parser.run(argv, body, refused=(RecordError,))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ that they agree.
 
 from __future__ import annotations
 
-from labkit.config.attention import RESOLVERS
+from labkit.config.engine.attention import RESOLVERS
 
 BQ = 32  # query rows in a Q-block, the tiled kernels' unit of work
 # Ids that are encoded in a launch's stamp.

@@ -7,11 +7,12 @@ written in that case.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error, print_notes
+from labkit.cli.program import Program, print_notes
 from labkit.records import RecordError
 
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.article_placeholders import ArticleError
 
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.post",
         description="Fill the placeholders of Markdown articles from records, in place.",
     )
@@ -30,15 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 if an article is out of date"
     )
-    options = parser.parse_args(argv)
-    try:
+
+    def body(options: argparse.Namespace) -> int:
         return post(options.articles, html=options.html, check=options.check)
-    except (ArticleError, RecordError, UnicodeDecodeError) as error:
-        return print_error(parser.prog, error)
-    except OSError as error:
-        return print_error(parser.prog, f"{error.filename}: {error.strerror}")
-    except KeyboardInterrupt:
-        return 130
+
+    return parser.run(argv, body, refused=(ArticleError, RecordError, UnicodeDecodeError))
 
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:

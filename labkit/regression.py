@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from labkit.cli_errors import OneLineParser, error_line, print_error
+from labkit.cli.program import Program
 from labkit.config import ConfigError, require
 from labkit.records import RecordError, read_cell
 
@@ -90,13 +90,13 @@ def subjects(
     ConfigError
         A name is neither a workload nor an ablation.
     """
-    from labkit import app
-    from labkit.experiment.hydra_composer import Composer, hydra_quote
+    from labkit.cli import command_line, study_composer
+    from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
 
     found: list[Subject] = []
-    composer, flags = Composer(), app.parse(_folder_flags(folders)).overrides
-    roots = (*map(Path, folders), app.CONF)
-    with app.initialized():
+    composer, flags = Composer(), command_line.parse(_folder_flags(folders)).overrides
+    roots = (*map(Path, folders), command_line.CONF)
+    with study_composer.initialized():
         for name in names:
             groups = ("ablation", "workload")
             files = ((g, root / g / f"{name}.yaml") for g in groups for root in roots)
@@ -162,7 +162,6 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
 
 
 def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
     base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
     worse = head < base if row["better"] == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse
@@ -210,11 +209,11 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
 
     Raises ``KeyboardInterrupt`` if the study was interrupted.
     """
-    from labkit import app
     from labkit.analysis.study_analysis import cell_dirs
+    from labkit.cli import command_line, study_command
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
-    if app.run(app.parse(words)) == 130:
+    if study_command.run(command_line.parse(words)) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out):
@@ -225,23 +224,19 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.experiment import StudyError
-    from labkit.experiment.python_environment import RevisionError
+    from labkit.experiment.launch.python_environment import RevisionError
 
-    parser = _parser()
-    options = parser.parse_intermixed_args(argv)
-    try:
-        return _run(options)
-    except (RevisionError, StudyError, RecordError, OSError) as error:
-        print(error_line(parser.prog, error), file=sys.stderr)
-        return Outcome.undecided.value
-    except ConfigError as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
+    return _parser().run(
+        argv,
+        _run,
+        refused=(ConfigError,),
+        failed=(RevisionError, StudyError, RecordError, OSError),
+        failed_status=Outcome.undecided.value,
+    )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
+def _parser() -> Program:
+    parser = Program(
         prog="python -m labkit.regression",
         description="Test whether a Git revision is slower than another (docs/regression.md).",
     )
@@ -273,8 +268,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit import app
-    from labkit.experiment.python_environment import PythonEnvironment
+    from labkit.cli import command_line, study_command, study_composer
+    from labkit.experiment.launch.python_environment import PythonEnvironment
 
     given = [*options.words, *options.on]
     revisions = [word for word in options.words if "=" not in word]
@@ -285,12 +280,12 @@ def _run(options: argparse.Namespace) -> int:
         PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
-    app.register()
+    study_composer.register()
     found = subjects(names, base, head, options.config_dir)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
-    out = options.out or app.study_folder(app.parse([]))[0]
+    out = options.out or study_command.study_folder(command_line.parse([]))[0]
     results: list[RowResult] = []
     for number, subject in enumerate(found):
         results += _study(subject, out / str(number), [*design, *overrides])

@@ -8,13 +8,13 @@ one-line message, if the study cannot be read or lacks data that the format need
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import OneLineParser, print_error, print_notes
+from labkit.cli.program import Program, print_notes
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.analysis.study_index import holds_studies
 
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.report",
         description="Rebuild every table, plot and report of a study from its records.",
     )
@@ -38,29 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder or archive of a study, or the folder of a cell or of several studies",
     )
     parser.add_argument("--format", choices=FORMATS, help="print this format and write nothing")
-    options, analysis_cache = parser.parse_args(argv), AnalysisCache()
-    try:
+
+    def body(options: argparse.Namespace) -> None:
+        analysis_cache = AnalysisCache()
         if holds_studies(options.dir):
             _index(options.dir, options.format)
         elif options.format is not None:
             _print(render(options.dir, options.format, analysis_cache))
         else:
             _rebuild(options.dir, analysis_cache)
-    except (RecordError, FormatError, OSError) as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
-    print_notes(parser.prog, analysis_cache.notes())
-    return 0
+        print_notes(parser.prog, analysis_cache.notes())
+
+    return parser.run(argv, body, refused=(RecordError, FormatError))
 
 
 def _print(text: str) -> None:
-    """Print text as UTF-8 in every locale. A closed pipe is not an error."""
-    try:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Print text as UTF-8 in every locale."""
+    sys.stdout.buffer.write(text.encode())
 
 
 def _index(folder: Path, format_name: str | None) -> None:

@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.program import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
 
 # Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (
-    "fastapi",
+    "starlette",
     "uvicorn",
     "uvloop",
     "httptools",
@@ -33,7 +33,7 @@ REQUIRED_PACKAGES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. This returns, with an exit code, only if the server cannot start."""
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
@@ -42,13 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
-    overrides = parser.parse_args(argv).overrides
-    try:
-        become_server(compose(overrides))
-    except ConfigError as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
+
+    def body(options: argparse.Namespace) -> NoReturn:
+        become_server(compose(options.overrides))
+
+    return parser.run(argv, body, refused=(ConfigError,))
 
 
 def _default_value(key: str) -> Any:
@@ -68,8 +66,8 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.app import CONF
-    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.cli.command_line import CONF
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")

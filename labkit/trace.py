@@ -10,11 +10,12 @@ the study cannot be read or no run was traced.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli.program import Program
 from labkit.records import RecordError
 
 
@@ -22,22 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.rendering.trace_files import write_traces
 
-    parser = OneLineParser(
+    parser = Program(
         prog="python -m labkit.trace",
         description="Export the traced steps of a study for Perfetto, and as a page that plays "
         "them.",
     )
     parser.add_argument("study", type=Path, metavar="STUDY", help="folder or archive of a study")
-    options = parser.parse_args(argv)
-    try:
-        paths = write_traces(options.study)
-    except (RecordError, OSError) as error:
-        return print_error(parser.prog, error)
-    except KeyboardInterrupt:
-        return 130
-    for path in paths:
-        print(path)
-    return 0
+
+    def body(options: argparse.Namespace) -> None:
+        for path in write_traces(options.study):
+            print(path)
+
+    return parser.run(argv, body, refused=(RecordError,))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 
-from labkit.workload import interleaved_kernels, interleaved_serving
+from labkit.workload.kernels import interleaved_kernels
+from labkit.workload.requests import interleaved_requests as interleaved_serving
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
@@ -85,21 +86,21 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session")
 def composer():
     """One for all tests: files that are chosen again are not read again."""
-    from labkit import app
-    from labkit.experiment.hydra_composer import Composer
+    from labkit.cli import study_composer
+    from labkit.experiment.hydra.hydra_composer import Composer
 
-    app.register()
+    study_composer.register()
     return Composer()
 
 
 @pytest.fixture(scope="session")
 def composed(composer):
     """Return what composes the cell of some overrides, checked as a command's are."""
-    from labkit import app
-    from labkit.experiment.cell_composer import compose_cell
+    from labkit.cli import study_composer
+    from labkit.experiment.compose.cell_composer import compose_cell
 
     def compose(*overrides):
-        with app.initialized():
+        with study_composer.initialized():
             return compose_cell([], overrides, composer)
 
     return compose

@@ -14,24 +14,26 @@ WALL_CLOCK = {
 FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "getmtime", "getctime", "utime")
 # The functions that read the wall clock, to stamp a date, and what they read.
 DATES = {
-    "labkit/app.py:_fresh_folder": {"datetime.now"},  # a folder's name
-    "labkit/experiment/timing_lock.py:timing_lock": {"time.time"},
-    "labkit/experiment/timing_lock.py:describe": {"time.localtime", "time.strftime"},
-    "labkit/experiment/run_launcher.py:_write_marker": {"time.time"},
+    "labkit/cli/study_command.py:_fresh_folder": {"datetime.now"},  # a folder's name
+    "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
+    "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
+    "labkit/experiment/launch/run_launcher.py:_write_marker": {"time.time"},
     "labkit/mac/__main__.py:main": {"datetime.now"},  # a folder's name
     "labkit/machine/file_digest.py:sha256": {"time.time"},
-    "labkit/machine/fingerprint.py:utc_now": {"datetime.now"},
-    "labkit/machine/macos.py:state": {"time.time"},  # macOS moves the boot time with the clock
-    "labkit/server/api_generation.py:__init__": {"time.time"},
-    "labkit/server/serving_service.py:__init__": {"time.time"},
+    "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
+    "labkit/machine/facts/macos.py:state": {
+        "time.time"
+    },  # macOS moves the boot time with the clock
+    "labkit/server/generation/api_generation.py:__init__": {"time.time"},
+    "labkit/server/generation/serving_service.py:__init__": {"time.time"},
 }
 # The functions that read files' times, only to compare them with each other.
 FILES = {
     "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
-    "labkit/engine/logits_self_test.py:_file_states": {"st_mtime"},
-    "labkit/experiment/input_digests.py:_digest": {"st_ctime", "st_mtime"},
-    "labkit/experiment/noise_history.py:_cells": {"st_mtime"},
-    "labkit/experiment/yaml_source.py:load_config": {"st_mtime"},
+    "labkit/engine/runner/logits_self_test.py:_file_states": {"st_mtime"},
+    "labkit/experiment/compose/input_digests.py:_digest": {"st_ctime", "st_mtime"},
+    "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},
+    "labkit/experiment/hydra/yaml_source.py:load_config": {"st_mtime"},
     "labkit/machine/file_digest.py:_state": {"st_ctime", "st_mtime"},
     "labkit/workload/sources/bounded_reader.py:modified_ns": {"st_mtime"},
     "labkit/workload/sources/json_lines.py:read": {"st_mtime"},

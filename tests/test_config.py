@@ -33,12 +33,15 @@ from labkit.config import (
     Model,
     ModelShape,
     Order,
+    PackagedFile,
     Pipeline,
     Precision,
     PrefixAlign,
     PrefixCache,
     Reservation,
     Scheduler,
+    ServeConfig,
+    Server,
     Speculation,
     Verification,
     Weights,
@@ -466,6 +469,72 @@ def test_layouts_refuse_unsupported_options(make, names):
         make()
     assert names in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_served_is_checked_between_groups():
+    local = Model(name="local", path="/m")
+    assert ServeConfig(model=local).model.has_source
+    for made, line in (
+        (lambda: ServeConfig(model=Model(name="none")), "model=none: set model.path=PATH"),
+        (
+            lambda: ServeConfig(model=local, engine=Engine(name="openai")),
+            "engine=openai: it forwards to another server",
+        ),
+        (
+            lambda: ServeConfig(
+                model=local, engine=Engine(attention=Attention(resolver="identity"))
+            ),
+            "engine.attention.resolver=identity: it handles decode only",
+        ),
+        (
+            lambda: ServeConfig(model=local, shell=True, server=Server(max_live=2)),
+            "server.max_live=2: shell=true starts no server",
+        ),
+        (lambda: Server(host=""), "server.host: must be an address"),
+        (lambda: Server(cors_origins="* http://a"), "server.cors_origins=* http://a: must be"),
+        (lambda: Server(cors_origins="a.example"), "server.cors_origins=a.example: must be"),
+        (lambda: Server(hosts="gpu:80"), "server.hosts=gpu:80: must be names"),
+        (lambda: Server(api_key=" "), "server.api_key: must be printable ASCII"),
+        (lambda: Server(api_key="ä"), "server.api_key: must be printable ASCII"),
+        (lambda: Server(api_key="a\n"), "server.api_key: must be printable ASCII"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            made()
+        assert str(caught.value).startswith(line)
+    shell = ServeConfig(model=local, shell=True, server=Server(max_output_tokens=2))
+    assert shell.server.max_output_tokens == 2
+    full = Server(cors_origins="http://a https://b", hosts="GPU.example *", api_key="a b")
+    assert full.host_names == ["gpu.example", "*"]
+    assert Server(cors_origins="*").host_names == []
+
+
+def test_int8_activations_run_on_the_processor_or_in_an_engine_of_one_s_own():
+    for name, device in (("paged", Device.cpu), ("a.b:C", Device.metal), ("a.b:C", Device.cpu)):
+        attention = Attention(device=device)
+        made = Engine(name=name, activations=Activations.int8, attention=attention)
+        assert made.activations is Activations.int8
+
+
+def test_a_model_has_one_source_and_a_shape_its_kinds_of_layers():
+    packaged = PackagedFile("m", "m.gguf", "0" * 64, "m")
+    for sources in ({}, {"shape": ModelShape()}, {"path": "/m"}, {"packaged": packaged}):
+        assert Model(**sources).has_source is bool(sources)
+    for sources, line in (
+        ({"path": "/m", "shape": ModelShape()}, "model.path=/m: model=tiny is built from a seed"),
+        ({"path": "/m", "packaged": packaged}, "model.path=/m: model=tiny comes in a package"),
+        ({"shape": ModelShape(), "packaged": packaged}, "model.shape: model=tiny comes in a"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            Model(**sources)
+        assert str(caught.value).startswith(line)
+    plain = ModelShape(num_layers=6)
+    windowed = ModelShape(num_layers=6, sliding_window=16)  # every fourth from the last has none
+    hybrid = ModelShape(num_layers=6, full_attention_interval=3)
+    for shape, windows, attention in (
+        (plain, [], range(6)), (windowed, [0, 2, 3, 4], range(6)), (hybrid, [], [2, 5])
+    ):  # fmt: skip
+        assert [i for i in range(6) if shape.has_window(i)] == windows
+        assert [i for i in range(6) if shape.has_attention(i)] == [*attention]
 
 
 def test_the_baseline_is_the_first_arm_unless_named():

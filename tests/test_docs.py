@@ -74,10 +74,12 @@ def test_a_script_runs(name, beside, tiny, capsys):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_composes(name, beside):
-    from labkit import app
+    from labkit.cli import command_line, study_composer
 
-    app.register()
-    (cell,) = app.compose_cells(app.parse(["--config-dir", "mine", f"ablation={name}"]))
+    study_composer.register()
+    (cell,) = study_composer.compose_cells(
+        command_line.parse(["--config-dir", "mine", f"ablation={name}"])
+    )
     assert len(cell.arms) == 3
     assert cell.experiment.ablation.name == name
 
@@ -186,21 +188,25 @@ def test_a_mistake_in_an_ablation_is_one_line(name, text, mistake, line, beside,
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_composes_and_knows_its_prompts(name, beside):
-    from labkit import app, workload
+    from labkit import workload
+    from labkit.cli import command_line, study_composer
 
     assert len(LINES) == 2 and len(WORKLOADS) > 5
-    app.register()
-    (cell,) = app.compose_cells(app.parse(["--config-dir", "mine", f"workload={name}"]))
+    study_composer.register()
+    (cell,) = study_composer.compose_cells(
+        command_line.parse(["--config-dir", "mine", f"workload={name}"])
+    )
     assert cell.experiment.workload.name == name
     assert workload.estimate(cell.experiment).seconds > 0
 
 
 def test_a_kind_of_one_s_own_brings_its_prompts(beside):
-    from labkit import app, workload
+    from labkit import workload
+    from labkit.cli import command_line, study_composer
 
-    app.register()
+    study_composer.register()
     words = ["workload.name=countdown", "workload.kind=mine.countdown:Countdown"]
-    (cell,) = app.compose_cells(app.parse(words))
+    (cell,) = study_composer.compose_cells(command_line.parse(words))
     source = workload.kind_of(cell.experiment).source(cell.experiment)
     assert source.lengths(cell.experiment) == [(64, 8), (32, 8), (16, 8), (8, 8)]
 

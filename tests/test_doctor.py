@@ -1,5 +1,6 @@
 """The doctor: measurement in a separate process, caveats with fixes, and pilot A/A runs."""
 
+import dataclasses
 import json
 import math
 import re
@@ -9,14 +10,25 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import psutil
 import pytest
 
+from labkit.cpu import roofline_peaks, speed_probe
 from labkit.doctor import __main__ as doctor
-from labkit.doctor import machine_caveats, measurement_process, noise_pilots, terminal_screen
-from labkit.experiment import Interrupted, doctor_noise
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine import memory_capacity
-from labkit.machine.memory_capacity import GIB, MemoryProfile
+from labkit.doctor import (
+    machine_caveats,
+    measurement_process,
+    measurement_worker,
+    noise_pilots,
+    terminal_screen,
+)
+from labkit.experiment import Interrupted
+from labkit.experiment.schedule import doctor_noise
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
+from labkit.machine.facts.wired_advice import WiredAdvice
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -90,6 +102,25 @@ def test_settings_come_with_the_command_that_changes_them(setting, command):
     assert caveat.fix == command
 
 
+@pytest.mark.parametrize(
+    ("at_limit", "beyond"),
+    [
+        ({"noise": {"matmul_cv_pct": 2.0}}, {"noise": {"matmul_cv_pct": 2.01}}),
+        ({"shares": {"others_pct": 5.0}}, {"shares": {"others_pct": 5.01}}),
+        ({"shares": {"steal_pct": 1.0}}, {"shares": {"steal_pct": 1.01}}),
+        ({"shares": {"steal_pct": None}}, {"shares": {"steal_pct": 2.0}}),
+        ({"free": 2 * GIB}, {"free": 2 * GIB - 1}),
+        (
+            {"environment": {**LINUX, "swap": {"used_bytes": GIB // 4 - 1}}},
+            {"environment": {**LINUX, "swap": {"used_bytes": GIB // 4}}},
+        ),
+    ],
+)
+def test_a_caveat_begins_beyond_its_limit(at_limit, beyond):
+    assert machine_caveats.find_caveats(facts(**at_limit)) == []
+    assert len(machine_caveats.find_caveats(facts(**beyond))) == 1
+
+
 def test_the_gravest_caveat_comes_first():
     caveats = machine_caveats.find_caveats(
         facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False})
@@ -113,6 +144,157 @@ def test_lines_of_a_mac():
     assert "Metal recommends 21.3 GiB" in lines["memory"]
     assert "collector on" in lines["wired"] and "thermal: fair" in lines["power"]
     assert lines["bandwidth"].startswith("150.0 GB/s") and lines["MLX"].endswith("Metal")
+
+
+CONTAINER = {
+    "os": "Linux",
+    "os_release": "6.1",
+    "cpu_model": "Xeon",
+    "accelerator": "H100",
+    "cores": 8,
+    "cores_usable": 2,
+    "cgroup": {"memory_bytes": GIB},
+    "swap": {"used_bytes": GIB // 2},
+    "pressure": {"memory": {"avg10": 0.5}},
+    "settings": {"governor": "powersave", "boost": "1", "no_turbo": "0"},
+    "thermal": {"throttled": 1},
+    "mhz": 2345.6,
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_battery", "expected"),
+    [
+        (
+            CONTAINER,
+            True,
+            (
+                "Xeon; 2 of 8 cores usable; H100; Linux 6.1",
+                "32.0 GiB RAM, 20.0 GiB free (the container's limit); 0.5 GiB swapped; "
+                "pressure 0.5 %",
+                "on battery; governor powersave; boost 1; no_turbo 0; "
+                "thermal: throttled 1 time since boot; 2,346 MHz",
+            ),
+        ),
+        (
+            {"architecture": "arm64", "cores": 4, "cores_usable": 4, "swap": {"used_bytes": 0}},
+            False,
+            (
+                "arm64; 4 cores; ",
+                "32.0 GiB RAM, 20.0 GiB free; nothing swapped",
+                "on mains; governor unknown; thermal: unknown",
+            ),
+        ),
+        (
+            {"pressure": {"memory": {"level": 3}}, "compressed_bytes": 2 * GIB},
+            None,
+            (
+                "unknown; None cores; ",
+                "32.0 GiB RAM, 20.0 GiB free; nothing swapped; pressure 3; 2.0 GiB compressed",
+                "no battery; governor unknown; thermal: unknown",
+            ),
+        ),
+    ],
+)
+def test_lines_say_what_is_known(environment, on_battery, expected):
+    lines = dict(terminal_screen.machine_lines(facts(environment, on_battery=on_battery)))
+    assert (lines["chip"], lines["memory"], lines["power"]) == expected
+    noise = "matmul 0.5 %, reading 1.0 % (variation over 16 equal windows in 8 s); "
+    assert lines["noise"] == noise + "other programs took 1 % of the cores"
+    assert lines["wired"].startswith("not a Mac")
+
+
+def test_the_library_and_the_bandwidth_without_a_gpu():
+    library = {"name": "stock", "version": "OpenBLAS 0.3", "core": "Zen", "threads": 2}
+    cpu = facts(mlx={"metal": False, "blas": library})
+    lines = dict(terminal_screen.machine_lines(cpu))
+    text = "OpenBLAS 0.3 Zen, 2 threads: 900 GFLOP/s (float32, 768 wide)"
+    assert (lines["matmul"], lines["bandwidth"]) == (text, "20.0 GB/s (reading 256 MiB)")
+
+
+@pytest.mark.parametrize(
+    ("limit_mb", "collector", "text"),
+    [(None, None, "unknown, collector unknown"), (0, False, "0 (the default), collector off"),
+     (1, True, "1 MiB, collector on")],
+)  # fmt: skip
+def test_wired_settings_are_shown(limit_mb, collector, text):
+    machine = memory_capacity.simulated_mac("sim_m1_8gb")
+    wired = memory_capacity.WiredSettings(limit_mb, collector, None)
+    machine = dataclasses.replace(machine, wired=wired)
+    line = f"iogpu.wired_limit_mb {text}, dynamic low-water mark unknown"
+    assert terminal_screen.wired_text(machine) == line
+
+
+def test_items_are_numbered_with_their_remedies(capsys):
+    console = doctor._console(sys.stdout)
+    found = [machine_caveats.MachineCaveat(f"text {i}", f"fix {i}") for i in (1, 2)]
+    terminal_screen.show_caveats(console, found)
+    terminal_screen.show_caveats(console, [])
+    terminal_screen.show_advice(console, ())
+    terminal_screen.show_advice(console, (WiredAdvice("found", "run", "harm"),))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:5] == ["1.  text 1", "> fix 1", "2.  text 2", "> fix 2"]
+    assert lines[5].startswith("No caveats") and lines[6].startswith("Wired memory")
+    assert lines[7:] == ["1.  found", "> run", "risk: harm"]
+
+
+# --------------------------------------------------------------------------- the measurement
+
+
+class Clock:
+    """A clock that moves a second with each reading, and a probe of known times."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, 0
+
+    def read(self):
+        self.now += 1.0
+        return self.now
+
+    def time(self):
+        self.calls += 1
+        return {"matmul_us": 100.0 + self.calls % 2, "bandwidth_us": 50.0 * (1 + self.calls % 2)}
+
+
+def test_noise_is_the_variation_of_the_windows_medians(monkeypatch):
+    """A reading a second, windows of a second: one sample each, which alternate."""
+    clock = Clock()
+    monkeypatch.setattr(speed_probe, "SpeedProbe", lambda cores: clock)
+    monkeypatch.setattr(measurement_worker, "time", SimpleNamespace(monotonic=clock.read))
+    found = measurement_worker.noise(float(measurement_worker.NOISE_WINDOWS))
+    half, odd = measurement_worker.NOISE_WINDOWS / 2, math.sqrt(16 / 15)
+    assert (found["windows"], clock.calls) == (16, 17) and half == 8
+    assert found["matmul_cv_pct"] == pytest.approx(100 * 0.5 * odd / 100.5)
+    assert found["bandwidth_cv_pct"] == pytest.approx(100 * 25 * odd / 75)
+    assert found["seconds"] == clock.now - 1
+
+
+@pytest.mark.parametrize(
+    ("free", "size"), [(8 * ((3 << 20) + 5000), (3 << 20) + 4096), (64 * GIB, 256 << 20)]
+)
+def test_an_eighth_of_the_free_memory_is_read_in_whole_pages(monkeypatch, free, size):
+    read = []
+    monkeypatch.setattr(np, "ones", lambda count, dtype: SimpleNamespace(nbytes=4 * count))
+    monkeypatch.setattr(memory_capacity, "this_machine", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(
+        roofline_peaks, "read_gb_per_s", lambda stream, cores: read.append(stream.nbytes) or 7.0
+    )
+    assert measurement_worker.cpu_bandwidth() == {"gb_s": 7.0, "mib": size >> 20}
+    assert read == [size]
+
+
+@pytest.mark.parametrize(("cost", "calls"), [(0.05, 7), (0.5, 4)])
+def test_a_timing_is_the_median_after_a_warm_up(monkeypatch, cost, calls):
+    """Of 0.6 s, but of three calls at least."""
+    done, now = [], [0.0]
+
+    def run():
+        done.append(None)
+        now[0] += cost * (100 if len(done) == 1 else 1 + len(done) % 3)
+
+    monkeypatch.setattr(measurement_worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert measurement_worker._median_s(run) == pytest.approx(2 * cost)
+    assert len(done) == calls
 
 
 # --------------------------------------------------------------------------- the command
@@ -207,14 +389,38 @@ def test_a_simulated_mac_shows_budgets_and_advice(capsys):
 
 
 def test_a_smaller_fraction_needs_no_higher_limit(capsys):
+    assert doctor.main(["--machine", "sim_m1_pro_32gb", "--fraction", "1"]) == 0
+    capsys.readouterr()
     assert doctor.main(["--machine", "sim_m1_pro_32gb", "--fraction", "0.5"]) == 0
     out = capsys.readouterr().out
     assert "fraction: 16.0 GiB before weights (50 % of RAM)" in out
     assert "wired_limit_mb=" not in out.replace("iogpu.wired_limit_mb 0", "")
 
 
+def test_other_programs_took_what_is_not_the_doctor_s_own(monkeypatch):
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)
+    before = {"busy": 10.0, "own": 2.0, "stolen": 1.0}
+    after = {"busy": 30.0, "own": 6.0, "stolen": 2.0}
+    assert doctor._shares(before, after, 10.0) == {"others_pct": 40.0, "steal_pct": 2.5}
+    del before["stolen"]
+    after["own"] = 30.0  # clocks of the process and of the system differ
+    assert doctor._shares(before, after, 10.0) == {"others_pct": 0.0, "steal_pct": None}
+
+
+@pytest.mark.parametrize(("plugged", "on_battery"), [(True, False), (False, True), (None, None)])
+def test_the_battery_is_one_of_the_facts(monkeypatch, plugged, on_battery):
+    battery = None if plugged is None else SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    monkeypatch.setattr(doctor, "_measure_with_progress", lambda: (QUIET, {"kernels": ESTIMATE}))
+    monkeypatch.setattr(doctor.fingerprint, "take", lambda: LINUX)
+    found = doctor._measure_facts()
+    assert (found.on_battery, found.environment, found.measured) == (on_battery, LINUX, QUIET)
+    assert found.pilots == {"kernels": ESTIMATE} and not found.machine.is_simulated
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--machine", "toaster"], ["--fraction", "1.5"], ["--fraction", "x"], ["nope"]]
+    "arguments",
+    [["--machine", "toaster"], *(["--fraction", text] for text in ("1.01", "x", "0")), ["nope"]],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -234,7 +440,7 @@ def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
 
 
 def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
-    from labkit.experiment.timing_lock import timing_lock
+    from labkit.experiment.schedule.timing_lock import timing_lock
 
     monkeypatch.setattr(doctor, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))

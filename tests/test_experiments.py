@@ -10,15 +10,15 @@ from hydra import compose
 from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit import app
+from labkit.cli import command_line, study_composer
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError, Identity
-from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
-from labkit.experiment.hydra_composer import expand_sweep
+from labkit.experiment.compose.cell_composer import _with_arm, compose_cell, with_scale_overrides
+from labkit.experiment.hydra.hydra_composer import expand_sweep
 from labkit.records import read_cell
 from labkit.records.metric_registry import METRICS, OUTPUTS
-from labkit.study_runner import Study
 
-EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (command_line.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
 ELSEWHERE: dict[str, str] = {}
 # Experiments that take longest, even tiny.
@@ -40,12 +40,12 @@ def test_the_longest_experiments_exist():
 
 @pytest.fixture
 def composer(composer):
-    with app.initialized():
+    with study_composer.initialized():
         yield composer
 
 
 def source(name):
-    return Path(app.CONF, "experiment", f"{name}.yaml").read_text("utf-8")
+    return Path(command_line.CONF, "experiment", f"{name}.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -58,8 +58,8 @@ def test_a_file_begins_with_its_command_and_says_its_scales(name):
 
 def swept(name, *words):
     """Return the overrides of every cell that ``experiment=name -m`` runs."""
-    app.register()
-    with app.initialized():
+    study_composer.register()
+    with study_composer.initialized():
         whole = compose("config", [f"experiment={name}", *words], return_hydra_config=True)
     return expand_sweep([], whole.hydra.sweeper.params)
 
@@ -83,12 +83,13 @@ def test_a_sweep_of_models_has_the_dense_model_of_the_scale(name):
 
 def test_an_experiment_runs_the_sweep_of_its_file():
     def names(*words):
-        command = app.parse([*words, "-m"])
+        command = command_line.parse([*words, "-m"])
         return [
-            c.name.partition(",")[2] for c in app.compose_cells(app.with_sweep_as_arms(command))
+            c.name.partition(",")[2]
+            for c in study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         ]
 
-    app.register()
+    study_composer.register()
     clients = [f"workload.concurrency={n}" for n in (1, 8, 16)]
     assert names("experiment=chat_clients") == clients
     assert names("experiment=chat_clients", "workload.concurrency=4") == ["workload.concurrency=4"]

@@ -18,7 +18,7 @@ MAY = {
     "cpu": {"kernel_constants", "machine"},
     "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli_errors", "config", "cpu", "engine", "models", "machine"},
+    "server": {"cli.program", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
@@ -27,14 +27,23 @@ MAY = {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
+    "cli.program": set(),
+    "cli": {
+        "analysis", "cli.program", "config", "engine", "experiment", "machine", "records",
+        "workload",
+    },
     "mac": {
-        "analysis", "app", "cli_errors", "config", "experiment", "machine", "records", "workload",
+        "analysis", "cli", "cli.program", "config", "experiment", "machine", "records",
+        "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "app", "cli_errors", "config", "cpu", "engine",
+        "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",
         "experiment", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
+MAX_MODULES = 15
+STILL_CROWDED = ("labkit.analysis",)
+ROOMS = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "labkit").rglob("__init__.py")}
 SHARED = {""}  # labkit itself: the version
 
 
@@ -42,6 +51,8 @@ def part_of(module):
     """Name the part that a module of labkit belongs to."""
     words = module.split(".")[1:]
     if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
+        return ".".join(words[:2])
+    if words[:2] == ["cli", "program"]:
         return ".".join(words[:2])
     return words[0] if words else ""
 
@@ -113,3 +124,34 @@ def test_no_modules_import_each_other():
     }
     order = list(TopologicalSorter(graph).static_order())
     assert order.index("labkit.config.option") < order.index("labkit.engine.llm_engine")
+
+
+def rooms():
+    """Yield each folder of labkit with its modules."""
+    for folder in sorted({path.parent for path in (ROOT / "labkit").rglob("*.py")}):
+        yield folder, [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+
+
+def test_no_folder_has_over_fifteen_modules():
+    sizes = {".".join(folder.relative_to(ROOT).parts): len(files) for folder, files in rooms()}
+    crowded = {name for name, count in sizes.items() if count > MAX_MODULES}
+    assert not {name for name in crowded if not name.startswith(STILL_CROWDED)}
+
+
+def test_no_rooms_of_a_package_import_each_other():
+    """A room is a folder of a package, whose own modules may lie under or over its rooms."""
+    graph = {}
+    for folder, files in rooms():
+        name = ".".join(folder.relative_to(ROOT).parts)
+        if name.count(".") < 2 or name.startswith(STILL_CROWDED):
+            continue
+        package = name.rpartition(".")[0]
+        graph[name] = {
+            room
+            for path in files
+            for module, _ in imported(path)
+            for room in [".".join(module.split(".")[: name.count(".") + 1])]
+            if room != name and room.startswith(f"{package}.") and room.replace(".", "/") in ROOMS
+        }
+    assert len(graph) > 20
+    list(TopologicalSorter(graph).static_order())

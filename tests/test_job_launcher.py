@@ -15,11 +15,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from labkit import app
+from labkit.cli import command_line, study_command, study_composer
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.experiment import job_launcher
-from labkit.experiment.cell_composer import compose_cell
-from labkit.study_runner import Study
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.experiment.hydra import job_launcher
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,8 +52,8 @@ def test_a_missing_extra_is_named_and_no_file_written(name, without_extras, tmp_
 
 
 def launcher(*words):
-    app.register()
-    return app.launcher_of(app.parse(words))
+    study_composer.register()
+    return study_composer.launcher_of(command_line.parse(words))
 
 
 def test_without_a_launcher_cells_run_in_this_process():
@@ -76,25 +76,29 @@ def test_missing_slurm_is_named(monkeypatch):
 
 def test_a_launched_study_has_an_absolute_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out, overrides = app.study_folder(app.parse(["out=a b", "seed=1"]), absolute=True)
+    out, overrides = study_command.study_folder(
+        command_line.parse(["out=a b", "seed=1"]), absolute=True
+    )
     assert out == tmp_path / "a b" and overrides == ["seed=1", f"out='{out}'"]
-    out, overrides = app.study_folder(app.parse(["out=a"]), absolute=True)
+    out, overrides = study_command.study_folder(command_line.parse(["out=a"]), absolute=True)
     assert overrides == [f"out={tmp_path / 'a'}"]
-    assert app.study_folder(app.parse(["out=a"])) == (Path("a"), ["out=a"])
+    assert study_command.study_folder(command_line.parse(["out=a"])) == (Path("a"), ["out=a"])
 
 
 def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     words = [f"seed={i}" for i in range(5)]
-    app.register()
-    cells = app.compose_cells(app.parse([f"seed={','.join(map(str, range(5)))}", "-m"]))
+    study_composer.register()
+    cells = study_composer.compose_cells(
+        command_line.parse([f"seed={','.join(map(str, range(5)))}", "-m"])
+    )
     study = Study(tmp_path, cells)
     sent = pickle.dumps(study)
     assert len(sent) < 1000
     ran = []
     there = pickle.loads(sent)
-    monkeypatch.setattr("labkit.study_runner._prepare", lambda overrides, show: None)
+    monkeypatch.setattr("labkit.cli.study_runner._prepare", lambda overrides, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
-    with app.initialized():
+    with study_composer.initialized():
         for name in words[:2]:
             folder = tmp_path / name
             there.run(f"seed={name[5:]}", folder, lambda name=name: compose_cell([], [name]))
@@ -107,7 +111,7 @@ QUEUE = "7_0|RUNNING\n7_1|CONFIGURING\n7_2|COMPLETED\n7_3|NODE_FAIL\n9|PENDING\n
 
 def test_the_queue_says_which_jobs_have_ended_and_how():
     pytest.importorskip("submitit")
-    from labkit.experiment.slurm_watcher import QueueWatcher
+    from labkit.experiment.hydra.slurm_watcher import QueueWatcher
 
     watcher = QueueWatcher()
     jobs = [f"7_{i}" for i in (10, 0, 1, 2, 3)]
@@ -149,7 +153,7 @@ class Search(Sweeper):
 
 @pytest.fixture
 def searching(monkeypatch):
-    app.register()
+    study_composer.register()
     module = ModuleType("hydra_plugins.search")  # Hydra loads plugins from this package alone
     monkeypatch.setattr(Search, "__module__", module.__name__)
     monkeypatch.setattr(module, "Search", Search, raising=False)
@@ -174,7 +178,7 @@ def test_a_search_composes_each_trial_when_its_sweeper_has_chosen_it(
     monkeypatch.setattr(Study, "objective", chunk)
     monkeypatch.setattr(Study, "finish", lambda study: len(study._composed))
     words = [SEARCH, "engine.scheduler.chunk=interval(8,64)", "workload=uniform"]
-    assert app.run(app.parse([*words, f"out={tmp_path / 'out'}", "-m"])) == 2
+    assert study_command.run(command_line.parse([*words, f"out={tmp_path / 'out'}", "-m"])) == 2
     assert [objective for _, objective in Search.chosen] == [64.0, None, 32.0]
     assert "not run: engine.scheduler.chunk=9999: must be 1 to" in capsys.readouterr().err
     recorded = (tmp_path / "out").glob("*chunk=32*/.hydra/config.yaml")
@@ -186,15 +190,15 @@ def test_a_search_needs_m_and_this_process_and_its_sweep_makes_no_arms(searching
         launcher(SEARCH)
     with pytest.raises(ConfigError, match="its trials run one after the other"):
         launcher(SEARCH, "hydra/launcher=joblib", "-m")
-    command = app.parse([SEARCH, "engine.kv.block_size=8,16", "-m"])
-    assert app.with_sweep_as_arms(command) == command
-    (cell,) = app.compose_cells(command)
+    command = command_line.parse([SEARCH, "engine.kv.block_size=8,16", "-m"])
+    assert study_composer.with_sweep_as_arms(command) == command
+    (cell,) = study_composer.compose_cells(command)
     assert [arm.name for arm in cell.arms] == ["base", "control"]
 
 
 def test_a_missing_sweeper_is_named_with_its_extra():
     if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
         pytest.skip("hydra-optuna-sweeper is installed")
-    app.register()
+    study_composer.register()
     with pytest.raises(ConfigError, match=r"pip install 'labkit\[optuna\]'"):
-        app.compose_cells(app.parse(["hydra/sweeper=optuna", "-m"]))
+        study_composer.compose_cells(command_line.parse(["hydra/sweeper=optuna", "-m"]))

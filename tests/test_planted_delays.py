@@ -17,11 +17,12 @@ import pytest
 from labkit.config import Isolation
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.openai import server_process
-from labkit.experiment.worker_run import WorkerProcess
-from labkit.machine import code_revision, process_tree
-from labkit.machine.server_supervisor import SupervisedServer
+from labkit.experiment.worker.worker_run import WorkerProcess
+from labkit.machine.facts import code_revision
+from labkit.machine.processes import process_tree
+from labkit.machine.processes.server_supervisor import SupervisedServer
 from labkit.workload.arm_clock import ArmClock
-from labkit.workload.interleaved_serving import InterleavedServing
+from labkit.workload.requests.interleaved_requests import InterleavedServing
 from labkit.workload.video.interleaved_video import InterleavedVideo
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -2,21 +2,22 @@
 
 import pytest
 
-from labkit import app
 from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
+from labkit.cli import command_line, study_composer
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
-from labkit.experiment import published_rows
-from labkit.experiment.cell_composer import with_scale_overrides
-from labkit.experiment.engaged_claim_validation import option_choices
-from labkit.experiment.hydra_composer import hydra_quote
+from labkit.experiment.compose import published_rows
+from labkit.experiment.compose.cell_composer import with_scale_overrides
+from labkit.experiment.compose.engaged_claim_validation import option_choices
+from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import headroom_workload, serving_metrics
-from labkit.workload.headroom_workload import Claim
-from labkit.workload.serving_metrics import ServedRequest
+from labkit.workload import memory_claims as headroom_workload
+from labkit.workload.memory_claims import Claim
+from labkit.workload.requests import serving_metrics
+from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
 
-ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))
-EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
+ABLATIONS = sorted(path.stem for path in (command_line.CONF / "ablation").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (command_line.CONF / "experiment").glob("*.yaml"))
 SERVED = ServedRequest("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
 LATER = ServedRequest("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
 COUNTED = ("steps.total", "host_ms", "shape.repeated", "kv.slots_held", "kv.slots_filled")
@@ -25,7 +26,7 @@ HOST = {"map_us", "plan_us"}  # of a kernel's records
 
 @pytest.fixture
 def composer(composer):
-    with app.initialized():
+    with study_composer.initialized():
         yield composer
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit import app
 from labkit.analysis.study_analysis import cell_dirs
-from labkit.experiment import published_rows
-from labkit.experiment.cell_composer import with_scale_overrides
+from labkit.cli import command_line, study_composer
+from labkit.experiment.compose import published_rows
+from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.records import open_study, read_json
 
 TABLES = yaml.safe_load(Path(__file__).with_name("published_tables.yaml").read_text("utf-8"))
 STUDIES = sorted(
     f"{group}={path.stem}"
     for group in ("ablation", "experiment")
-    for path in (app.CONF / group).glob("*.yaml")
+    for path in (command_line.CONF / group).glob("*.yaml")
 )
 OPERATIONS = {
     "per": lambda row, spec: round(spec["per"] / number(row, spec["of"]), 1),
@@ -86,7 +86,7 @@ def published(whole):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_publishes_each_number_of_the_tables_in_its_place(study, composer):
-    with app.initialized():
+    with study_composer.initialized():
         whole = composer.compose(with_scale_overrides([study], composer))
     ours, articles = published(whole), transcribed(study)
     assert not (ours - articles), "published, but not so in the articles' tables"
@@ -127,7 +127,7 @@ def test_every_column_of_numbers_is_published_or_explained(table):
 
 
 STUDY_OF = {study.partition("=")[2]: study for study in STUDIES}  # an experiment before an ablation
-REFERENCE = app.CONF.parent / "outputs" / "reference"
+REFERENCE = command_line.CONF.parent / "outputs" / "reference"
 ARCHIVES = sorted(path for path in REFERENCE.glob("*.zip") if path.stem in STUDY_OF)
 
 

@@ -26,14 +26,16 @@ import pytest
 from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit import app, config, serve, study_runner
+from labkit import app, config, serve
 from labkit.archive import archive_study
+from labkit.cli import command_line, study_composer, study_runner
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.experiment import cell_composer, python_environment
-from labkit.experiment.python_environment import Imports, default_options
-from labkit.experiment.turn_protocol import VERSION
+from labkit.experiment.compose import cell_composer
+from labkit.experiment.launch import python_environment
+from labkit.experiment.launch.python_environment import Imports, default_options
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.records import unpack_archive
-from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,14 +50,14 @@ REMARK = re.compile(r"(?:\s+#\s| {3,}\S|  (?=[a-z]+ )).*")  # after a command, i
 # Indented blocks that hold no commands: page and the block's first words, and what checks them.
 NOT_COMMANDS = {
     ("README.md", "# mine/ablation"): "a file: test_the_readme_s_ablation_composes",
-    ("README.md", "labkit/config/"): "a tree: test_the_readme_s_tree_is_the_package_s",
+    ("README.md", "labkit/cli/"): "a tree: test_the_readme_s_tree_is_the_package_s",
     ("docs/articles.md", "<!-- {{"): "placeholders: tests/test_post.py",
     ("docs/binary-search.md", "0123"): "printed: tests/docs/test_binary_search_steps.py",
     ("docs/extending.md", "mine/"): "a tree of the page's files: tests/test_docs.py",
     ("docs/extending.md", "engine.name="): "printed: tests/engine/test_user_classes.py",
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
-    ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
+    ("docs/statistical-methods.md", ""): "formulas: tests/docs/test_recompute_statistics.py",
     ("docs/video.md", "from labkit.video"): "runs: tests/test_video.py",
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
@@ -250,7 +252,7 @@ def reader(tmp_path, monkeypatch, composer):
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         monkeypatch.delitem(sys.modules, name)
     # One composer for all commands: files that are chosen again are not read again.
-    monkeypatch.setattr("labkit.experiment.hydra_composer.Composer", lambda: composer)
+    monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
     return tmp_path
 
 
@@ -276,11 +278,11 @@ def marked(command):
 
 @pytest.mark.parametrize("command", [marked(command) for command in STUDIES], ids=recipe_id)
 def test_a_study_s_command_composes(command, reader, places):
-    parsed = app.parse(words_of(command, places))
+    parsed = command_line.parse(words_of(command, places))
     if parsed.only_prints:
         return
     try:
-        cells = app.compose_cells(app.with_sweep_as_arms(parsed))
+        cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(parsed))
     except ConfigError as error:
         # The memory that is free decides: another program may hold what a policy claims.
         claimed = "memory_policies" in command and "are free on this machine" in str(error)
@@ -306,7 +308,7 @@ def tiny_run(reader, places, monkeypatch, capfd):
         words = words_of(command, places)
         named = re.search(r"(?:experiment|ablation)=(\w+)", command)
         name = named and named[1]
-        if not app.parse(words).only_prints:
+        if not command_line.parse(words).only_prints:
             last = words.index("-m") if "-m" in words else len(words)
             words[last:last] = [*tiny_words(name), *([] if "out=" in command else ["out=study"])]
         compose_cell = cell_composer.compose_cell
@@ -576,7 +578,7 @@ def test_make_has_its_targets_and_their_commands_compose(reader, places):
     studies = re.findall(r"\$\(RUN\) -m labkit ([^#\n\"]*)", makefile)
     assert len(studies) >= 3
     for words in studies:
-        assert app.compose_cells(app.parse(shlex.split(words)))
+        assert study_composer.compose_cells(command_line.parse(shlex.split(words)))
 
 
 @pytest.mark.parametrize("command", INSTALLS, ids=recipe_id)
@@ -600,12 +602,12 @@ def test_the_readme_s_ablation_composes(reader):
     name, command, *_ = block.splitlines()
     (reader / name.removeprefix("# ")).write_text(block, "utf-8")
     words = shlex.split(command.removeprefix("# "))[3:]
-    (cell,) = app.compose_cells(app.parse(words))
+    (cell,) = study_composer.compose_cells(command_line.parse(words))
     assert [arm.name for arm in cell.arms] == ["sixteen", "thirtytwo", "control"]
 
 
 def test_the_readme_s_tree_is_the_package_s():
-    (block,) = [b for b in blocks(ROOT / "README.md") if b.startswith("labkit/config/")]
+    (block,) = [b for b in blocks(ROOT / "README.md") if b.startswith("labkit/cli/")]
     folders = {line.split()[0] for line in block.splitlines()}
     assert all((ROOT / folder).is_dir() for folder in folders)
     packages = {f"labkit/{path.parent.name}/" for path in ROOT.glob("labkit/*/__init__.py")}

@@ -5,12 +5,14 @@ import subprocess
 
 import pytest
 
-from labkit import app, regression
+from labkit import regression
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.experiment import StudyError, cell_composer
-from labkit.experiment.python_environment import Imports, RevisionError, default_options
-from labkit.experiment.turn_protocol import VERSION
-from labkit.machine import code_revision
+from labkit.cli import study_command, study_composer
+from labkit.experiment import StudyError
+from labkit.experiment.compose import cell_composer
+from labkit.experiment.launch.python_environment import Imports, RevisionError, default_options
+from labkit.experiment.worker.turn_protocol import VERSION
+from labkit.machine.facts import code_revision
 from labkit.records import RecordError
 from labkit.regression import Outcome, row_results, total
 
@@ -83,7 +85,7 @@ def studies(tmp_path, monkeypatch):
     composed = []
 
     def run(command):
-        composed.extend(app.compose_cells(command))
+        composed.extend(study_composer.compose_cells(command))
         if isinstance(studies.result, Exception):
             raise studies.result
         return 1 if studies.result != "interrupted" else 130
@@ -93,7 +95,7 @@ def studies(tmp_path, monkeypatch):
         return regression.main(words), composed
 
     studies.result = cell("equivalent", -1.0, 1.0)
-    monkeypatch.setattr(app, "run", run)
+    monkeypatch.setattr(study_command, "run", run)
     monkeypatch.setattr("labkit.analysis.study_analysis.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result)
     return studies

@@ -9,13 +9,13 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit import study_runner as study_module
 from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.experiment.cell_composer import ComposedCell
+from labkit.cli import study_runner as study_module
+from labkit.cli.study_runner import Study
+from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.records import Arm, read_cell
-from labkit.study_runner import Study
 
 
 class Planted(PlantedRuns):
@@ -130,25 +130,28 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
 
 def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypatch, capsys):
     """Arms of the command line were written out in the folder's name."""
-    from labkit import app
+    from labkit.cli import command_line, study_composer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    app.register()
+    study_composer.register()
     words = ["+ablation.arms.other={engine.kv.block_size:32}", "design.blocks=2"]
     words += ["design.control=false", "design.isolation=process", f"out={tmp_path / 'study'}"]
-    command, written_out = app.parse(words), "+ablation.arms.other=_engine.kv.block_size_32_"
+    command, written_out = (
+        command_line.parse(words),
+        "+ablation.arms.other=_engine.kv.block_size_32_",
+    )
     written_out += ",design.control=false,design.isolation=process"
 
     launcher = Planted()
 
     def run():
-        (cell,) = app.compose_cells(command)
+        (cell,) = study_composer.compose_cells(command)
         study = Study(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         return cell
 
-    (cell,) = app.compose_cells(command)
+    (cell,) = study_composer.compose_cells(command)
     assert cell.name.startswith("+other,design.control=false")
     (tmp_path / "study" / written_out).mkdir(parents=True)
     assert run().name == written_out
@@ -163,12 +166,12 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
     tmp_path, monkeypatch, capsys
 ):
     """They were the default in separate processes, so that no override names them."""
-    from labkit import app
+    from labkit.cli import command_line, study_composer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    app.register()
+    study_composer.register()
     words = ["ablation=composition", "design.control=false", "design.isolation=process"]
-    (today,) = app.compose_cells(app.parse(words))
+    (today,) = study_composer.compose_cells(command_line.parse(words))
     design = dataclasses.replace(
         today.experiment.design, blocks=5, runs_per_block=2, looks=[config.PlannedLook(4, 0.02)]
     )

@@ -9,14 +9,14 @@ import tempfile
 import pytest
 from planted_runs import PlantedRuns
 
-from labkit import app
 from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.cli import command_line, study_composer
+from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
-from labkit.machine import fingerprint
+from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
-from labkit.study_runner import Study
 
 THREADS = "engine.threads=1,2,4"
 SIZES = "engine.kv.block_size=8,16"
@@ -54,7 +54,7 @@ class Planted(PlantedRuns):
 @pytest.fixture
 def run_study(monkeypatch, tmp_path):
     """Return a function that runs a command's study in this process."""
-    app.register()
+    study_composer.register()
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -62,8 +62,8 @@ def run_study(monkeypatch, tmp_path):
         if not plots:  # they take most of the time
             monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
         words = [*words, *DESIGN, f"design.blocks={blocks}"]
-        command = app.parse([*words, f"out={tmp_path / 'study'}", "-m"])
-        cells = app.compose_cells(app.with_sweep_as_arms(command))
+        command = command_line.parse([*words, f"out={tmp_path / 'study'}", "-m"])
+        cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         study = Study(tmp_path / "study", cells, launcher)
         study.refuse_changes()
         for cell in cells:
@@ -191,14 +191,14 @@ SEARCH = ["engine.threads=1,2,3,4,5,6", "design=search", "design.isolation=proce
 @pytest.fixture
 def run_search(monkeypatch, tmp_path):
     """Return a function that runs a search in this process: its cell.json and number of runs."""
-    app.register()
+    study_composer.register()
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(launcher, *words):
-        command = app.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
-        (cell,) = app.compose_cells(app.with_sweep_as_arms(command))
+        command = command_line.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
+        (cell,) = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         study = Study(tmp_path / "search", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
@@ -255,8 +255,12 @@ def test_a_search_ends_when_one_setting_is_left(run_search):
 
 
 def test_a_search_needs_a_sweep_and_looks():
-    app.register()
+    study_composer.register()
     with pytest.raises(ConfigError, match="only settings of a sweep are dropped"):
-        app.compose_cells(app.parse(["design=search", "ablation=composition", "-m"]))
+        study_composer.compose_cells(
+            command_line.parse(["design=search", "ablation=composition", "-m"])
+        )
     with pytest.raises(ConfigError, match=r"set design\.looks or design=search"):
-        app.compose_cells(app.parse(["design.eliminate=true", "design.looks=[]", "-m"]))
+        study_composer.compose_cells(
+            command_line.parse(["design.eliminate=true", "design.looks=[]", "-m"])
+        )

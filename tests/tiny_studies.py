@@ -8,7 +8,7 @@ from planted_runs import PlantedRuns
 
 from labkit import workload
 from labkit.config import Budget, LengthKind, ModelShape, Speculation
-from labkit.experiment.run_draft import RunDraft, StageTimer
+from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 
 NOISE_FLOORS = ("decode_burst", "inert_padding", "noise_floor", "waste_demo")
 # Experiments that show what they are about only with more of something: name and overrides.

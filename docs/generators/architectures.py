@@ -1,8 +1,8 @@
 """Generator of docs/architectures.md: whether and how labkit serves each mlx_lm architecture.
 
 ``python -m docs.generators.architectures > docs/architectures.md``. The tables are those of
-``tests/engine/architectures.py``, which ``tests/engine/test_architectures.py`` checks with a tiny
-model of every architecture.
+``tests/engine/architectures.py``, which ``tests/engine/model/test_architectures.py`` checks with a
+tiny model of every architecture.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.radix import RadixNode, RadixPrefixCache
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import Scheduler
 
 RESERVED_TOKENS = 2_048  # per request, in a cache that reserves memory for the longest sequence
 BLOCK_SIZE = 16
@@ -53,9 +53,9 @@ class Simulation:
         words: Sequence[str] = ("-",),
         **options: Any,
     ) -> None:
-        self.pool = BlockPool(blocks)
-        self.prefixes = prefix_cache.create(prefixes, self.pool, block_size)
-        self.cache = PagedKVCacheManager(self.pool, block_size, self.prefixes)
+        self.pool = BlockPool(blocks, block_size)
+        self.prefixes = prefix_cache.create(prefixes, self.pool)
+        self.cache = PagedKVCacheManager(self.pool, self.prefixes)
         optimistic = {"reservation": config.Reservation.optimistic, "watermark": 0.0}
         scheduling = config.Scheduler(**{**optimistic, **options})
         self.scheduler = Scheduler(scheduling, self.cache, frozenset())

@@ -36,7 +36,8 @@ TABS = {
         "articles/decode-serving.md", "articles/mini-engine.md", "articles.md",
     ),
     "Figures": ("widgets.md", "binary-search.md", "structures.md"),
-    "Statistics": ("statistics.md",),
+    "Statistics": ("statistics.md", "statistical-methods.md"),
+    "Inside": ("inside.md",),
     "Lists": ("options.md", "metrics.md", "counters.md"),
 }  # fmt: skip
 

@@ -6,16 +6,6 @@ JSON and back for a worker, which imports neither Hydra nor OmegaConf. docs/opti
 from the schema.
 """
 
-from labkit.config.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device
-from labkit.config.budget import (
-    DEFAULT_FRACTION,
-    DEFAULT_FREE_FRACTION,
-    DEFAULT_POOL_BYTES,
-    SIMULATED_MAC_NAMES,
-    Budget,
-    BudgetPolicy,
-    WiredCollector,
-)
 from labkit.config.design import Design, Isolation, PlannedLook
 from labkit.config.engine import (
     ENGINES,
@@ -33,6 +23,38 @@ from labkit.config.engine import (
     Weights,
     user_classes,
 )
+from labkit.config.engine.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device
+from labkit.config.engine.budget import (
+    DEFAULT_FRACTION,
+    DEFAULT_FREE_FRACTION,
+    DEFAULT_POOL_BYTES,
+    SIMULATED_MAC_NAMES,
+    Budget,
+    BudgetPolicy,
+    WiredCollector,
+)
+from labkit.config.engine.kv_cache import KV, KVDType, KVLayout, Precision
+from labkit.config.engine.mlx_variables import Mlx
+from labkit.config.engine.openai_server import (
+    MAX_PROMPT_LOGPROBS,
+    PRESETS,
+    Api,
+    EosHandling,
+    OpenAIServer,
+    ServerPreset,
+)
+from labkit.config.engine.python_environment import Environment
+from labkit.config.engine.scheduler import (
+    DEFAULT_WATERMARK,
+    Admission,
+    ChunkPolicy,
+    Composition,
+    Order,
+    Reservation,
+    Scheduler,
+)
+from labkit.config.engine.speculation import Drafts, Speculation, Verification
+from labkit.config.engine.tensor_parallel import TensorParallel
 from labkit.config.experiment import (
     CONTROL,
     YAML_KEYWORDS,
@@ -43,19 +65,8 @@ from labkit.config.experiment import (
     Redo,
     Scale,
 )
-from labkit.config.kv_cache import KV, KVDType, KVLayout, Precision
-from labkit.config.mlx_variables import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
-from labkit.config.openai_server import (
-    MAX_PROMPT_LOGPROBS,
-    PRESETS,
-    Api,
-    EosHandling,
-    OpenAIServer,
-    ServerPreset,
-)
 from labkit.config.option import GPU, ConfigError, count_text, is_class_path, require
-from labkit.config.python_environment import Environment
 from labkit.config.requests import (
     ArrivalKind,
     Arrivals,
@@ -66,19 +77,8 @@ from labkit.config.requests import (
     Message,
     Prompts,
 )
-from labkit.config.scheduler import (
-    DEFAULT_WATERMARK,
-    Admission,
-    ChunkPolicy,
-    Composition,
-    Order,
-    Reservation,
-    Scheduler,
-)
 from labkit.config.serialization import from_plain, to_plain
 from labkit.config.server import ServeConfig, Server, SpecialTokens
-from labkit.config.speculation import Drafts, Speculation, Verification
-from labkit.config.tensor_parallel import TensorParallel
 from labkit.config.video import Clip, Decoder, FramePicks
 from labkit.config.workload import CacheState, Case, State, Workload
 

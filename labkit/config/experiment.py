@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from labkit.config.attention import Device
-from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
 from labkit.config.engine import EXTERNAL_ENGINES, PRESET_LAYOUTS, Engine
-from labkit.config.kv_cache import KVDType, Precision
+from labkit.config.engine.attention import Device
+from labkit.config.engine.budget import BudgetPolicy
+from labkit.config.engine.kv_cache import KVDType, Precision
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
 from labkit.config.sweep import check_sweep

@@ -20,7 +20,7 @@ CLASS_PATH = "package.module:Class"
 class ConfigError(ValueError):
     """A mistake in the configuration. The message is one line."""
 
-    outcome = "refused"  # of a run that raises this error (labkit.experiment.run_failures)
+    outcome = "refused"  # of a run that raises this error (labkit.experiment.worker.run_failures)
 
 
 def require(condition: bool, message: str) -> None:

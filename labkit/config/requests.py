@@ -303,5 +303,4 @@ class LatencySLO(Group, place="workload.limits"):
 
     @property
     def is_set(self) -> bool:
-        """Whether any SLO is set."""
         return any(value is not None for value in (self.ttft_ms, self.tpot_ms, self.e2e_ms))

@@ -79,6 +79,5 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
 
 
 def _value_name(value: Any) -> str:
-    """Return a value as text for a file name; a path is shortened to its last component."""
     text = override_text(value).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "_", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from labkit.config.kv_cache import Precision
+from labkit.config.engine.kv_cache import Precision
 from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
 from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
 from labkit.config.video import Clip, Decoder, FramePicks
@@ -284,7 +284,6 @@ class Workload(Group, place="workload"):
 
     @property
     def serves(self) -> bool:
-        """Whether the workload serves requests."""
         return self.kind in REQUESTS
 
     @property

@@ -169,7 +169,7 @@ def _attend(backend: Any, batch: _Batch) -> Any:
     """Return a backend's attention output for the batch, as a NumPy array."""
     convert: Callable[[Any], Any] = np.asarray
     if backend.arrays == "mlx":
-        from labkit.engine.attention.mlx_backend_base import to_mlx
+        from labkit.engine.attention.backends.mlx_backend_base import to_mlx
 
         convert = to_mlx
     backend.adopt([convert(batch.keys.copy())], [convert(batch.values.copy())])

@@ -11,7 +11,7 @@ from labkit.config import ConfigError, count_text
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.scheduling_policies import Queue
+from labkit.engine.scheduler.scheduling_policies import Queue
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 
 STREAM_BYTES = 128 << 20
 MATMUL_SIZE = 768  # rows and columns of each thread's matrices: 0.9 GFLOP

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 
 MATMUL_SIZE = 256  # rows and columns of the float32 matrices: 33.6 MFLOP
 STREAM_BYTES = 32 << 20
@@ -91,7 +91,6 @@ class SpeedProbe:
         numba.set_num_threads(before)
 
     def flush(self) -> None:
-        """Read more memory than fits the caches, on all threads, to evict their content."""
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
         _read(self.large, np.empty(64, dtype=np.float32))

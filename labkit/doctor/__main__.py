@@ -14,17 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli_errors import OneLineParser, error_line
+from labkit.cli.program import Program
 from labkit.doctor import noise_pilots, terminal_screen
 from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
-from labkit.experiment import StudyError, doctor_noise
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.timing_lock import timing_lock
-from labkit.machine import fingerprint, memory_capacity, wired_advice, worker_environment
-from labkit.machine.best_effort import collect
-from labkit.machine.operating_system import operating_system
+from labkit.experiment import StudyError
+from labkit.experiment.schedule import doctor_noise
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.timing_lock import timing_lock
+from labkit.machine import worker_environment
+from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
+from labkit.machine.facts.best_effort import collect
+from labkit.machine.facts.operating_system import operating_system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,23 +44,19 @@ Measurements = tuple[dict[str, Any], dict[str, PilotNoise | str]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    options = _parser().parse_args(argv)
-    console = _console(sys.stdout)
-    try:
+
+    def body(options: argparse.Namespace) -> None:
+        console = _console(sys.stdout)
         if options.machine is not None:
             _show_simulated(console, options.machine, options.fraction)
         else:
             _show_this_machine(console, options.fraction)
-    except (MeasurementError, StudyError) as error:
-        print(error_line(PROG, error), file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    return _parser().run(argv, body, failed=(MeasurementError, StudyError))
 
 
-def _parser() -> OneLineParser:
-    parser = OneLineParser(
+def _parser() -> Program:
+    parser = Program(
         prog=PROG, description="Describe this machine and the caveats for studies on it."
     )
     parser.add_argument(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit import config
-from labkit.engine import budget
-from labkit.engine.budget import BudgetRefusal, ModelFootprint
-from labkit.machine.memory_capacity import MemoryProfile
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget import BudgetRefusal, ModelFootprint
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 # For a model without weights or activations the budget is the policy's own ceiling.
 WEIGHTLESS_MODEL = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
@@ -42,7 +42,7 @@ def budget_ceilings(machine: MemoryProfile, fraction: float | None) -> list[Budg
             continue
         share = fraction if policy in FRACTION_POLICIES else None
         engine = config.Engine(budget=config.Budget(policy=policy, fraction=share))
-        decision = budget.plan(engine, WEIGHTLESS_MODEL, machine)
+        decision = memory_budget.plan(engine, WEIGHTLESS_MODEL, machine)
         if isinstance(decision, BudgetRefusal):
             advice = str(decision).rsplit("; ", 1)[1]
             ceilings.append(BudgetCeiling(policy.value, None, advice))

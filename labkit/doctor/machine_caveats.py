@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine.memory_capacity import GIB, MemoryProfile
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 
 MAX_NOISE_PCT = 2.0  # the default margin; more noise would hide effects larger than the margin
 MAX_OTHERS_PCT = 5.0
@@ -27,7 +27,7 @@ class MachineFacts:
     Parameters
     ----------
     environment
-        The machine's fingerprint (``labkit.machine.fingerprint``).
+        The machine's fingerprint (``labkit.machine.facts.fingerprint``).
     machine
         The machine's memory.
     measured

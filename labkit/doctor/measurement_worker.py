@@ -52,7 +52,7 @@ def cpu_bandwidth() -> dict[str, Any]:
     import numpy as np
 
     from labkit.cpu.roofline_peaks import read_gb_per_s
-    from labkit.machine.memory_capacity import this_machine
+    from labkit.machine.facts.memory_capacity import this_machine
     from labkit.machine.worker_environment import core_count
 
     size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096
@@ -74,7 +74,7 @@ def mlx() -> dict[str, Any]:
         library, reason = openblas_for_mlx.activate("stock", core_count()), str(error)
     import mlx.core as mx
 
-    from labkit.experiment import mlx_known_answer_test
+    from labkit.experiment.worker import mlx_known_answer_test
 
     metal, cuda = bool(mx.metal.is_available()), bool(mx.cuda.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.cell_manifest import write_manifest
-from labkit.experiment.doctor_noise import MIN_PROCESSES, PilotNoise
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.launch.run_launcher import WorkerLauncher
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.doctor_noise import MIN_PROCESSES, PilotNoise
 from labkit.machine.exception_text import one_line
 from labkit.records import Record
 
@@ -60,15 +60,16 @@ class Pilot:
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path) -> None:
-        from labkit import app, workload
-        from labkit.experiment.cell_composer import to_cell
+        from labkit import workload
+        from labkit.cli import command_line, study_composer
+        from labkit.experiment.compose.cell_composer import to_cell
 
-        app.register()
-        command = app.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
-        (composed,) = app.compose_cells(command)
+        study_composer.register()
+        command = command_line.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
+        (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)
-        self.launcher = ProcessLauncher()
+        self.launcher = WorkerLauncher()
         self.records: list[Record] = []
         self.wall_times_s: list[float] = []
         write_manifest(self.cell, MAX_PROCESSES)

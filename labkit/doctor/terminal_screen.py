@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import count_text
 from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine.memory_capacity import GIB, MemoryProfile
-from labkit.machine.wired_advice import WiredAdvice
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
+from labkit.machine.facts.wired_advice import WiredAdvice
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_layout.state_slots import StatePlan
+from labkit.engine.recurrent_states.state_slots import StatePlan
 from labkit.engine.request import RequestState, ScoredRows
 
 Ints = NDArray[np.int32]

@@ -31,16 +31,18 @@ class BlockPool:
     """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
     The block freed last is allocated first, so that few requests touch little of a large pool.
-    ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
+    ``num_blocks`` includes the null block and is at least 2. ``block_size`` is the number of tokens
+    that fit a block. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
     use at the same time. ``on_evict``, unless it is None, is called with the blocks that ``evict``
     is about to evict.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: must be 2 or more")
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack: block 1 is on top
         self._ref_cnt = [0] * num_blocks  # by block id
@@ -60,6 +62,15 @@ class BlockPool:
         return self.capacity - len(self._free) - self.num_evictable
 
     @property
+    def used_tokens(self) -> int:
+        """Tokens that fit the blocks in use."""
+        return self.num_used * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
+
+    @property
     def num_cached(self) -> int:
         """Cached blocks, in use or evictable."""
         return self._cached.count(1)
@@ -71,10 +82,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Return ``count`` free blocks, each with one reference.
 
-        Raises
-        ------
-        ValueError
-            Fewer than ``count`` blocks are free. Nothing was allocated.
+        Raises ``ValueError`` if fewer than ``count`` blocks are free. Nothing was allocated.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
@@ -88,10 +96,7 @@ class BlockPool:
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to blocks that are in use or evictable.
 
-        Raises
-        ------
-        ValueError
-            A block is free: its contents are undefined.
+        Raises ``ValueError`` if a block is free: its contents are undefined.
         """
         for block in blocks:
             if not self._ref_cnt[block]:
@@ -107,10 +112,8 @@ class BlockPool:
         A block without references becomes evictable if it is cached, else free. The blocks are
         freed in reverse order, so that ``allocate`` returns them in the order of ``blocks``.
 
-        Raises
-        ------
-        ValueError
-            A block has no reference (it was freed twice, or is the null block).
+        Raises ``ValueError`` if a block has no reference (it was freed twice, or is the null
+        block).
         """
         for block in reversed(list(blocks)):
             if not self._ref_cnt[block]:
@@ -126,10 +129,7 @@ class BlockPool:
     def cache(self, blocks: Iterable[int]) -> None:
         """Mark blocks in use as cached: without references they become evictable, not free.
 
-        Raises
-        ------
-        ValueError
-            A block is cached already or has no reference.
+        Raises ``ValueError`` if a block is cached already or has no reference.
         """
         for block in blocks:
             if self._cached[block] or not self._ref_cnt[block]:
@@ -139,10 +139,7 @@ class BlockPool:
     def evict(self, blocks: Iterable[int]) -> None:
         """Mark blocks as no longer cached. Evictable blocks become free, ordered as in ``free``.
 
-        Raises
-        ------
-        ValueError
-            A block is not cached.
+        Raises ``ValueError`` if a block is not cached.
         """
         blocks = list(blocks)
         if self.on_evict is not None:
@@ -171,12 +168,8 @@ class BlockPool:
     def check(self, block_tables: Iterable[Iterable[int]], cached: Iterable[int] = ()) -> None:
         """Raise ``AssertionError`` unless the pool agrees with block tables and prefix cache.
 
-        Parameters
-        ----------
-        block_tables
-            The block ids of each request. A shared block is in several tables.
-        cached
-            The ids of the blocks that the prefix cache holds.
+        ``block_tables``: the block ids of each request. A shared block is in several tables.
+        ``cached``: the ids of the blocks that the prefix cache holds.
         """
         references = Counter(block for blocks in block_tables for block in blocks)
         cached = set(cached)

@@ -7,21 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.engine import (
-    compute_dtype,
-    kv_layout,
-    logits_self_test,
-    preconditions,
-    speculation,
-    user_classes,
-)
-from labkit.engine.budget.budget_decision import BudgetDecision
-from labkit.engine.budget.pool_sizing import (
-    check_before_loading,
-    measure_activation_bytes,
-    size_pool,
-)
-from labkit.engine.decode_padding import DecodePadding
+from labkit.engine import kv_layout, preconditions, speculation, user_classes
 from labkit.engine.engine_protocol import (
     Counters,
     EngineError,
@@ -29,16 +15,24 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.engine.engine_step import StepLoop
-from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.model_runner import ModelRunner, PerRequestRunner
+from labkit.engine.memory_budget.budget_decision import BudgetDecision
+from labkit.engine.memory_budget.pool_sizing import (
+    check_before_loading,
+    measure_activation_bytes,
+    size_pool,
+)
+from labkit.engine.model import compute_dtype
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.shared_models import PreparedModel, SharedModels
+from labkit.engine.runner import logits_self_test
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
+from labkit.engine.runner.shared_models import PreparedModel, SharedModels
+from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.engine.step_launcher import create_launcher
-from labkit.machine import memory_capacity
+from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring

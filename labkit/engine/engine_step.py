@@ -28,24 +28,25 @@ Invariants, each pinned by a test:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import config
 from labkit.engine.batch import Batch
-from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.input_builder import InputBuilder
-from labkit.engine.lazy_logits import WaitLogits
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
-from labkit.engine.prompt_logprobs import ScoredPart, score_step
-from labkit.engine.sampler import Sampled, Sampler
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.runner.model_runner import StepLauncher
+from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
+from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
+from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator
-from labkit.engine.step_launcher import StepLauncher
 
-SampledTokens = dict[str, Sequence[Sampled]]  # by request id
+if TYPE_CHECKING:
+    from labkit.engine.step_trace import StepTrace
 
 
 class PendingStep(NamedTuple):
@@ -56,10 +57,27 @@ class PendingStep(NamedTuple):
     wait_logits: WaitLogits
 
 
+class StepResults(NamedTuple):
+    """A computed step: its new tokens and its prompt log probabilities, by request id."""
+
+    step: PendingStep
+    sampled: Mapping[str, Sequence[Sampled]]
+    scored: Mapping[str, ScoredPart]
+
+
+class StepParts(NamedTuple):
+    """The functions that a step calls. A trace replaces them by functions that it times."""
+
+    schedule: Callable[[], SchedulerOutput]
+    draft: Callable[[SchedulerOutput], SchedulerOutput]  # called by ``schedule``
+    build: Callable[[SchedulerOutput], Batch]
+    sample: Callable[[PendingStep, Logits], StepResults]
+    update: Callable[[StepResults], list[TokenEvent]]
+
+
 class StepLoop:
     """Runs the parts of a step in the order of ``engine.pipeline``.
 
-    Each part is a method, even if it is one call, because ``TracedStepLoop`` overrides the parts.
     ``schedule_check`` compares each schedule with those of the other ranks before the step runs.
     The counter ``pipeline.overlapped`` is the number of steps that were launched before the
     results of the previous step were processed.
@@ -76,7 +94,7 @@ class StepLoop:
         counters: Counters,
         schedule_check: NoScheduleCheck,
     ) -> None:
-        self._pipeline = pipeline
+        self._run = self.overlap if pipeline is config.Pipeline.overlap else self.sync
         self._scheduler = scheduler
         self._input_builder = input_builder
         self._decode_padding = decode_padding
@@ -86,6 +104,9 @@ class StepLoop:
         self._counters = counters
         self._schedule_check = schedule_check
         self._in_flight: PendingStep | None = None
+        self._parts = StepParts(
+            self._schedule, self._draft, self._build, self._sample, self._update
+        )
         self._step_counters = {
             "steps.total": 1,
             f"pipeline.{pipeline.value}": 1,
@@ -93,37 +114,42 @@ class StepLoop:
             f"speculation.{speculation.name}": 1,
         }
 
+    def trace(self, trace: StepTrace) -> None:
+        """Let a trace time the parts of every step from now on."""
+        self._parts = trace.time_parts(self._parts)
+        self._launcher.run_model = trace.time_model(self._launcher.run_model)
+
     def step(self) -> list[TokenEvent]:
         """Run ``sync`` or ``overlap``, according to ``engine.pipeline``, and return the events."""
-        return self.overlap() if self._pipeline is config.Pipeline.overlap else self.sync()
+        last, self._in_flight = self._in_flight, None  # a step that fails is no longer in flight
+        results, self._in_flight = self._run(last)
+        return self._parts.update(results) if results else []
 
-    def sync(self) -> list[TokenEvent]:
-        """Launch a step, wait for its logits, and return its events. No step stays in flight."""
-        scheduled = self._schedule()
+    def sync(self, last: PendingStep | None) -> tuple[StepResults | None, None]:
+        """Launch a step and return its results. No step stays in flight."""
+        scheduled = self._parts.schedule()
         if not scheduled:
-            return []
-        batch = self._build(scheduled)
-        step = self._launch(scheduled, batch)
-        return self._update(step, *self._sample(step))
+            return None, None
+        return self._finish(self._launch(scheduled, self._parts.build(scheduled))), None
 
-    def overlap(self) -> list[TokenEvent]:
-        """Launch a step; while it runs, process the previous step and return that step's events."""
-        # While the previous step runs:
-        scheduled = self._schedule()
-        batch = self._build(scheduled) if scheduled else None
-        # Wait for it. If it fails, it is no longer in flight, so nothing waits for it again.
-        last, self._in_flight = self._in_flight, None
-        sampled, scored = self._sample(last) if last else ({}, {})
-        if batch:
-            fill_placeholders(batch, sampled)
-            self._in_flight = self._launch(scheduled, batch)
-            if last:
-                self._counters.add("pipeline.overlapped")
-        # While the new step runs:
-        return self._update(last, sampled, scored) if last else []
+    def overlap(self, last: PendingStep | None) -> tuple[StepResults | None, PendingStep | None]:
+        """Launch the next step; return the results of ``last``, and the step in flight.
+
+        The results are processed while the new step runs.
+        """
+        scheduled = self._parts.schedule()  # while ``last`` runs
+        batch = self._parts.build(scheduled) if scheduled else None
+        results = self._finish(last) if last else None
+        if batch is None:
+            return results, None
+        fill_placeholders(batch, results.sampled if results else {})
+        step = self._launch(scheduled, batch)
+        if last:
+            self._counters.add("pipeline.overlapped")
+        return results, step
 
     def _schedule(self) -> SchedulerOutput:
-        scheduled = self._draft(self._scheduler.schedule())
+        scheduled = self._parts.draft(self._scheduler.schedule())
         self._schedule_check.check_step(scheduled, self._counters)
         return scheduled
 
@@ -161,17 +187,17 @@ class StepLoop:
             }
         )
 
-    def _sample(self, step: PendingStep) -> tuple[SampledTokens, dict[str, ScoredPart]]:
-        """Wait for a step's logits; return new tokens and prompt log probabilities by request."""
-        logits, batch = step.wait_logits(), step.batch
+    def _finish(self, step: PendingStep) -> StepResults:
+        return self._parts.sample(step, step.wait_logits())
+
+    def _sample(self, step: PendingStep, logits: Logits) -> StepResults:
+        batch = step.batch
         rows = self._sampler(logits, batch.sampling)
         scored = score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
-        return self._speculation.accept(step.scheduled, rows), scored
+        return StepResults(step, self._speculation.accept(step.scheduled, rows), scored)
 
-    def _update(
-        self, step: PendingStep, sampled: SampledTokens, scored: Mapping[str, ScoredPart]
-    ) -> list[TokenEvent]:
-        return self._scheduler.update(step.scheduled, sampled, scored)
+    def _update(self, results: StepResults) -> list[TokenEvent]:
+        return self._scheduler.update(results.step.scheduled, results.sampled, results.scored)
 
     def drain(self) -> None:
         """Wait until the step in flight is computed. The next step returns its results.
@@ -196,16 +222,11 @@ class StepLoop:
         self._speculation = Speculator()
 
 
-def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
+def fill_placeholders(batch: Batch, sampled: Mapping[str, Sequence[Sampled]]) -> None:
     """Replace a batch's placeholders by the tokens that the previous step sampled.
 
     If sampling failed for a request, the request is about to end. Its row then gets token 0, and
-    the result is dropped.
-
-    Raises
-    ------
-    RuntimeError
-        There is no sampled token for a placeholder.
+    the result is dropped. Raises ``RuntimeError`` if there is no sampled token for a placeholder.
     """
     for row, request_id in batch.placeholders:
         if request_id in sampled:

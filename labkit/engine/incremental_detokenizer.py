@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labkit.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # MAX_WINDOW_IDS limits the ids that are decoded again for each new id. CONTEXT_IDS ids remain when
 # the window is cut. They contain any incomplete character, which has at most three bytes, because
 # every id has at least one byte.
 MAX_WINDOW_IDS, CONTEXT_IDS = 16, 4
-
-
-class Tokenizer(Protocol):
-    """Encodes text as token ids and decodes it."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids. Incomplete characters become U+FFFD."""
-
-    @property
-    def byte_tokens(self) -> Mapping[int, int]:
-        """The bytes of byte tokens by id; see ``labkit.models.tokenizer.Tokenizer``."""
 
 
 class IncrementalDetokenizer:
@@ -35,13 +24,8 @@ class IncrementalDetokenizer:
     specially. Byte tokens are decoded apart, because one incomplete character at the end of a run
     of them makes the tokenizer return U+FFFD for every byte of the run.
 
-    Parameters
-    ----------
-    tokenizer
-        Decodes ids.
-    prompt
-        The ids of the prompt. Their text is not returned, except for an incomplete last character
-        that the added ids complete.
+    ``tokenizer``: decodes ids. ``prompt``: the ids of the prompt. Their text is not returned,
+    except for an incomplete last character that the added ids complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:

@@ -21,10 +21,10 @@ from labkit import config
 from labkit.config import option_index
 from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs
-from labkit.engine.incremental_detokenizer import Tokenizer
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
 from labkit.models import model_json
+from labkit.models.tokenizer import Tokenizer
 from labkit.models.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]

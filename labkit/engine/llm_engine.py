@@ -14,10 +14,10 @@ from labkit.engine.engine_protocol import (
     check_context,
 )
 from labkit.engine.engine_step import StepLoop
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.step_trace import StepTrace, TracedStepLoop
+from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.step_trace import StepTrace
 
 # Counters that are returned even if they are 0.
 ALWAYS_COUNTED = (
@@ -84,10 +84,7 @@ class LLMEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. A request that can never be served ends with an error event.
 
-        Raises
-        ------
-        EngineError
-            A live request has this id already.
+        Raises ``EngineError`` if a live request has this id already.
         """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):
@@ -126,7 +123,6 @@ class LLMEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free its memory. Unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
         if not self._scheduler.has_work():
             start = time.perf_counter()
@@ -137,7 +133,6 @@ class LLMEngine:
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
-        """Return whether a request is live, or an error event is not reported yet."""
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
@@ -173,7 +168,6 @@ class LLMEngine:
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request is admitted and has not ended."""
         return self._scheduler.is_running(request_id)
 
     def kv_bytes(self) -> KVBytes:
@@ -195,13 +189,11 @@ class LLMEngine:
         return capacity if self._max_context is None else min(capacity, self._max_context)
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the ids of the finished requests whose rows every step still computes."""
         return self._cache.lingering_requests()
 
     def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepTrace:
-        """Trace the next ``limit`` steps; see ``StepTracing``."""
         trace = StepTrace(limit, clock, self._scheduler, self._cache)
-        self._loop = TracedStepLoop(self._loop, trace)
+        self._loop.trace(trace)
         return trace
 
     def counters(self) -> dict[str, float]:
@@ -220,17 +212,14 @@ class LLMEngine:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         self._counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
     def clear_cache(self) -> None:
-        """Evict the blocks of the prefix cache that no live request uses."""
         self._cache.clear()
 
     def close(self) -> None:
-        """End every request and drop the model and the KV memory."""
         self._scheduler.close()
         self._refused = []
         self._loop.close()

@@ -12,8 +12,9 @@ from labkit.engine.engine_protocol import (
     PromptLogprobs,
     TokenEvent,
 )
-from labkit.engine.incremental_detokenizer import IncrementalDetokenizer, Tokenizer
+from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.engine.request import Request
+from labkit.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

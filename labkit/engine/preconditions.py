@@ -6,17 +6,14 @@ import os
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.machine import memory_capacity, wired_advice
+from labkit.machine.facts import memory_capacity, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:
     """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
 
-    Raises
-    ------
-    EngineError
-        The wired collector or a variable is not as the options demand. The message names the
-        remedy.
+    Raises ``EngineError`` if the wired collector or a variable is not as the options demand. The
+    message names the remedy.
     """
     require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)

@@ -352,6 +352,23 @@ class RequestState:
             return 0
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
+    def admit(self, num_reserved_tokens: int, num_cached_tokens: int) -> None:
+        """Start to run. The tokens in the prefix cache count as computed."""
+        self.status = RequestStatus.running
+        self.num_computed_tokens = num_cached_tokens
+        self.num_reserved_tokens = num_reserved_tokens
+        if not self.num_preemptions:  # otherwise the cache may have the request's own tokens
+            self.num_cached_tokens = num_cached_tokens
+
+    def preempt(self) -> None:
+        """Wait again with nothing computed, but with all token ids."""
+        self.status = RequestStatus.waiting
+        self.num_computed_before_preemption = max(
+            self.num_computed_before_preemption, self.num_scheduled_tokens
+        )
+        self.num_computed_tokens = self.num_in_flight_tokens = self.num_output_placeholders = 0
+        self.num_preemptions += 1
+
     def with_output(self, tokens: Sequence[int]) -> RequestState:
         """Return a copy with ``tokens`` appended, for sampling the token that follows drafts."""
         copy = RequestState(self.request)

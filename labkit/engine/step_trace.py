@@ -1,7 +1,7 @@
 """A trace of engine steps: what each step computed, which blocks requests held, and the times.
 
-A ``TracedStepLoop`` replaces the engine's loop while steps are traced; without a trace no code of
-this module runs. While a request is served, a trace only stores references, times and changes of
+A trace replaces the parts of the engine's loop by functions that time them; without a trace no code
+of this module runs. While a request is served, a trace only stores references, times and changes of
 block tables. ``StepTrace.report`` builds the values for the record's file afterwards. The file's
 schema is that of :mod:`labkit.records.step_trace_file`.
 
@@ -26,20 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine.batch import Batch, Ints
 from labkit.engine.engine_protocol import TokenEvent
-from labkit.engine.engine_step import PendingStep, SampledTokens, StepLoop
-from labkit.engine.lazy_logits import Logits, WaitLogits
-from labkit.engine.model_runner import ModelRunner, RunModel
-from labkit.engine.prompt_logprobs import ScoredPart
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.engine_step import PendingStep, StepParts, StepResults
+from labkit.engine.runner.model_runner import ModelRunner, RunModel
+from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import (
-        BlockTable,
-        KVCacheManager,
-        KVMemory,
-        StepAttention,
-    )
-    from labkit.engine.scheduler import Scheduler
+    from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager, KVMemory, StepAttention
+    from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
 # A trace ends early when its steps have this many chunks together.
@@ -48,65 +42,46 @@ MAX_CHUNKS = 200_000
 
 @dataclass(slots=True)
 class TracedStep:
-    """What a trace records about one step.
+    """What a trace records about one step."""
 
-    Parameters
-    ----------
-    scheduled
-        The scheduler's output, drafts included.
-    tables
-        By request, for a block table that is new or has changed: how many of its first blocks are
-        unchanged, and the ids of the blocks after them.
-    released, preempted
-        Requests whose blocks were released, or that were preempted, since the previous step.
-    lingering
-        Finished requests whose rows a static batch computes.
-    waiting, free_blocks, evictable_blocks
-        Numbers of waiting requests, free blocks and evictable blocks after scheduling. None: the
-        layout has no blocks.
-    reserved_bytes, used_bytes
-        KV memory after scheduling, before the step's tokens are computed.
-    slots
-        By request: tokens for which a layout without blocks has memory, after the step.
-    times
-        By part: start and end in seconds on the trace's clock.
-    """
-
-    scheduled: SchedulerOutput
+    scheduled: SchedulerOutput  # the scheduler's output, drafts included
+    # By request, for a block table that is new or has changed: how many of its first blocks are
+    # unchanged, and the ids of the blocks after them
     tables: dict[str, tuple[int, Ints]]
+    # Requests whose blocks were released, or that were preempted, since the previous step
     released: list[str]
     preempted: list[str]
-    lingering: Collection[str]
+    lingering: Collection[str]  # finished requests whose rows a static batch computes
+    # Numbers of waiting requests, free blocks and evictable blocks after scheduling. None: the
+    # layout has no blocks.
     waiting: int
     free_blocks: int | None
     evictable_blocks: int | None
+    # KV memory after scheduling, before the step's tokens are computed
     reserved_bytes: int
     used_bytes: int
     cu_seqlens_q: Ints | None = None
     padding: int = 0
+    # By request: tokens for which a layout without blocks has memory, after the step
     slots: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
+    # By part: start and end in seconds on the trace's clock
     times: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class StepTrace:
     """A record of an engine's next ``limit`` steps, and a count of all its steps.
 
-    Parameters
-    ----------
-    limit
-        The largest number of steps to trace.
-    clock
-        Returns seconds. It may be read in the thread that runs the model.
-    scheduler, cache
-        The engine's parts. They are only read.
+    ``limit``: the largest number of steps to trace. ``clock``: returns seconds. It may be read in
+    the thread that runs the model. ``scheduler``, ``cache``: the engine's parts. They are only
+    read.
     """
 
     def __init__(
         self, limit: int, clock: Clock, scheduler: Scheduler, cache: KVCacheManager
     ) -> None:
-        self.clock = clock
-        self.cache = cache
+        self._clock = clock
+        self._cache = cache
         self._limit = limit
         self._scheduler = scheduler
         self._pool = getattr(cache, "pool", None)
@@ -116,6 +91,61 @@ class StepTrace:
         self._open: dict[int, TracedStep] = {}  # by the id of the scheduler's output, or of a batch
         self._tables: dict[str, BlockTable] = {}  # of the previous step
         self._preemptions: dict[str, int] = {}
+        self._draft_times = 0.0, 0.0  # of the step that is being scheduled
+
+    def time_parts(self, parts: StepParts) -> StepParts:
+        """Return functions that call the parts of a step and trace them."""
+
+        def schedule() -> SchedulerOutput:
+            start = self._clock()
+            scheduled = parts.schedule()
+            end = self._clock()
+            step = self.begin(scheduled) if scheduled else None
+            if step is not None:
+                step.times = {"schedule": (start, end), "draft": self._draft_times}
+            return scheduled
+
+        def draft(scheduled: SchedulerOutput) -> SchedulerOutput:
+            start = self._clock()
+            drafted = parts.draft(scheduled)
+            self._draft_times = start, self._clock()
+            return drafted
+
+        def build(scheduled: SchedulerOutput) -> Batch:
+            with self.span(scheduled, "build") as step:
+                batch = parts.build(scheduled)
+            if step is not None:
+                step.cu_seqlens_q, step.padding = batch.cu_seqlens_q, batch.padding
+                self._open[id(batch)] = step
+            return batch
+
+        def sample(pending: PendingStep, logits: Logits) -> StepResults:
+            with self.span(pending.scheduled, "sample") as step:
+                results = parts.sample(pending, logits)
+            if step is not None and pending.scheduled.drafts:
+                step.accepted = {r: len(tokens) - 1 for r, tokens in results.sampled.items()}
+            return results
+
+        def update(results: StepResults) -> list[TokenEvent]:
+            pending, cache = results.step, self._cache
+            step = self.step_of(pending.scheduled)
+            if step is not None and step.free_blocks is None:
+                step.slots = {r: cache.num_slots(table) for r, table in cache.tables.items()}
+            with self.span(pending.scheduled, "update"):
+                events = parts.update(results)
+            self._open.pop(id(pending.scheduled), None)
+            self._open.pop(id(pending.batch), None)
+            return events
+
+        return StepParts(schedule, draft, build, sample, update)
+
+    def time_model(self, run_model: RunModel) -> RunModel:
+        """Return a function that runs the model and traces it."""
+        return TracedRunModel(run_model, self)
+
+    def span(self, key: object, part: str) -> Span:
+        """Begin to time a part of a step; ``key`` is as in ``step_of``."""
+        return Span(self.step_of(key), part, self._clock)
 
     def begin(self, scheduled: SchedulerOutput) -> TracedStep | None:
         """Add a step that was just scheduled; return None if the trace is full."""
@@ -130,12 +160,12 @@ class StepTrace:
             changed,
             released,
             self._preempted(scheduled, changed, released),
-            self.cache.lingering_requests(),
+            self._cache.lingering_requests(),
             waiting=scheduler.num_waiting,
             free_blocks=None if pool is None else pool.num_free,
             evictable_blocks=None if pool is None else pool.num_evictable,
-            reserved_bytes=self.cache.reserved_bytes,
-            used_bytes=scheduler.num_computed_tokens * self.cache.token_bytes,
+            reserved_bytes=self._cache.reserved_bytes,
+            used_bytes=scheduler.num_computed_tokens * self._cache.token_bytes,
         )
         self._steps.append(step)
         self._open[id(scheduled)] = step
@@ -146,7 +176,7 @@ class StepTrace:
 
         Also returns the requests that had a table in the last step and have none now.
         """
-        changed, tables = {}, self.cache.tables
+        changed, tables = {}, self._cache.tables
         for request_id, table in tables.items():
             before = self._tables.get(request_id)
             if before is not table:  # a table is immutable: the same object has the same blocks
@@ -179,24 +209,9 @@ class StepTrace:
     def step_of(self, key: object) -> TracedStep | None:
         """Return the traced step to which a ``SchedulerOutput`` or a ``Batch`` belongs.
 
-        Return None if that step is not traced, or was closed by ``end``.
+        Return None if that step is not traced, or has ended.
         """
         return self._open.get(id(key))
-
-    def built(self, scheduled: SchedulerOutput, batch: Batch) -> None:
-        """Record the batch that was built for a scheduled step.
-
-        From now on ``step_of(batch)`` returns the step too.
-        """
-        step = self.step_of(scheduled)
-        if step is not None:
-            step.cu_seqlens_q, step.padding = batch.cu_seqlens_q, batch.padding
-            self._open[id(batch)] = step
-
-    def end(self, pending: PendingStep) -> None:
-        """Close a step: ``step_of`` then returns None for its ``SchedulerOutput`` and its batch."""
-        self._open.pop(id(pending.scheduled), None)
-        self._open.pop(id(pending.batch), None)
 
     def report(self) -> dict[str, Any]:
         """Return the trace as JSON values."""
@@ -209,9 +224,9 @@ class StepTrace:
         times = [time for step in self._steps for time in step.times.values()]
         origin = min((start for start, _ in times), default=0.0)
         return {
-            "block_size": getattr(self.cache, "block_size", None),
+            "block_size": None if self._pool is None else self._pool.block_size,
             "num_blocks": None if self._pool is None else self._pool.num_blocks,
-            "token_bytes": self.cache.token_bytes,
+            "token_bytes": self._cache.token_bytes,
             "steps_total": self._num_steps,
             "requests": [{"id": r, "prompt_tokens": tokens} for r, tokens in requests.items()],
             "steps": [_step_json(step, index, origin) for step in self._steps],
@@ -240,6 +255,9 @@ def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dic
     # An aborted request may have blocks, but no chunk, and so no index. A layout without blocks
     # has a row for each request in place of blocks.
     has_blocks = step.free_blocks is not None
+    times = dict(step.times)
+    if {"plan", "forward"} <= times.keys():  # the model was called first
+        times["forward"] = times["plan"][1], times["forward"][1]
     tables = [(index[r], *c) for r, c in step.tables.items() if has_blocks and r in index]
     return {
         "chunks": [
@@ -263,8 +281,7 @@ def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dic
         "reserved_bytes": step.reserved_bytes,
         "used_bytes": step.used_bytes,
         "times_us": {
-            part: _span_us(start - origin, end - origin)
-            for part, (start, end) in step.times.items()
+            part: _span_us(start - origin, end - origin) for part, (start, end) in times.items()
         },
     }
 
@@ -278,71 +295,26 @@ def _span_us(start: float, end: float) -> list[float]:
     return [begin, round(round(end * 1e6, 1) - begin, 1)]
 
 
-class TracedStepLoop(StepLoop):
-    """A ``StepLoop`` that adds its steps to a trace. It takes over the parts of ``loop``."""
+class Span:
+    """The time of a part of a step, from the call to the end of a ``with`` block, or to ``end``."""
 
-    def __init__(self, loop: StepLoop, trace: StepTrace) -> None:
-        vars(self).update(vars(loop))
-        self._trace = trace
-        self._drafting = 0.0, 0.0  # start and end of the last drafting
-        self._waited = 0.0  # when the last logits were ready
-        self._launcher.run_model = TracedRunModel(self._launcher.run_model, trace)
+    __slots__ = ("_clock", "_part", "_start", "_step")
 
-    def _schedule(self) -> SchedulerOutput:
-        trace, clock = self._trace, self._trace.clock
-        start = clock()
-        scheduled = super()._schedule()
-        end = clock()
-        if scheduled:
-            step = trace.begin(scheduled)
-            if step is not None:
-                step.times = {"schedule": (start, end), "draft": self._drafting}
-        return scheduled
+    def __init__(self, step: TracedStep | None, part: str, clock: Clock) -> None:
+        self._step, self._part, self._clock = step, part, clock
+        self._start = clock()
 
-    def _draft(self, scheduled: SchedulerOutput) -> SchedulerOutput:
-        start = self._trace.clock()
-        scheduled = super()._draft(scheduled)
-        self._drafting = start, self._trace.clock()
-        return scheduled
+    def __enter__(self) -> TracedStep | None:
+        """Return the step (None: it is not traced)."""
+        return self._step
 
-    def _build(self, scheduled: SchedulerOutput) -> Batch:
-        start = self._trace.clock()
-        batch = super()._build(scheduled)
-        self._add_time(scheduled, "build", start)
-        self._trace.built(scheduled, batch)
-        return batch
+    def __exit__(self, *_error: object) -> None:
+        self.end()
 
-    def _sample(self, step: PendingStep) -> tuple[SampledTokens, dict[str, ScoredPart]]:
-        timed = step._replace(wait_logits=lambda: self._wait(step))
-        sampled = super()._sample(timed)
-        self._add_time(step.scheduled, "sample", self._waited)
-        traced = self._trace.step_of(step.scheduled)
-        if traced is not None and step.scheduled.drafts:
-            traced.accepted = {r: len(tokens) - 1 for r, tokens in sampled[0].items()}
-        return sampled
-
-    def _wait(self, step: PendingStep) -> Logits:
-        logits = step.wait_logits()
-        self._waited = self._trace.clock()
-        return logits
-
-    def _update(
-        self, step: PendingStep, sampled: SampledTokens, scored: Mapping[str, ScoredPart]
-    ) -> list[TokenEvent]:
-        traced, cache = self._trace.step_of(step.scheduled), self._trace.cache
-        if traced is not None and traced.free_blocks is None:
-            tables = cache.tables
-            traced.slots = {r: cache.num_slots(table) for r, table in tables.items()}
-        start = self._trace.clock()
-        events = super()._update(step, sampled, scored)
-        self._add_time(step.scheduled, "update", start)
-        self._trace.end(step)
-        return events
-
-    def _add_time(self, scheduled: SchedulerOutput, part: str, start: float) -> None:
-        step = self._trace.step_of(scheduled)
-        if step is not None:
-            step.times[part] = start, self._trace.clock()
+    def end(self) -> None:
+        """Add the time to the step."""
+        if self._step is not None:
+            self._step.times[self._part] = self._start, self._clock()
 
 
 class TracedRunModel:
@@ -356,28 +328,20 @@ class TracedRunModel:
 
     def __call__(self, batch: Batch) -> Logits:
         """Run a step; see ``ModelRunner``. A pipelined engine calls this in its worker thread."""
-        step, start = self._trace.step_of(batch), self._trace.clock()
-        logits = self._run_model(batch)
-        self._add_forward(step, start)
-        return logits
+        with self._trace.span(batch, "forward"):
+            return self._run_model(batch)
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Launch a step; see ``ModelRunner.launch``."""
         assert isinstance(self._run_model, ModelRunner)
-        step, start = self._trace.step_of(batch), self._trace.clock()
+        forward = self._trace.span(batch, "forward")
         wait_logits = self._run_model.launch(batch)
 
         def wait() -> Logits:
             logits = wait_logits()
-            self._add_forward(step, start)
+            forward.end()
             return logits
 
         return wait
-
-    def _add_forward(self, step: TracedStep | None, start: float) -> None:
-        if step is not None:
-            _, planned = step.times.get("plan", (start, start))
-            step.times["forward"] = planned, self._trace.clock()
 
 
 class TracedKVMemory:
@@ -389,10 +353,8 @@ class TracedKVMemory:
         self._trace = trace
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step; see ``KVMemory``."""
-        step, start = self._trace.step_of(batch), self._trace.clock()
-        padded, attention = self._memory.prepare_step(batch)
+        with self._trace.span(batch, "plan") as step:
+            padded, attention = self._memory.prepare_step(batch)
         if step is not None:
-            step.times["plan"] = start, self._trace.clock()
             step.padding += padded.total_q - batch.total_q
         return padded, attention

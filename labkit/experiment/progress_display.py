@@ -118,7 +118,6 @@ def with_share(text: str) -> str:
 
 
 def _position(runs: Sequence[Run], blocks: int) -> str:
-    """Return the block and the arm of a process's runs, or the number of interleaved arms."""
     arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
     return f"block {runs[0].block + 1}/{blocks}, {arms}"
 
@@ -164,7 +163,6 @@ class PlainProgress(Progress):
         self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
 
     def note(self, line: str) -> None:
-        """Print the line."""
         print(line, file=self.stream, flush=True)
 
 

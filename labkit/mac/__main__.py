@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli_errors import print_error
+from labkit.cli.program import print_error
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, MacStep, all_steps, run_steps
-from labkit.machine import macos, memory_capacity
+from labkit.machine.facts import macos, memory_capacity
 
 PROG = "python -m labkit.mac"
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit import app, workload
-from labkit.cli_errors import print_error
+from labkit import workload
+from labkit.cli import command_line, study_composer
+from labkit.cli.program import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
-from labkit.experiment.cell_composer import ComposedCell
+from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"
@@ -83,7 +84,6 @@ def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
 
 
 def _launching_once(experiment: Experiment) -> Experiment:
-    """Return the experiment with a single launch per case."""
     options = experiment.workload
     cases = [replace(case, factor=1) for case in options.cases]
     return replace(experiment, workload=replace(options, cases=cases, warmup=0, repeats=1))
@@ -121,9 +121,9 @@ def _compare_cases(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     file, *overrides = sys.argv[1:] if argv is None else argv
-    app.register()
+    study_composer.register()
     try:
-        cells = app.compose_cells(app.parse(overrides))
+        cells = study_composer.compose_cells(command_line.parse(overrides))
     except ConfigError as error:
         return print_error(PROG, error)
     num_wrong = 0

@@ -22,7 +22,7 @@ from typing import Any
 from labkit.analysis.rendering.cell_report_content import environment_line
 from labkit.config import count_text
 from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
-from labkit.machine import fingerprint
+from labkit.machine.facts import fingerprint
 from labkit.records import read_json
 
 # Pictures are left out because they can be redrawn from records, and Hydra's YAML files because

@@ -2,7 +2,8 @@
 
 A function that numba compiles contains functions and constants of its own module and of modules
 that it imports. numba notices only a change of the function's own file, so labkit names the folder
-of a module's machine code by a digest of all of these files (:mod:`labkit.cpu.kernel_cache`).
+of a module's machine code by a digest of all of these files
+(:mod:`labkit.cpu.runtime.kernel_cache`).
 
 Only imports at module level count: an import inside a function is executed when the function is
 called, and an import under ``TYPE_CHECKING`` is never executed. The imports are found with regular
@@ -21,8 +22,10 @@ from pathlib import Path
 # The pattern starts with the preceding line end, which is twice as fast as ``^``.
 _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +([^\n]*))")
 
-# Code that kernels call without importing it: the resolvers, which register themselves.
-_REGISTERED = {"labkit/cpu/resolver_variants.py": "labkit/engine/attention/resolvers/__init__.py"}
+# Code that kernels call without importing it: the resolvers, which the CPU backend registers.
+_REGISTERED = {
+    "labkit/cpu/attention/resolver_variants.py": "labkit/engine/attention/resolvers/__init__.py"
+}
 # Facts and folders of the machine, which no kernel contains (a test holds that).
 _NEVER_COMPILED = "labkit/machine/"
 
@@ -49,8 +52,8 @@ def digest(file: Path, package: Path) -> str:
 def read_sources(file: Path, package: Path) -> dict[str, bytes]:
     """Return the content of ``file`` and of the package's files that it imports, at any depth.
 
-    The keys are paths such as ``labkit/cpu/packed_linear.py``; a file outside the package has its
-    name as the key.
+    The keys are paths such as ``labkit/cpu/matmul/packed_linear.py``; a file outside the package
+    has its name as the key.
     """
     own = file.relative_to(package.parent).as_posix() if package in file.parents else file.name
     sources: dict[str, bytes] = {}
@@ -75,7 +78,6 @@ def imported_files(text: bytes, package: Path) -> set[str]:
 
 @cache
 def _load(path: Path, package: Path) -> tuple[bytes, frozenset[str]]:
-    """Return a file's content and those of the files it imports that a kernel may contain."""
     text = path.read_bytes()
     imported = imported_files(text, package)
     return text, frozenset(name for name in imported if not name.startswith(_NEVER_COMPILED))

@@ -128,7 +128,6 @@ def _provenance(name: str, **known: Any) -> dict[str, Any]:
 
 
 def _is_loaded() -> bool:
-    """Return whether labkit's copy of OpenBLAS is loaded in this process."""
     return f"/{LIBRARY_NAME}-" in Path("/proc/self/maps").read_text()
 
 

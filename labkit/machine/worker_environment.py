@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.machine import cache_dir, cgroups
+from labkit.machine import cache_dir
+from labkit.machine.facts import cgroups
 
 # Variables that BLAS libraries, OpenMP runtimes, numba and MLX read at start-up.
 REMOVED_PREFIXES = (

@@ -44,8 +44,9 @@ class KernelCall:
         ``inputs``, if given, replace the call's own inputs. ``poison`` fills the outputs with NaN
         (integers with 0) before the kernel runs. On a GPU this costs an extra launch per output,
         which would be part of every measured time. So code that times launches poisons the memory
-        that MLX will allocate for the outputs instead (``labkit.workload.mlx_launch_queue``), and
-        the kernels' stamps tell whether a launch ran.
+        that MLX will allocate for the outputs instead
+        (``labkit.workload.kernels.mlx_launch_queue``), and the kernels' stamps tell whether a
+        launch ran.
         """
         kernel = _kernel(*self.definition())
         result: list[mx.array] = kernel(**self.launch_arguments(inputs, poison))

@@ -30,7 +30,7 @@ def resolve(model: Model) -> ModelDir:
         return model_package.find_shipped_model(model.packaged, name=model.name)
     if model.shape is None:
         return model_directory.find_model(model.path or "")
-    from labkit.models.synthetic_model import build
+    from labkit.models.synthetic.synthetic_model import build
 
     path = build(model.shape, seed=model.seed, name=model.name)
     return model_directory.inspect(path, name=model.name, option=f"model={model.name} ({path})")

@@ -2,8 +2,9 @@
 
 The template comes with the model and is not trusted. It runs in Jinja's immutable sandbox, where it
 cannot reach Python code. The length of its output is limited, and strings cannot be multiplied;
-running time and memory are limited in the server only (:mod:`labkit.server.template_worker`). The
-template cannot read the date, so a conversation gives the same prompt on any day.
+running time and memory are limited in the server only
+(:mod:`labkit.server.generation.template_worker`). The template cannot read the date, so a
+conversation gives the same prompt on any day.
 """
 
 from __future__ import annotations

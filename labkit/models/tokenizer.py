@@ -86,7 +86,6 @@ class Tokenizer:
 
     @cached_property
     def _separator_ids(self) -> frozenset[int]:
-        """The ids of the separator; none in a tokenizer that drops unknown characters."""
         return frozenset(self.encode(SEPARATOR, special=False))
 
     def encode_turns(self, turns: Sequence[str]) -> list[int]:
@@ -128,7 +127,6 @@ class Tokenizer:
         return self.template.render(messages, tools, options)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
         # Streaming decodes every token as a single id, so results for single ids are cached.
         if len(ids) == 1:
             return self._decode_one(ids[0])

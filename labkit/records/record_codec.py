@@ -72,7 +72,6 @@ def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
 
 
 def _may_be_large(content: bytes) -> bool:
-    """Return whether a JSON text may have a number that is no finite float; mostly it has none."""
     long = b"0" * 309 in content.translate(DIGITS_AS_ZERO)
     return long or LARGE_EXPONENT.search(content.translate(None, b"0123456789.+")) is not None
 

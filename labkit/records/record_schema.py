@@ -33,7 +33,7 @@ RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.=,-
 class RecordError(ValueError):
     """A file of a study is not valid. The message is a single line that names the file."""
 
-    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
+    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.worker.run_failures
 
 
 def require(condition: bool, message: str) -> None:
@@ -103,7 +103,7 @@ class Record:
     detail
         One line about the failure. None if the outcome is ``ok``.
     seconds
-        Wall seconds per stage (:mod:`labkit.experiment.worker_stages`).
+        Wall seconds per stage (:mod:`labkit.experiment.worker.worker_stages`).
     probe
         Times (us) of the machine probe, ``before`` and ``after`` the measurement, by kernel. The
         probe is a fixed computation, the same for every arm.
@@ -188,7 +188,7 @@ class Arm:
         By metric, the limit that the arm must keep for the claim ``quality``.
     inputs
         The digest of every file of the user's that the arm reads, by option; empty in older studies
-        (:mod:`labkit.experiment.input_digests`).
+        (:mod:`labkit.experiment.compose.input_digests`).
     """
 
     name: str

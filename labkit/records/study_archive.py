@@ -278,7 +278,6 @@ class ArchivePath:
         return self.parent / name
 
     def is_file(self) -> bool:
-        """Return whether the path is a file."""
         names, path = self._names()
         return path in names
 

@@ -4,7 +4,8 @@
 ``python -m labkit.server`` (:mod:`labkit.server.__main__`). The latter runs with the environment
 variables of an experiment's worker.
 
-A request passes through these modules: :mod:`routes` reads its body, an ``*_api`` module turns the
-body into engine requests, :mod:`engine_thread` computes their tokens, :mod:`serving_service` hands
-the tokens of each step to the generation they belong to, and :mod:`response_streams` sends them.
+A request passes through these rooms, from the highest to the lowest: :mod:`.http` reads its body,
+:mod:`.apis` turn the body into engine requests, :mod:`.generation` computes their tokens in the
+engine's thread and sends them, :mod:`.constraints` limit which tokens may come next, and
+:mod:`.types` are what bodies are decoded into.
 """

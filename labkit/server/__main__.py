@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import print_error
+from labkit.cli.program import print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def serve(options: ServeConfig) -> int:
         max_tokens = options.server.max_output_tokens or MAX_REPLY_TOKENS
         Shell(loaded.engine, loaded.tokenizer, max_tokens).run()
         return 0
-    from labkit.server import http_listener, routes
-    from labkit.server.serving_service import Service
+    from labkit.server.generation.serving_service import Service
+    from labkit.server.http import http_listener, routes
 
     bound = http_listener.bind(options.server)
     loaded, name = load(options), options.server.model_name
@@ -86,7 +86,7 @@ def print_status(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class ServedModel:
     """A model, its tokenizer and a warmed-up engine."""
 
     model: ModelDir
@@ -94,14 +94,14 @@ class LoadedModel:
     engine: InferenceEngine
 
 
-def load(options: ServeConfig) -> LoadedModel:
+def load(options: ServeConfig) -> ServedModel:
     """Configure this process, load the model and its tokenizer, and warm up the engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
     from labkit import models
     from labkit.engine.engine_factory import create
     from labkit.models import tokenizer
-    from labkit.server.engine_thread import warm_up
+    from labkit.server.generation.engine_thread import warm_up
 
     model = models.resolve(options.model)
     loaded_tokenizer = tokenizer.load(model.path)
@@ -109,17 +109,18 @@ def load(options: ServeConfig) -> LoadedModel:
     warm_up(
         engine, min(MAX_WARM_UP_REQUESTS, options.engine.scheduler.max_num_seqs), model.vocab_size
     )
-    return LoadedModel(model, loaded_tokenizer, engine)
+    return ServedModel(model, loaded_tokenizer, engine)
 
 
 def configure_process(engine: Engine) -> None:
     """Set the thread pool, memory limit, BLAS and thread count as an experiment's worker does."""
-    from labkit.machine import openblas_for_mlx, process_memory_limit, worker_environment
+    from labkit.machine import openblas_for_mlx, worker_environment
+    from labkit.machine.processes import process_memory_limit
 
     with worker_environment.numba_without_scipy():
         import numba
 
-        from labkit.cpu import thread_pool
+        from labkit.cpu.runtime import thread_pool
 
         thread_pool.install()
     if engine.memory_limit is not None:

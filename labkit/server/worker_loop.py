@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.machine import parent_death
+from labkit.machine.processes import parent_death
 
 
 def answer_tasks(prepare: Callable[[Mapping[str, Any]], Callable[[Any], Any]]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from labkit.server.api_error import ApiError
+from labkit.server.types.api_error import ApiError
 
 MAX_PROCESSES = 2
 WAIT_S = 10.0  # for a free process, while all of them do other tasks
@@ -70,12 +70,12 @@ class WorkerPool:
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._free = asyncio.Semaphore(MAX_PROCESSES)
-        self._idle: list[WorkerProcess] = []
-        self._busy: set[WorkerProcess] = set()
+        self._idle: list[TaskProcess] = []
+        self._busy: set[TaskProcess] = set()
         self._closed = False
 
     @contextlib.asynccontextmanager
-    async def worker(self) -> AsyncIterator[WorkerProcess]:
+    async def worker(self) -> AsyncIterator[TaskProcess]:
         """Wait for a free process, at most ``WAIT_S`` seconds, and lend it.
 
         Leaving the context while a task runs, or by an exception of it, ends the process.
@@ -93,7 +93,7 @@ class WorkerPool:
             raise ApiError(
                 429, f"the server is {self._options.work}", retry_after=RETRY_AFTER_S
             ) from None
-        worker = self._idle.pop() if self._idle else WorkerProcess(self._options)
+        worker = self._idle.pop() if self._idle else TaskProcess(self._options)
         self._busy.add(worker)
         try:
             self.check_open()
@@ -129,7 +129,7 @@ class WorkerPool:
         await asyncio.gather(*(process.wait() for process in processes))
 
 
-class WorkerProcess:
+class TaskProcess:
     """A process that does one task at a time.
 
     ``is_idle``: whether the process runs and has nothing to do.

@@ -24,9 +24,9 @@ from labkit.workload.workload_protocols import (
 
 METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
-    "kernel": "kernel_workload",
-    "requests": "request_workload",
-    "headroom": "headroom_workload",
+    "kernel": "kernels.kernel_workload",
+    "requests": "requests.request_workload",
+    "headroom": "memory_claims",
     "video": "video",
     "scoring": "scoring",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
-from labkit.machine.mlx_gpu import mlx_gpu
+from labkit.machine.facts.mlx_gpu import mlx_gpu
 
 
 def queued(attention: Attention) -> bool:

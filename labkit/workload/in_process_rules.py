@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
 from labkit.machine import worker_environment
-from labkit.machine.listening_processes import NoListener, find_listeners
+from labkit.machine.processes.listening_processes import NoListener, find_listeners
 
 
 def kernels(engines: Sequence[Engine]) -> str | None:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class InvalidOutput(Exception):
     """An output cannot be right: it has NaN, lacks tokens, or differs between repeats."""
 
-    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
+    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.worker.run_failures
 
 
 class StaleOutput(Exception):
     """An output was written by another launch: the kernel's stamp is not the expected stamp."""
 
-    outcome = "stale"  # of the run that raises it: labkit.experiment.run_failures
+    outcome = "stale"  # of the run that raises it: labkit.experiment.worker.run_failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Measurement:
     """The cases of one run as the record holds them, and the engine's counters.
 
     A case's ``outputs`` are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}``, built by
-    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session``. ``values``: the
-    arrays themselves, by their digest in ``outputs``, if arms differ. They are too large for the
-    record and are stored in files. ``step_trace``: the traced steps of a request workload
+    ``labkit.workload.output_digest`` and ``labkit.workload.requests.serving_session``. ``values``:
+    the arrays themselves, by their digest in ``outputs``, if arms differ. They are too large for
+    the record and are stored in files. ``step_trace``: the traced steps of a request workload
     (``workload.step_trace``), also for a file (``labkit.records.step_trace_file``).
     """
 

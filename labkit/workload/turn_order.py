@@ -2,8 +2,9 @@
 
 The arms that take turns share a process, or each has a process of its own. In both cases
 :class:`RandomTurnOrder` draws the order: in the process that the arms share, or in the coordinator
-of their processes (:mod:`labkit.experiment.turn_coordinator`). If every arm has its own process,
-the ``TurnOrder`` of each worker gives its only arm the turns that the coordinator has granted.
+of their processes (:mod:`labkit.experiment.launch.turn_coordinator`). If every arm has its own
+process, the ``TurnOrder`` of each worker gives its only arm the turns that the coordinator has
+granted.
 """
 
 from __future__ import annotations
@@ -105,7 +106,6 @@ class RandomTurnOrder:
             yield Round(index, tuple((arm, position) for position, arm in enumerate(arms)))
 
     def _balanced_orders(self, arms: Sequence[int]) -> list[list[int]]:
-        """Draw the order of the arms in each of the next n rounds of a part with n arms."""
         drawn = self._order.sample(arms, len(arms))
         orders = [drawn[k:] + drawn[:k] for k in range(len(drawn))]
         self._order.shuffle(orders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from labkit.analysis.number_format import UNKNOWN
+from labkit.analysis.rendering.table_model import Table
 from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_record, write_json
 
 PUBLISHED = {
@@ -254,6 +257,36 @@ class CellMaker:
         return CaseRecord(
             name, metrics=metrics, outputs=token_outputs(requests), notes={"requests": timings}
         )
+
+
+def check_alignment(table):
+    """Check that a table's columns of numbers, and only they, are aligned to the right.
+
+    Tables of numbers with their intervals, and names that are numbers, are left out.
+    """
+    lines = [table.cells(line) for line in table.lines]
+    if any(re.search(r"\d \(.* to ", cell) for line in lines for cell in line):
+        return
+    for column, *cells in zip(table.columns, *lines, strict=True):
+        told = [cell for cell in cells if cell not in ("", UNKNOWN)]
+        numbers = [bool(re.match(r"[−+×<≤≥~]? ?\d+(?!\d*-\d)", cell)) for cell in told]
+        if told and (all(numbers) or not any(numbers)) and column.heading != "cell":
+            assert column.numeric is all(numbers), (column.heading, told)
+
+
+@pytest.fixture(autouse=True)
+def aligned_tables(monkeypatch):
+    """Check every table that a test has made: its numbers, and only they, are to the right."""
+    make, made = Table.__init__, []
+
+    def make_and_note(table, *arguments, **options):
+        make(table, *arguments, **options)
+        made.append(table)
+
+    monkeypatch.setattr(Table, "__init__", make_and_note)
+    yield
+    for table in made:
+        check_alignment(table)
 
 
 @pytest.fixture

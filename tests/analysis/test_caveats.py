@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from labkit.analysis import sensitivity_analysis
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
@@ -191,7 +193,7 @@ def with_probe(slow_block=None, follow=True):
     return apply
 
 
-def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
+def test_probe_adjustment_is_shown_where_it_correlates(make_cell, monkeypatch):
     analysis = analyse(make_cell("a/x", change=with_probe(), effects={"seq_map": 0.98}))
     results = [s for s in sensitivity_results(analysis) if s.arm == "seq_map" and s.row == 0]
     assert len(results) == 1 and results[0].how.startswith("probe-adjusted (correlation 0.9")
@@ -199,6 +201,11 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     assert results[0].p <= plain.p and results[0].effect_pct == pytest.approx(-2.0, abs=0.6)
     narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (results[0], plain))
     assert narrow < wide
+    known = {abs(value) for _, value in probe_correlations(analysis)}
+    for limit, shown in ((max(known), True), (np.nextafter(max(known), 1), False)):
+        monkeypatch.setattr(sensitivity_analysis, "MIN_CORRELATION", limit)
+        assert bool(sensitivity_results(analysis)) is shown
+    monkeypatch.undo()
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert sensitivity_results(blind) == []
     assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))

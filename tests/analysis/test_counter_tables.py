@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 from labkit.analysis.rendering.counter_tables import engine_counters_table
-from labkit.analysis.rendering.results_table import failure_outcomes, results_table
 
 SLOW = {
     "steps.total": 10.0,
@@ -55,23 +54,3 @@ def test_kernel_workloads_and_single_arms_have_no_counter_table():
         arm["counters"] = {"kernel.decode": 3.0}
     assert engine_counters_table(kernel) is None
     assert engine_counters_table({"arms": CELL["arms"][:1]}) is None
-
-
-def test_an_arm_that_failed_in_every_run_shows_the_outcome():
-    failures = [
-        {"run": "b00-p02-padded_tight", "outcome": "oom", "detail": "killed"},
-        {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},
-        {"run": "b01-p01-naive-2", "outcome": "timeout", "detail": "killed"},
-    ]
-    died = failure_outcomes({"failures": failures})
-    assert died == {"padded_tight": "oom", "naive-2": "timeout"}
-    lost = {"run": "b00-p00-base", "outcome": "oom", "failed_by": "b00-p02-padded_tight"}
-    assert failure_outcomes({"failures": [lost]}) == {"base": "lost"}
-    medians = {"base": {"median": 250.0}, "padded_tight": {"median": None}}
-    row = {"case": "all", "metric": "total_tok_s", "unit": "tok/s", "primary": True}
-    row |= {"skipped": None, "arms": medians, "comparisons": []}
-    cell = {"rows": [row], "failures": failures, "published": None, "design": {"alpha": 0.05}}
-    cell["arms"] = [{"name": "base", "role": "baseline"}, {"name": "padded_tight", "role": "arm"}]
-    for cause, peak in ((failures, "oom"), ([], "–")):
-        table = results_table(cell | {"failures": cause}, [])
-        assert table.cells(table.lines[0])[1:3] == ["250.0", peak]

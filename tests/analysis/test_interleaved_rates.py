@@ -4,7 +4,7 @@ A study has a baseline, an arm and a control. In each process every round holds 
 arm, in the orders that :class:`labkit.workload.turn_order.RandomTurnOrder` draws. The turn that
 comes first is slower, whichever arm has it. The studies go through position effects, medians over
 rounds, tests, looks and verdicts as a report does. Fixed seeds; the quick sizes run always, the
-figures of ``docs/statistics.md`` are those of the slow ones (2,000 studies each).
+figures of ``docs/statistical-methods.md`` are those of the slow ones (2,000 studies each).
 """
 
 import math
@@ -21,8 +21,8 @@ from labkit.analysis.observations import MetricRow, RunValue, without_position_e
 from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.verdict import judge
-from labkit.experiment.turn_coordinator import LiveSet
-from labkit.experiment.turn_protocol import VERSION
+from labkit.experiment.launch.turn_coordinator import LiveSet
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 ARMS = ("base", "arm", "control")
@@ -195,7 +195,7 @@ NOISE = ("t2", "t3", "modes", "drift", "autocorrelation", "arm by process", "une
     [*((n, r) for n in ("plain", "stalls") for r in ROUNDS), *((n, 16) for n in NOISE)],
 )
 def test_error_rates_of_interleaved_studies(noise, rounds):
-    """Print a line of the table in docs/statistics.md (``pytest -m slow -s``)."""
+    """Print a line of the table in docs/statistical-methods.md (``pytest -m slow -s``)."""
     false, equal, covered, error = rates(STUDIES, rounds, 8.0, noise=noise)
     power = power_as_printed(STUDIES // 2, rounds, 8.0, noise=noise)
     shares = " | ".join(f"{100 * x:.1f} %" for x in (false, equal, covered))
@@ -338,7 +338,7 @@ def test_live_studies_of_nothing_seldom_find_something(row_of):
 @pytest.mark.parametrize("row_of", [rounds_row, slices_row])
 @pytest.mark.parametrize("noise", ["plain", "stalls", *NOISE])
 def test_error_rates_of_live_studies(row_of, noise):
-    """Print a line of the table in docs/statistics.md (``pytest -m slow -s``)."""
+    """Print a line of the table in docs/statistical-methods.md (``pytest -m slow -s``)."""
     share = false_verdicts(partial(row_of, noise=noise), STUDIES)
     print(f"\n| {row_of.__name__.removesuffix('_row')} | {noise} | {100 * share:.1f} % |")
     assert share <= 0.06

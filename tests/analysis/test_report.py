@@ -277,11 +277,11 @@ def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypa
 
 def test_the_serving_experiment_has_the_article_s_p_values():
     """The article's own p-values, of nine rounds per arm, are shown and not recomputed."""
-    from labkit import app
-    from labkit.experiment.cell_composer import compose_cell
+    from labkit.cli import study_composer
+    from labkit.experiment.compose.cell_composer import compose_cell
 
-    app.register()
-    with app.initialized():
+    study_composer.register()
+    with study_composer.initialized():
         experiment = compose_cell([], ["experiment=seq_map_concurrency_64"]).experiment
     rows = experiment.ablation.published["rows"]
     assert [(row["delta_pct"], row["p"]) for row in rows] == [

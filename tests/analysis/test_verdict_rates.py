@@ -3,7 +3,7 @@
 Every design that ships is simulated with 1, 3 and 10 rows that have noise in common and
 noise of their own, looks and added blocks included, through the comparison and the verdict
 that a report uses. Fixed seeds; the quick sizes run always, the figures of
-``docs/statistics.md`` are those of the slow ones (4,000 studies each).
+``docs/statistical-methods.md`` are those of the slow ones (4,000 studies each).
 """
 
 import math
@@ -223,7 +223,7 @@ STUDIES = 4_000
 
 
 def print_figure(what, name, rows, share, kind=""):
-    """Print a figure of the table in docs/statistics.md (``pytest -m slow -s``)."""
+    """Print a figure of the table in docs/statistical-methods.md (``pytest -m slow -s``)."""
     print(f"\n| {what} | {name} | {rows} | {kind} | {100 * share:.1f} % |")
     return share
 

@@ -2,7 +2,9 @@
 
 import itertools
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +15,9 @@ from labkit.conformance.conformance_check import ContractError
 from labkit.conformance.engine_checks import _reference, engine_checks, queue_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
-from labkit.engine.scheduling_policies import QUEUE_KEYS
+from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
+from labkit.workload.tokenized_prompts import Prompt
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -160,7 +163,7 @@ def failures(checks):
 @pytest.fixture(autouse=True)
 def one_composer(composer, monkeypatch):
     """All checks compose with one composer, which reads a file once."""
-    monkeypatch.setattr("labkit.experiment.hydra_composer.Composer", lambda: composer)
+    monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
 
 
 @pytest.fixture
@@ -285,3 +288,41 @@ def test_a_resolver_that_finds_another_sequence_breaks_the_contract(method, mess
 
     with pytest.raises(ContractError, match=message):
         attention_checks._check_units([Shifted()], (BQ, 2 * BQ, BQ + 1, 1))
+
+
+CHECKS = sys.modules[workload_checks.__module__]  # the package has a function of this name
+
+
+def prompt(name, max_tokens=2, tokens=(1, 2)):
+    return Prompt(name, tokens, max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "message"),
+    [
+        ((prompt("a"), prompt("b")), [(9, 2), (9, 2)], None),  # prompt tokens are estimates
+        ((prompt("a"), prompt("b")), [(2, 2)], "has 1 entries, but there are 2 prompts"),
+        ((prompt("a"),), [(2, 2), (2, 2)], "has 2 entries, but there are 1 prompt$"),
+        ((prompt("a"),), [(2, 3)], "a: 3 output tokens, but max_tokens=2"),
+        ([prompt("a")], [(2, 2)], "must return a tuple of Prompts, not list"),
+        (("a",), [(2, 2)], "must return a tuple of Prompts, not tuple"),
+        ((), [], "it returned no prompt"),
+        ((prompt("a"), prompt("a")), [(2, 2)] * 2, "two prompts have the request_id a"),
+        ((prompt("a", tokens=(0, 10)),), [(2, 2)], r"token \[10\] is not in the vocabulary of 10"),
+        ((prompt("a", tokens=(0, 9)),), [(2, 2)], None),
+    ],
+)
+def test_a_source_returns_prompts_of_the_lengths_it_names(prompts, lengths, message, monkeypatch):
+    monkeypatch.setattr(CHECKS, "resolve", lambda model: SimpleNamespace(vocab_size=10))
+    source = SimpleNamespace(
+        make=lambda experiment, model: prompts, lengths=lambda experiment: lengths
+    )
+    experiment = SimpleNamespace(model=None)
+    checks = (CHECKS._check_prompts, CHECKS._check_lengths)
+    if message is None:
+        for each in checks:
+            each(source, experiment)
+    else:
+        with pytest.raises(ContractError, match=message):
+            for each in checks:
+                each(source, experiment)

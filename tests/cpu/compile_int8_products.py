@@ -14,16 +14,16 @@ from collections import Counter
 from llvmlite import binding, ir
 from numba import types
 
-from labkit.cpu import vector_registers
+from labkit.cpu.simd import vector_registers
 
 REGISTERS, TRIPLE, CPU, FEATURES = sys.argv[1:]
 vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
 
-from labkit.cpu import int8_dot  # noqa: E402
+from labkit.cpu.matmul import int8_dot  # noqa: E402
 
 int8_dot.host_form = lambda bits: int8_dot.form_of(bits, TRIPLE, CPU, FEATURES)
 
-from labkit.cpu import int8_tile  # noqa: E402
+from labkit.cpu.matmul import int8_microkernels as int8_tile  # noqa: E402
 
 CALLS = {
     "quantize_row": int8_tile.QuantizeCall,

@@ -14,17 +14,17 @@ import sys
 from llvmlite import binding, ir
 from numba import types
 
-from labkit.cpu import vector_registers
+from labkit.cpu.simd import vector_registers
 
 REGISTERS, TRIPLE, CPU = sys.argv[1:]
 vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
 
-from labkit.cpu import (  # noqa: E402
+from labkit.cpu.attention import (  # noqa: E402
     attention_intrinsics,
     attention_params,
     decode_attention_microkernels,
-    microkernels,
 )
+from labkit.cpu.matmul import microkernels  # noqa: E402
 
 KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
 X86 = TRIPLE.startswith("x86")
@@ -58,7 +58,7 @@ def lower(intrinsic, params):
 
 def lookup_module():
     """Return a module with a function that looks up the bytes of a vector in memory."""
-    from labkit.cpu import simd_emitter
+    from labkit.cpu.simd import simd_emitter
 
     module = ir.Module("lookup")
     module.triple = TRIPLE

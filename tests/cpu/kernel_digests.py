@@ -22,7 +22,7 @@ class Numbers:
 
 
 def gemm():
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     numbers = Numbers()
     for depth, width in ((96, 161), (33, 5)):
@@ -32,7 +32,7 @@ def gemm():
 
 
 def attention():
-    from labkit.cpu import kv_dtypes
+    from labkit.cpu.precision import kv_dtypes
     from labkit.engine import attention
 
     numbers, heads, kv_heads, head_dim = Numbers(), 10, 2, 80
@@ -52,7 +52,7 @@ def attention():
 
 
 def norms():
-    from labkit.cpu import norms
+    from labkit.cpu.layers import norms
 
     numbers = Numbers()
     for width in (16, 64, 100, 576, 1000):
@@ -62,8 +62,8 @@ def norms():
 
 
 def elementwise():
-    from labkit.cpu import activations
-    from labkit.cpu.rope import RotaryTable
+    from labkit.cpu.layers import activations
+    from labkit.cpu.layers.rope import RotaryTable
 
     numbers = Numbers()
     x, gated = 4 * numbers(3, 1001), numbers(3, 1001)
@@ -80,8 +80,8 @@ def elementwise():
 
 
 def low_precision():
-    from labkit.cpu.low_precision_weights import QuantizedMatrix
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     numbers = Numbers()
     words = numbers.random.integers(0, 1 << 32, (45, 12), np.uint32)
@@ -90,9 +90,9 @@ def low_precision():
     for rows in (1, 2, 9, 30):
         yield f"low precision {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
-    from labkit.cpu.gguf_block_arrays import BlockArrays
-    from labkit.cpu.gguf_block_formats import BLOCK_FORMATS
-    from labkit.cpu.low_precision_weights import BlockMatrix
+    from labkit.cpu.matmul.low_precision_weights import BlockMatrix
+    from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+    from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 
     for name in ("iq4_xs", "q3_k"):  # a table, and two groups in a run
         layout = BLOCK_FORMATS[name]
@@ -106,8 +106,8 @@ def low_precision():
 
 
 def int8():
-    from labkit.cpu.low_precision_weights import QuantizedMatrix
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     numbers = Numbers()
     for bits in (4, 8):
@@ -120,7 +120,7 @@ def int8():
 
 
 def quantised_kv():
-    from labkit.cpu import kv_quantization
+    from labkit.cpu.precision import kv_quantization
     from labkit.engine import attention
 
     numbers = Numbers()
@@ -152,7 +152,7 @@ KERNELS = {
 }
 
 if __name__ == "__main__":
-    from labkit.cpu.vector_registers import HOST_REGISTERS
+    from labkit.cpu.simd.vector_registers import HOST_REGISTERS
 
     print(HOST_REGISTERS.lanes)
     for kernels in sys.argv[1:]:

@@ -3,13 +3,13 @@
 import numba
 import numpy as np
 
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 from labkit.machine.worker_environment import numba_without_scipy
 
 with numba_without_scipy():
     pool = thread_pool.install()
 
-from labkit.cpu import thread_pool_code as code
+from labkit.cpu.runtime import thread_pool_code as code
 
 
 @numba.njit(parallel=True, nogil=True, cache=True)

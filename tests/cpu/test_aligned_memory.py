@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.cpu.aligned_memory import CACHE_LINE_BYTES, SlabAllocator, aligned_zeros
+from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES, SlabAllocator, aligned_zeros
 
 
 def address(array):

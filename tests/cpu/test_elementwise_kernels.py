@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu import activations, norms
-from labkit.cpu.rope import RotaryTable
+from labkit.cpu.layers import activations, norms
+from labkit.cpu.layers.rope import RotaryTable
 
 
 def random(seed, *shape):

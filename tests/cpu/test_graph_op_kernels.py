@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit.cpu import activations, graph_ops, norms
-from labkit.cpu.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
+from labkit.cpu.capture import graph_ops
+from labkit.cpu.layers import activations, norms
+from labkit.cpu.replay.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
 
 LEAST, CHUNK = activations.MIN_PARALLEL_NUMBERS, activations.CHUNK
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.cpu.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
-from labkit.engine.sampler import greedy
+from labkit.cpu.layers.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
+from labkit.engine.sampling.sampler import greedy
 
 
 def best_of(logits):

@@ -15,7 +15,8 @@ from numba.core import caching
 from numba.core.registry import CPUDispatcher
 
 import labkit.cpu
-from labkit.cpu import kernel_cache, norms
+from labkit.cpu.layers import norms
+from labkit.cpu.runtime import kernel_cache
 from labkit.machine import cache_dir, numba_sources
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,8 +24,8 @@ PACKAGE = CHECKOUT / "labkit"
 
 
 def cpu_modules():
-    names = [module.name for module in pkgutil.iter_modules(labkit.cpu.__path__)]
-    return [importlib.import_module(f"labkit.cpu.{name}") for name in names]
+    modules = pkgutil.walk_packages(labkit.cpu.__path__, "labkit.cpu.")
+    return [importlib.import_module(module.name) for module in modules]
 
 
 def functions_in(dispatcher):
@@ -66,7 +67,7 @@ def test_a_kernel_is_cached_under_its_module_and_digest():
 
 
 def test_every_module_that_caches_machine_code_imports_the_pool_first():
-    pool, code = "labkit/cpu/thread_pool.py", "labkit/cpu/thread_pool_code.py"
+    pool, code = "labkit/cpu/runtime/thread_pool.py", "labkit/cpu/runtime/thread_pool_code.py"
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     caching_modules = [path for path, text in texts.items() if re.search(r"\bcache=True\b", text)]
     assert len(caching_modules) > 3
@@ -81,7 +82,7 @@ LOADED = """
 import sys
 import numpy as np
 import numba
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 
 @thread_pool.kernel()
 def squares(n):

@@ -4,10 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu import gemm, low_precision_matmul
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.gguf_block_formats import BLOCK_FORMATS
-from labkit.cpu.low_precision_weights import (
+from labkit.cpu.matmul import gemm, low_precision_matmul
+from labkit.cpu.matmul.low_precision_weights import (
     GROUP_SIZES,
     QUANTIZED_BITS,
     SPAN_COLUMNS,
@@ -15,7 +13,9 @@ from labkit.cpu.low_precision_weights import (
     HalfMatrix,
     QuantizedMatrix,
 )
-from labkit.cpu.packed_linear import PackedLinear
+from labkit.cpu.matmul.packed_linear import PackedLinear
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 
 DEPTH, WIDTH = 256, SPAN_COLUMNS + 11
 # A format compiles in a second, so fast tests cover each bit count and type, but not each pair.

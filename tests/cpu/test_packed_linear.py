@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.cpu import gemm
-from labkit.cpu.packed_linear import PackedLinear
+from labkit.cpu.matmul import gemm
+from labkit.cpu.matmul.packed_linear import PackedLinear
 
 
 def random(seed, *shape):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from labkit.cpu import thread_pool
+from labkit.cpu.runtime import thread_pool
 from labkit.machine import cache_dir
 
 TEST_DIR = Path(__file__).resolve().parent

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cpu import vector_registers
-from labkit.cpu.vector_registers import AVX2, AVX512, LANES, NEON, SSE, registers_of
+from labkit.cpu.simd import vector_registers
+from labkit.cpu.simd.vector_registers import AVX2, AVX512, LANES, NEON, SSE, registers_of
 from labkit.machine import cache_dir
 
 TEST_DIR = Path(__file__).parent

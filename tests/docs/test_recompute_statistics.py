@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import lzma
+import math
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.machine_or_arm_stalls import own_work_bound_pct
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.records import ARCHIVE_SUFFIX, unpack_archive
 
@@ -136,3 +138,15 @@ def test_the_script_imports_numpy_and_scipy_beside_the_standard_library():
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
     assert imports - sys.stdlib_module_names == {"numpy", "scipy"}
+
+
+@pytest.mark.parametrize("processes", [2, 3, 6, 8, 11, 24])
+def test_the_bound_of_an_arm_s_own_stalls_is_the_page_s_formula(processes):
+    f, g = np.random.default_rng(processes).uniform(0, 0.3, (2, b := processes))
+    u = np.log(1 - f) - np.log(1 - g)
+    walsh = sorted((u[i] + u[k]) / 2 for k in range(b) for i in range(k + 1))
+    deviation = math.sqrt(b * (b + 1) * (2 * b + 1) / 24)
+    trim = max(0, math.floor(b * (b + 1) / 4 - 1.2816 * deviation))
+    limits = (walsh[trim], walsh[-1 - trim])
+    assert len(walsh) == b * (b + 1) / 2
+    assert own_work_bound_pct(f, g) == pytest.approx(max(abs(100 * math.expm1(x)) for x in limits))

@@ -14,14 +14,13 @@ from docs.generators.widgets import batching, kv_layouts, memory_budget, model_s
 from docs.generators.widgets.page import ASSETS
 from labkit import config
 from labkit.config import BudgetPolicy, FramePicks
-from labkit.engine import budget
 from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
-from labkit.engine.budget import BudgetRefusal, budget_decision
-from labkit.engine.budget.kv_demand import slots_for
+from labkit.engine.memory_budget import BudgetRefusal, budget_decision, plan
+from labkit.engine.memory_budget.kv_demand import slots_for
 from labkit.kernel_constants import BQ
-from labkit.machine.macos import WiredSettings
-from labkit.machine.memory_capacity import SIMULATED_MACS, simulated_mac
-from labkit.machine.wired_advice import advise
+from labkit.machine.facts.macos import WiredSettings
+from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac
+from labkit.machine.facts.wired_advice import advise
 from labkit.workload.video import frame_selection
 
 pytestmark = pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)
@@ -137,16 +136,16 @@ def engine(policy, percent):
 
 def budget_result(given):
     machine, model = simulated_mac(given["machine"]), FOOTPRINTS[given["model"]]
-    plan = budget.plan(engine(given["policy"], given["percent"]), model, machine)
+    planned = plan(engine(given["policy"], given["percent"]), model, machine)
     outcome = memory_budget.memory_outcome(machine, given["needed"]).value
     wired = WiredSettings(given["limit_mb"], given["collector"], dynamic_lwm=True)
     advice = advise(replace(machine, wired=wired), given["needed"])
     texts = [[one.finding, one.command, one.risk] for one in advice]
-    if not isinstance(plan, BudgetRefusal):
-        return [[plan.ceiling, plan.blocks], None, outcome, texts]
-    fraction = dict(plan.settings).get("engine.budget.fraction")
-    direction = plan.direction if plan.settings else ""  # what the message says
-    refused = {"fraction": fraction, "direction": direction, "otherwise": plan.otherwise}
+    if not isinstance(planned, BudgetRefusal):
+        return [[planned.ceiling, planned.blocks], None, outcome, texts]
+    fraction = dict(planned.settings).get("engine.budget.fraction")
+    direction = planned.direction if planned.settings else ""  # what the message says
+    refused = {"fraction": fraction, "direction": direction, "otherwise": planned.otherwise}
     return [None, refused, outcome, texts]
 
 

@@ -450,6 +450,7 @@ REPRESENTATIVES = {
     "gemma4_text",
     "gpt_bigcode",
     "gpt_oss",
+    "hunyuan_v1_dense",
     "mamba2",
     "minicpm3",
     "nemotron",

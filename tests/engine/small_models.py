@@ -45,7 +45,7 @@ def build_model_dir(path, settings, seed=0):
     import mlx.nn as nn
     from mlx.utils import tree_flatten
 
-    from labkit.engine.model_loader import _module
+    from labkit.engine.model.model_loader import _module
 
     module = _module(settings["model_type"])
     model = module.Model(module.ModelArgs.from_dict(settings))

@@ -10,23 +10,23 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import prefix_cache
+from labkit.engine.attention.kv_shape import StateShape
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.engine_step import StepLoop
-from labkit.engine.input_builder import InputBuilder, staircase, window
 from labkit.engine.kv_layout.hybrid import HybridKVCacheManager
-from labkit.engine.kv_layout.kv_shape import StateShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.kv_layout.state_memory import StateMemory
-from labkit.engine.kv_layout.state_slots import StateSlotManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.recurrent_states.state_memory import StateMemory
+from labkit.engine.recurrent_states.state_slots import StateSlotManager
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder, staircase, window
+from labkit.engine.runner.model_runner import create_launcher
+from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
-from labkit.engine.step_launcher import create_launcher
 
 VOCAB, EOS = 31, 30
 CUTS = {"window": window, "staircase": staircase}
@@ -152,9 +152,9 @@ class Adversary:
 
 def make_cache(num_blocks, block_size, prefixes="none"):
     """A pool with a prefix cache."""
-    pool = BlockPool(num_blocks)
-    prefix_structure = prefix_cache.create(prefixes, pool, block_size)
-    return PagedKVCacheManager(pool, block_size, prefix_structure, block_bytes=100)
+    pool = BlockPool(num_blocks, block_size)
+    prefix_structure = prefix_cache.create(prefixes, pool)
+    return PagedKVCacheManager(pool, prefix_structure, block_bytes=100)
 
 
 def make_engine(
@@ -189,7 +189,7 @@ def make_engine(
     if proposer is not None:
         proposer = NgramProposer(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens
-        speculation = DraftVerifier(proposer, num_drafts, budget, cache, block_size, counters)
+        speculation = DraftVerifier(proposer, num_drafts, budget, cache, counters)
     rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
     scheduler = Scheduler(scheduling, cache, frozenset({EOS}))
     how = config.Pipeline(pipeline)

@@ -122,7 +122,7 @@ def test_a_model_on_mlx_is_refused_on_openblas(model_dir, monkeypatch):
 
 
 def test_a_forward_that_depends_on_its_batch_is_refused(model_dir, monkeypatch):
-    from labkit.engine.packed_forward import PackedForward
+    from labkit.engine.runner.packed_forward import PackedForward
 
     real = PackedForward.__call__
 

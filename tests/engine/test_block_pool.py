@@ -12,19 +12,19 @@ def state(request_id):
 
 
 def test_the_null_block_is_never_allocated():
-    pool = BlockPool(5)
+    pool = BlockPool(5, 4)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
 
 
 def test_allocating_too_much_changes_nothing():
-    pool = BlockPool(4)
+    pool = BlockPool(4, 4)
     with pytest.raises(ValueError, match="the number of free blocks is 3"):
         pool.allocate(4)
     assert pool.num_free == 3 and pool.allocated == 0
 
 
 def test_freeing_twice_is_refused():
-    pool = BlockPool(4)
+    pool = BlockPool(4, 4)
     blocks = pool.allocate(2)
     pool.free(blocks)
     with pytest.raises(ValueError, match="not in use"):
@@ -32,14 +32,14 @@ def test_freeing_twice_is_refused():
 
 
 def test_blocks_freed_last_are_allocated_first():
-    pool = BlockPool(100)
+    pool = BlockPool(100, 4)
     first = pool.allocate(3)
     pool.free(first)
     assert pool.allocate(3) == first
 
 
 def test_counters_and_peak():
-    pool = BlockPool(10)
+    pool = BlockPool(10, 4)
     blocks = pool.allocate(6)
     pool.free(blocks[:4])
     assert (pool.allocated, pool.freed, pool.peak_used) == (6, 4, 6)
@@ -48,7 +48,7 @@ def test_counters_and_peak():
 
 
 def test_check_reports_a_leaked_block_and_a_missing_reference():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     blocks = pool.allocate(3)
     pool.check([blocks])
     with pytest.raises(AssertionError, match="leaked or listed twice"):
@@ -59,14 +59,14 @@ def test_check_reports_a_leaked_block_and_a_missing_reference():
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
 def test_blocks_for_tokens(tokens, blocks):
-    cache = PagedKVCacheManager(BlockPool(4), 8)
-    assert cache.blocks_for(tokens) == blocks
+    cache = PagedKVCacheManager(BlockPool(4, 8))
+    assert cache.pool.blocks_for(tokens) == blocks
     assert cache.reserve(state("a"), tokens) == 0
     assert len(cache.table("a")) == blocks
 
 
 def test_release_is_idempotent_and_reserve_is_all_or_nothing():
-    cache = PagedKVCacheManager(BlockPool(4), 8)
+    cache = PagedKVCacheManager(BlockPool(4, 8))
     assert cache.reserve(state("a"), 16) == 0
     assert cache.reserve(state("b"), 16) is None
     cache.check({"a"})
@@ -77,7 +77,7 @@ def test_release_is_idempotent_and_reserve_is_all_or_nothing():
 
 
 def test_a_shared_block_is_free_when_its_last_reference_goes():
-    pool = BlockPool(4)
+    pool = BlockPool(4, 4)
     blocks = pool.allocate(2)
     pool.touch(blocks[:1])
     pool.free(blocks)
@@ -90,7 +90,7 @@ def test_a_shared_block_is_free_when_its_last_reference_goes():
 
 
 def test_a_cached_block_without_references_is_evictable_until_it_is_evicted():
-    pool = BlockPool(4)
+    pool = BlockPool(4, 4)
     blocks = pool.allocate(3)
     pool.cache(blocks[:2])
     pool.free(blocks)
@@ -109,7 +109,7 @@ def test_a_cached_block_without_references_is_evictable_until_it_is_evicted():
 
 
 def test_check_reports_a_wrong_reference_count_and_a_forgotten_block():
-    pool = BlockPool(4)
+    pool = BlockPool(4, 4)
     blocks = pool.allocate(3)
     pool.touch(blocks[:1])
     with pytest.raises(AssertionError, match="reference counts disagree"):

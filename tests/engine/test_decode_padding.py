@@ -5,8 +5,9 @@ import pytest
 from stub_engine import make_engine, request, run, solo
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create, decode_padding
+from labkit.engine import Request, SamplingParams, create
 from labkit.engine.block_pool import NULL_BLOCK
+from labkit.engine.runner import decode_padding
 
 SHAPES = [shape.value for shape in config.DecodeShape]
 

@@ -8,9 +8,10 @@ import importlib.util
 
 import pytest
 
-from labkit import app, workload
-from labkit.experiment.cell_composer import compose_cell
-from labkit.experiment.hydra_composer import Composer
+from labkit import workload
+from labkit.cli import study_composer
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.experiment.hydra.hydra_composer import Composer
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,9 +64,9 @@ WORKLOADS = {"chat": "workload.num_requests=4", "agent": "workload.num_requests=
 @pytest.fixture(scope="module")
 def answers():
     """Return a function that serves a workload once per engine; answers by request."""
-    app.register()
+    study_composer.register()
     tokens_by_request = {}
-    with app.initialized():
+    with study_composer.initialized():
         composer = Composer()
 
         def serve(engine, requests):

@@ -14,7 +14,7 @@ from test_paged_tokens import create_mlx, prompts, serve
 import labkit
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.attention.launch_audit import launch_stamp
+from labkit.engine.attention.launch_report import launch_stamp
 from labkit.engine.engine_protocol import StaleLaunchError
 from labkit.kernel_constants import STAMP_MASK
 
@@ -103,7 +103,7 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
     pipeline, model_dir, plain_greedy, evaluations, monkeypatch
 ):
     """Stamps are outputs of the graph, read after its one evaluation; a wrong one stops it."""
-    from labkit.engine.attention import metal_backend
+    from labkit.engine.attention.backends import metal_backend
 
     monkeypatch.setattr(
         metal_backend, "executor_for", lambda name: lambda call: faulty(stand_in(call))
@@ -257,7 +257,7 @@ def test_four_python_calls_of_labkit_lead_to_the_kernel(backend, model_dir, monk
         engine = make_engine(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted(real))
     else:
-        from labkit.cpu import attention_launch
+        from labkit.cpu.attention import attention_launch
 
         engine = make_engine(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
@@ -294,8 +294,8 @@ def test_a_default_decode_step_runs_through_few_files_of_labkit():
     assert len(events) == 3 and engine.counters()["steps.decode"] == 2
     assert {
         "/engine/llm_engine.py",
-        "/engine/scheduler.py",
-        "/engine/attention/cpu_backend.py",
+        "/engine/scheduler/scheduler.py",
+        "/engine/attention/backends/cpu_backend.py",
     } <= files
     assert len(files) <= 30, sorted(files)
 
@@ -313,8 +313,8 @@ def test_rows_with_a_nan_are_refused(model_dir):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
-    from labkit.engine.lazy_logits import DeviceLogits
-    from labkit.engine.sampler import greedy
+    from labkit.engine.sampling.lazy_logits import DeviceLogits
+    from labkit.engine.sampling.sampler import greedy
 
     rng = np.random.default_rng(0)
     drawn = mx.array(rng.standard_normal((5, 300)).astype(np.float32))
@@ -337,7 +337,7 @@ def test_the_device_chooses_as_the_host_does(dtype):
 
 @pytest.mark.parametrize("backend", ["gather", "fused"])
 def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir):
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
 
     models = SharedModels()
     options = config.Engine(

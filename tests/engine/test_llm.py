@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from labkit.config import ConfigError, Engine, KVLayout, Model, ModelShape, from_plain
-from labkit.config.scheduler import Admission
+from labkit.config.engine.scheduler import Admission
 from labkit.engine import LLM, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
-from labkit.engine.model_loader import ONE_AT_A_TIME
+from labkit.engine.model.model_loader import ONE_AT_A_TIME
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
-from labkit.engine.packed_forward import LogitRowSelector
+from labkit.engine.runner.packed_forward import LogitRowSelector
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 ARCHITECTURES = ("qwen3", "llama", "gemma3")
@@ -102,8 +102,8 @@ def test_a_quantised_model_runs_as_stored(engine_for, plain_greedy):
 
 
 def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
-    from labkit.engine.model_loader import load_model
-    from labkit.engine.packed_forward import choose_forward
+    from labkit.engine.model.model_loader import load_model
+    from labkit.engine.runner.packed_forward import choose_forward
 
     chosen = [choose_forward(load_model(model_dir("llama")), device) for device in config.Device]
     assert [choice.forward.name for choice in chosen] == [
@@ -254,7 +254,7 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(model_dir, plain_g
 
 @pytest.mark.parametrize("factor", [1.01, np.nan])
 def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monkeypatch):
-    from labkit.engine.attention.reference import ReferenceBackend
+    from labkit.engine.attention.backends.reference import ReferenceBackend
 
     real = ReferenceBackend.attend
 
@@ -280,7 +280,7 @@ def test_a_forward_that_returns_wrong_rows_is_refused(model_dir, monkeypatch):
 def test_a_stale_stamp_stops_the_step(model_dir, monkeypatch):
     import dataclasses
 
-    from labkit.engine.attention.reference import ReferenceBackend
+    from labkit.engine.attention.backends.reference import ReferenceBackend
     from labkit.engine.engine_protocol import StaleLaunchError
 
     engine = create(options(backend="reference"), model_dir("qwen3"))

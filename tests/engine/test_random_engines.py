@@ -21,7 +21,7 @@ from labkit.config.option_index import option_groups
 from labkit.engine import LLM, create
 from labkit.engine.engine_protocol import NO_TOKEN
 from labkit.engine.llm import LLM_KEYS, option_name
-from labkit.engine.shared_models import SharedModels
+from labkit.engine.runner.shared_models import SharedModels
 from labkit.models.tokenizer import load as load_tokenizer
 
 RUN, WEEKLY = 20, 500

@@ -43,10 +43,8 @@ def expected(prompts=PROMPTS, max_tokens=10):
 
 
 def cached(kind, num_blocks, block_size=4):
-    pool = BlockPool(num_blocks)
-    return PagedKVCacheManager(
-        pool, block_size, prefix_cache.create(kind, pool, block_size), block_bytes=100
-    )
+    pool = BlockPool(num_blocks, block_size)
+    return PagedKVCacheManager(pool, prefix_cache.create(kind, pool), block_bytes=100)
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "overlap"])

@@ -14,7 +14,7 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.user_classes import UserClassError
 
 MODULE = """
-from labkit.engine.attention.reference import ReferenceBackend
+from labkit.engine.attention.backends.reference import ReferenceBackend
 from labkit.engine.engine_protocol import TokenEvent
 
 

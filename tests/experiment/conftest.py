@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import config
-from labkit.experiment import child_process, turn_coordinator
 from labkit.experiment.cell import Cell
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.launch import child_process, turn_coordinator
+from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")
@@ -70,7 +70,7 @@ def make_cell(tmp_path, monkeypatch, stub_cache):
 
 @pytest.fixture
 def launcher():
-    return ProcessLauncher((sys.executable, str(STUB)))
+    return WorkerLauncher((sys.executable, str(STUB)))
 
 
 @pytest.fixture

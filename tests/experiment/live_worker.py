@@ -18,9 +18,9 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.experiment.turn_protocol import VERSION, Channel
-from labkit.experiment.worker_status import WorkerStatus
-from labkit.machine import parent_death
+from labkit.experiment.worker.turn_protocol import VERSION, Channel
+from labkit.experiment.worker.worker_status import WorkerStatus
+from labkit.machine.processes import parent_death
 
 PARTS = [["a", 6], ["b", 3]]
 

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from labkit import records as record
-from labkit.experiment import worker, worker_stages
-from labkit.machine import fingerprint
+from labkit.experiment.worker import __main__ as worker
+from labkit.experiment.worker import worker_stages
+from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
 
 # These outlive their package, which is replaced below.

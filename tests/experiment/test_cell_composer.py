@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.config import ConfigError, DType
-from labkit.experiment.cell_composer import to_cell
+from labkit.experiment.compose.cell_composer import to_cell
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.cell_lock import cell_lock, slurm_job
+from labkit.experiment.schedule.cell_lock import cell_lock, slurm_job
 from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ PARENT = textwrap.dedent(
     child = '''
     import os, sys, time
     {patch}
-    from labkit.machine import parent_death
+    from labkit.machine.processes import parent_death
     parent_death.watch_parent(int(sys.argv[1]), {lifeline})
     print(os.getpid(), flush=True)
     time.sleep(60)
@@ -120,7 +120,7 @@ def test_a_killed_session_has_no_end(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from labkit.experiment.cell_lock import cell_lock
+from labkit.experiment.schedule.cell_lock import cell_lock
 with cell_lock(Path({str(tmp_path)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labkit.config import ConfigError, PlannedLook
-from labkit.experiment.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 from labkit.records import DIGESTS_FILE, RecordError, check_digests, read_cell
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from labkit.experiment.cell_name import cell_name
+from labkit.experiment.compose.cell_name import cell_name
 
 NUMPY = "+ablation.arms.numpy={engine.attention.backend:'mine.attention:OneByOne'}"
 CLAIM = "ablation.claims.engaged.numpy=[kernel.one_by_one]"

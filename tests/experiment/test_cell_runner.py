@@ -14,13 +14,15 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError
-from labkit.experiment import StudyError, cell_runner, child_process, run_launcher
-from labkit.experiment.cell_manifest import refuse_changes, write_manifest
-from labkit.experiment.cell_runner import run_cell, unfinished
+from labkit.experiment import StudyError
+from labkit.experiment.launch import child_process, run_launcher
+from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.experiment.timing_lock import timing_lock
-from labkit.machine import code_revision, fingerprint
+from labkit.experiment.schedule import cell_runner
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_runner import run_cell, unfinished
+from labkit.experiment.schedule.timing_lock import timing_lock
+from labkit.machine.facts import code_revision, fingerprint
 from labkit.records import (
     DIGESTS_FILE,
     describe_last_session,
@@ -266,7 +268,7 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
             subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
 
     before = signal.signal(signal.SIGUSR2, warned)
-    dies = ProcessLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
+    dies = WorkerLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
     cell = make_cell()
     try:
         with pytest.raises(SystemExit):

@@ -10,9 +10,9 @@ from labkit.analysis.statistics.power import (
     single_row_mde_pct,
 )
 from labkit.config import Case, Design, Engine, Isolation, PlannedLook
-from labkit.experiment import doctor_noise, noise_history, power_forecast
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.noise_history import StudyHistory
+from labkit.experiment.schedule import doctor_noise, noise_history, power_forecast
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.noise_history import StudyHistory
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):

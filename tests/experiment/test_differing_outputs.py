@@ -7,8 +7,8 @@ import pytest
 
 from labkit.analysis import analyse_cell
 from labkit.config import Isolation
-from labkit.experiment import differing_outputs
-from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.worker import differing_outputs
 from labkit.records import output_values_path, read_runs
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from labkit.analysis.statistics.power import single_row_mde_pct
-from labkit.experiment import doctor_noise
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine import fingerprint
+from labkit.experiment.schedule import doctor_noise
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine.facts import fingerprint
 from labkit.records import machine_difference
 
 NOISE = {"matmul_cv_pct": 1.5, "bandwidth_cv_pct": 2.5}

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit import app
+from labkit.cli import study_command, study_composer
 from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
 from labkit.config.environment_text import hide_values
-from labkit.experiment.cell_composer import to_cell, write_config
-from labkit.experiment.cell_manifest import new_manifest
-from labkit.experiment.worker_stages import experiment_of, without_values
+from labkit.experiment.compose.cell_composer import to_cell, write_config
+from labkit.experiment.schedule.cell_manifest import new_manifest
+from labkit.experiment.worker.worker_stages import experiment_of, without_values
 from labkit.records import Record
 
 SECRET = "http://user:s3cret@127.0.0.1:9"
@@ -45,7 +45,7 @@ def compose(monkeypatch, composed):
 def test_the_expression_is_kept_and_the_value_is_used(words, compose, tmp_path):
     cell = compose(*words)
     texts = [json.dumps(arm.to_json()) for arm in cell.arms]
-    with app.initialized():
+    with study_composer.initialized():
         write_config(tmp_path / "config.yaml", [], words)
     texts += [(tmp_path / "config.yaml").read_text(), cell.name]
     texts.append(json.dumps(new_manifest(to_cell(cell, tmp_path / "cell"), 1)))
@@ -63,8 +63,10 @@ def test_hydra_names_folders_by_expressions(compose, tmp_path, monkeypatch, last
     study = SimpleNamespace(run=lambda name, folder, compose: jobs.append((name, folder)))
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.chdir(tmp_path)
-    app.register()
-    app.run_hydra([*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study)
+    study_composer.register()
+    study_command.run_hydra(
+        [*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study
+    )
     ((name, folder),) = jobs
     assert folder == tmp_path / "s" / name and "oc.env_LABKIT_TEST_URL" in name
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

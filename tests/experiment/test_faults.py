@@ -15,8 +15,9 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit import analysis
-from labkit.experiment import StudyError, child_process
-from labkit.experiment.cell_runner import run_cell
+from labkit.experiment import StudyError
+from labkit.experiment.launch import child_process
+from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import read_runs
 
 HERE = Path(__file__).parent
@@ -173,13 +174,14 @@ STUDY = textwrap.dedent(
     tempfile.tempdir = {tmp!r}
     from conftest import STUB, make_arm
     from labkit import config
-    from labkit.experiment import Interrupted, cell_runner, progress_display
+    from labkit.experiment import Interrupted, progress_display
+    from labkit.experiment.schedule import cell_runner
     arms = (make_arm("base", "baseline"), make_arm("control", "control"))
     design = config.Design(
             blocks=int(sys.argv[2]), runs_per_block=1, isolation=config.Isolation.process
         )
     cell = cell_runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
-    launcher = cell_runner.ProcessLauncher((sys.executable, str(STUB)))
+    launcher = cell_runner.WorkerLauncher((sys.executable, str(STUB)))
     try:
         cell_runner.run_cell(cell, launcher, progress_display.create_progress())
     except Interrupted as stop:

@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from labkit import app
+from labkit.cli import study_composer
 from labkit.config import ConfigError
-from labkit.experiment import hydra_composer
-from labkit.experiment.hydra_composer import Composer, expand_sweep, hydra_quote
+from labkit.experiment.hydra import hydra_composer
+from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, hydra_quote
 
 
 def test_the_last_of_several_overrides_of_a_key_wins():
@@ -71,7 +71,7 @@ def test_values_survive_hydras_grammar(value):
 
 @pytest.fixture
 def composer(composer):
-    with app.initialized():
+    with study_composer.initialized():
         yield composer
 
 

@@ -7,11 +7,16 @@ import os
 import pytest
 
 from labkit import app
+from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
-from labkit.experiment import input_digests as module
-from labkit.experiment.cell_composer import to_cell
-from labkit.experiment.cell_manifest import refuse_changed_inputs, refuse_changes, write_manifest
-from labkit.experiment.input_digests import input_digests
+from labkit.experiment.compose import input_digests as module
+from labkit.experiment.compose.cell_composer import to_cell
+from labkit.experiment.compose.input_digests import input_digests
+from labkit.experiment.schedule.cell_manifest import (
+    refuse_changed_inputs,
+    refuse_changes,
+    write_manifest,
+)
 from labkit.records import DIGESTS_FILE, read_arms
 
 # An option, its value, and a file that it makes a cell read.
@@ -112,8 +117,8 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
     prompts.write_text('{"prompt": "before", "max_tokens": 4}')
     source = ["workload.prompts.source=file", "workload.prompts.path=prompts.jsonl"]
     words = ["workload.num_requests=null", *source, "out=s", "plan=true"]
-    app.register()
-    (composed,) = app.compose_cells(app.parse(words))
+    study_composer.register()
+    (composed,) = study_composer.compose_cells(command_line.parse(words))
     write_manifest(to_cell(composed, files / "s" / composed.name), 4)
     prompts.write_text('{"prompt": "after", "max_tokens": 4}')
     with pytest.raises(SystemExit, match="2"):

@@ -12,10 +12,10 @@ from planted_runs import PlantedRuns, kernel_fields
 from labkit import analysis, config
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
-from labkit.experiment import cell_runner
 from labkit.experiment.cell import normalized_design
-from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.progress_display import Progress
+from labkit.experiment.schedule import cell_runner
+from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.records import (
     Metric,
     Record,

@@ -8,8 +8,8 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
-from labkit.experiment.cell_composer import resolve_isolation, to_cells
-from labkit.machine import memory_capacity
+from labkit.experiment.compose.cell_composer import resolve_isolation, to_cells
+from labkit.machine.facts import memory_capacity
 from labkit.workload import in_process_rules
 
 KERNELS = {

@@ -3,8 +3,8 @@
 import pytest
 
 from labkit.config import ConfigError, Design, Isolation, PlannedLook
-from labkit.experiment.cell_manifest import refuse_changes, write_manifest
-from labkit.experiment.legacy_design import as_begun
+from labkit.experiment.compose.legacy_design import as_begun
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 
 PROCESS, TURNS = Isolation.process, Isolation.in_process
 STANDARD = Design(blocks=10, looks=[PlannedLook(8, 0.02)])

@@ -1,6 +1,6 @@
 """Whole tiny live studies of everything that cannot share a process: all gates hold.
 
-A line for the table in ``docs/statistics.md`` is printed for each by ``pytest -m slow -s``.
+``pytest -m slow -s`` prints a line of the table in ``docs/statistical-methods.md`` for each.
 """
 
 from __future__ import annotations

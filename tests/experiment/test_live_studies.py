@@ -8,10 +8,11 @@ import pytest
 
 from labkit import analysis
 from labkit.config import Isolation
-from labkit.experiment import StudyError, turn_coordinator
-from labkit.experiment.cell_composer import to_cells
-from labkit.experiment.cell_runner import run_cell, unfinished
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment import StudyError
+from labkit.experiment.compose.cell_composer import to_cells
+from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.run_launcher import WorkerLauncher
+from labkit.experiment.schedule.cell_runner import run_cell, unfinished
 from labkit.machine import cache_dir
 from labkit.records import read_cell, read_runs, write_json
 
@@ -176,7 +177,7 @@ def test_arms_that_cannot_share_a_process_are_compared_round_by_round(
     cell, *_ = to_cells(whole, tmp_path / "cell")
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
     cell = replace(cell, design=replace(cell.design, blocks=1))
-    run_cell(cell, ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker")))
+    run_cell(cell, WorkerLauncher((sys.executable, "-m", "labkit.experiment.worker")))
     records = read_runs(cell.dir)
     assert [(r.outcome, r.detail) for r in records] == [("ok", None)] * len(cell.arms)
     result = analysis.analyse_cell(cell.dir)

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from labkit.experiment import mlx_known_answer_test
+from labkit.experiment.worker import mlx_known_answer_test
 
 
 def test_without_mlx_nothing_is_tested(monkeypatch):

@@ -3,16 +3,16 @@
 import pytest
 import yaml
 
-from labkit import app
+from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
-from labkit.experiment.cell_composer import write_config
+from labkit.experiment.compose.cell_composer import write_config
 
 GROUPS = ("attention", "budget", "kv", "scheduler")
 
 
 def cells_of(*words):
-    command = app.with_sweep_as_arms(app.parse([*words, "-m"]))
-    return app.compose_cells(command)
+    command = study_composer.with_sweep_as_arms(command_line.parse([*words, "-m"]))
+    return study_composer.compose_cells(command)
 
 
 def engine_of(*words):
@@ -26,17 +26,17 @@ def own(tmp_path):
     folder = tmp_path / "engine" / "scheduler"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("max_num_seqs: 8\nchunk: 64\n")
-    app.register()
+    study_composer.register()
     return "--config-dir", str(tmp_path)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_file_of_a_nested_group_composes(group, composer):
-    files = sorted((app.CONF / "engine" / group).glob("*.yaml"))
+    files = sorted((command_line.CONF / "engine" / group).glob("*.yaml"))
     assert files
     for file in files:
         needs = ["engine=contiguous"] if file.stem == "sdpa" else []
-        with app.initialized():  # a budget need not fit this machine's free memory
+        with study_composer.initialized():  # a budget need not fit this machine's free memory
             composed = composer.compose([*needs, f"engine/{group}={file.stem}"])
         section = getattr(composed.engine, group)
         for key, value in yaml.safe_load(file.read_text()).items():
@@ -74,7 +74,7 @@ def test_choices_of_a_nested_group_are_swept_as_arms(own):
 def test_a_file_that_labkit_has_itself_is_refused_in_a_nested_group(own, tmp_path):
     (tmp_path / "engine" / "scheduler" / "vllm.yaml").touch()
     with pytest.raises(ConfigError, match=r"labkit has engine/scheduler/vllm\.yaml itself"):
-        app.parse(list(own))
+        command_line.parse(list(own))
 
 
 def test_an_unknown_file_is_refused_with_the_choices(own):
@@ -97,13 +97,13 @@ def test_the_config_that_hydra_records_and_an_arm_s_overrides_are_the_arm_s_conf
         "defaults: [override /ablation: kv_layout, override /workload: uniform]\n"
         "scales: {cpu: {workload.num_requests: 4}, full: {model: small}}\n"
     )
-    app.register()
-    command = app.parse(["--config-dir", str(tmp_path), *words, "-m"])
-    command = app.with_sweep_as_arms(command)
-    (cell,) = app.compose_cells(command)
+    study_composer.register()
+    command = command_line.parse(["--config-dir", str(tmp_path), *words, "-m"])
+    command = study_composer.with_sweep_as_arms(command)
+    (cell,) = study_composer.compose_cells(command)
     hydra = [o for o in command.overrides if o.startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
-    with app.initialized():
+    with study_composer.initialized():
         write_config(tmp_path / "config.yaml", hydra, task)
     recorded = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert recorded["ablation"]["arms"].keys() == {arm.name for arm in cell.arms[:-1]}

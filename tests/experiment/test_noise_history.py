@@ -10,10 +10,10 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit.experiment import noise_history
-from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.noise_history import StudyHistory
-from labkit.machine import fingerprint
+from labkit.experiment.schedule import noise_history
+from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.machine.facts import fingerprint
 from labkit.records import Record
 
 

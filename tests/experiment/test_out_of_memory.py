@@ -19,7 +19,7 @@ TIGHT = "+ablation.arms.tight={engine.memory_limit:67108864}"
 
 @pytest.mark.parametrize("how", [pytest.param("cgroup", marks=pytest.mark.slow), "RLIMIT_AS"])
 def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path):
-    plain = "from labkit.machine import process_memory_limit as m; m.CGROUP_VERSIONS = ()"
+    plain = "from labkit.machine.processes import process_memory_limit as m; m.CGROUP_VERSIONS = ()"
     # Workers import the module by themselves: without cgroups they limit address space.
     (tmp_path / "sitecustomize.py").write_text(plain if how == "RLIMIT_AS" else "")
     words = [

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from labkit import app, config
+from labkit import config
 from labkit.analysis.statistics.power import single_row_mde_pct
+from labkit.cli import command_line, study_command, study_composer
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, noise_history, plan_preview, power_forecast
-from labkit.experiment.cell_composer import ComposedCell
-from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.noise_history import CellNoise, StudyHistory
+from labkit.experiment.compose.cell_composer import ComposedCell
+from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
+from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
 from labkit.records import Arm
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -143,9 +144,9 @@ def test_arms_that_cannot_interleave_get_no_interleaved_forecast(doctor):
 
 def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    app.register()
+    study_composer.register()
     overrides = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
-    assert app.run(app.Command((), overrides, multirun=False)) == 0
+    assert study_command.run(command_line.Command((), overrides, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("one minute detects") == 1
     assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text
@@ -153,17 +154,19 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
 
 @pytest.mark.parametrize("isolation", ["in_process", "live", "process"])
 def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
-    app.register()
+    study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6"]
-    (composed,) = app.compose_cells(app.parse([*typed, f"design.isolation={isolation}"]))
+    (composed,) = study_composer.compose_cells(
+        command_line.parse([*typed, f"design.isolation={isolation}"])
+    )
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3
 
 
 def planned(tmp_path, *typed):
-    app.register()
+    study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6", *typed]
-    (composed,) = app.compose_cells(app.parse(overrides))
+    (composed,) = study_composer.compose_cells(command_line.parse(overrides))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     return plan
 
@@ -208,9 +211,9 @@ def test_a_process_that_arms_share_starts_once(tmp_path):
 )
 def test_a_plan_has_the_looks_that_can_decide(overrides, line, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    app.register()
+    study_composer.register()
     looks = ("design.looks=[]",) if "design.alpha=0.005" in overrides else ()
-    command = app.Command((), (*overrides, *looks, "plan=true"), multirun=False)
-    assert app.run(command) == 0
+    command = command_line.Command((), (*overrides, *looks, "plan=true"), multirun=False)
+    assert study_command.run(command) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert line in text if line else "looks after" not in text

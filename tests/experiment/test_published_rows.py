@@ -2,9 +2,9 @@
 
 import pytest
 
-from labkit import app
+from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
-from labkit.experiment.cell_composer import to_cell
+from labkit.experiment.compose.cell_composer import to_cell
 
 ROWS = """
 # @package _global_
@@ -25,12 +25,15 @@ scales: {cpu: {}, full: {model: small}}
 def cells(tmp_path):
     (tmp_path / "experiment").mkdir()
     file = tmp_path / "experiment" / "mine.yaml"
-    app.register()
+    study_composer.register()
 
     def compose(*words, text=ROWS):
         file.write_text(text.lstrip())
         argv = ["--config-dir", str(tmp_path), "experiment=mine", *words]
-        return [to_cell(cell, tmp_path) for cell in app.compose_cells(app.parse(argv))]
+        return [
+            to_cell(cell, tmp_path)
+            for cell in study_composer.compose_cells(command_line.parse(argv))
+        ]
 
     return compose
 

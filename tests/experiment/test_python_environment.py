@@ -13,18 +13,18 @@ import pytest
 
 from labkit.analysis.rendering.cell_report_content import import_lines
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import python_environment
 from labkit.experiment.cell import Cell
-from labkit.experiment.cell_composer import to_cell
-from labkit.experiment.cell_manifest import refuse_changes, write_manifest
-from labkit.experiment.python_environment import (
+from labkit.experiment.compose.cell_composer import to_cell
+from labkit.experiment.launch import python_environment
+from labkit.experiment.launch.python_environment import (
     Imports,
     PythonEnvironment,
     default_options,
     known_options,
 )
-from labkit.experiment.turn_protocol import VERSION
-from labkit.machine import code_revision
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.worker.turn_protocol import VERSION
+from labkit.machine.facts import code_revision
 from labkit.records import Arm, Record, read_arm
 
 IMPORTS = Imports(VERSION, default_options(), ())
@@ -181,7 +181,7 @@ def fake_imports(monkeypatch):
     def make(**changes):
         facts = Imports(**{**vars(IMPORTS), **changes})
         monkeypatch.setattr(
-            "labkit.experiment.cell_composer.imports_of", lambda environment, modules: facts
+            "labkit.experiment.compose.cell_composer.imports_of", lambda environment, modules: facts
         )
 
     make()

@@ -1,8 +1,8 @@
 import pytest
 
 from labkit.config import ConfigError, Design, PlannedLook
-from labkit.experiment.cell_manifest import write_manifest
-from labkit.experiment.reachable_looks import with_reachable_looks
+from labkit.experiment.compose.reachable_looks import with_reachable_looks
+from labkit.experiment.schedule.cell_manifest import write_manifest
 
 STANDARD = Design(blocks=10, looks=[PlannedLook(8, 0.02)])
 SEQUENTIAL = Design(blocks=20, looks=[PlannedLook(8, 0.01), PlannedLook(12, 0.01)])

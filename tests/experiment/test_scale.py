@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit import app
+from labkit.cli import command_line, config_printer, study_composer
 from labkit.config import ConfigError
 
 
@@ -17,12 +17,12 @@ def scaled(tmp_path):
         "  cpu: {workload.num_requests: 4}\n"
         "  full: {model: small, workload: ragged, workload.concurrency: 8}\n"
     )
-    app.register()
+    study_composer.register()
     return ["--config-dir", str(tmp_path), "experiment=mine"]
 
 
 def cell_of(argv):
-    (cell,) = app.compose_cells(app.parse(argv))
+    (cell,) = study_composer.compose_cells(command_line.parse(argv))
     return cell
 
 
@@ -56,8 +56,8 @@ def test_a_scale_may_set_options_of_one_arm(scaled, tmp_path):
 
 
 def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
-    from labkit.experiment.cell_composer import to_cell
-    from labkit.experiment.cell_manifest import new_manifest
+    from labkit.experiment.compose.cell_composer import to_cell
+    from labkit.experiment.schedule.cell_manifest import new_manifest
 
     assert new_manifest(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
     assert new_manifest(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
@@ -82,6 +82,8 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
 
 @pytest.mark.parametrize("topic", ["job", "all"])
 def test_a_printed_config_has_its_scale(scaled, topic, capsys):
-    app.print_config(app.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic]))
+    config_printer.print_config(
+        command_line.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic])
+    )
     printed = capsys.readouterr().out
     assert "concurrency: 8" in printed and "num_requests: 3" in printed

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.experiment import turn_coordinator
+from labkit.experiment.launch import turn_coordinator
 from labkit.records import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import PlannedLook
-from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.permuted_blocks import Run, schedule
+from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import read_runs
 
 STUDIES = 2000

@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from labkit import app
+from labkit.cli import command_line, study_command, study_composer
 from labkit.config import ConfigError, sweep
-from labkit.experiment.hydra_composer import Composer
-from labkit.experiment.sweep_as_arms import sweep_as_arms
+from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
+from labkit.experiment.hydra.hydra_composer import Composer
 
 ORDER = "engine.scheduler.order=decode_first,prefill_first"
 TOKENS = "engine.scheduler.max_num_batched_tokens=128,512"
@@ -19,11 +19,13 @@ SWEEP = (
 
 @pytest.fixture(autouse=True)
 def registered():
-    app.register()
+    study_composer.register()
 
 
 def cells_of(*words):
-    return app.compose_cells(app.with_sweep_as_arms(app.parse([*words, "-m"])))
+    return study_composer.compose_cells(
+        study_composer.with_sweep_as_arms(command_line.parse([*words, "-m"]))
+    )
 
 
 def test_the_docstrings_of_sweeps_hold():
@@ -32,7 +34,7 @@ def test_the_docstrings_of_sweeps_hold():
 
 
 def test_swept_options_become_one_sweep_of_arms():
-    with app.initialized():
+    with study_composer.initialized():
         overrides = sweep_as_arms([TOKENS, "seed=3", ORDER], Composer())
     assert overrides == ["seed=3", "ablation=sweep", SWEEP]
 
@@ -78,8 +80,8 @@ def test_what_is_asked_still_makes_cells():
     ],
 )
 def test_other_sweeps_are_left_as_they_are(words):
-    command = app.parse([*words, "-m"])
-    assert app.with_sweep_as_arms(command) == command
+    command = command_line.parse([*words, "-m"])
+    assert study_composer.with_sweep_as_arms(command) == command
 
 
 def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
@@ -90,10 +92,10 @@ def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
 
 
 def test_a_study_that_has_such_a_cell_continues_it(tmp_path):
-    command = app.parse([TOKENS, f"out={tmp_path}", "-m"])
-    assert app.with_sweep_as_arms(command) != command
+    command = command_line.parse([TOKENS, f"out={tmp_path}", "-m"])
+    assert study_composer.with_sweep_as_arms(command) != command
     (tmp_path / "engine.scheduler.max_num_batched_tokens=512").mkdir()
-    assert app.with_sweep_as_arms(command) == command
+    assert study_composer.with_sweep_as_arms(command) == command
 
 
 def test_groups_and_files_are_swept_by_name(tmp_path):
@@ -135,6 +137,6 @@ def test_a_wrong_value_is_named_with_its_arm():
 
 
 def test_a_command_is_repeated_as_it_was_typed():
-    typed = app.parse([TOKENS, "-m"])
-    text = app._resuming_command(typed, ["ablation=sweep", SWEEP, "out=outputs/x"])
+    typed = command_line.parse([TOKENS, "-m"])
+    text = study_command._resuming_command(typed, ["ablation=sweep", SWEEP, "out=outputs/x"])
     assert text == f"python -m labkit {TOKENS} out=outputs/x -m"

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import Interrupted, StudyError, timing_lock
-from labkit.experiment.timing_lock import SHARED_FOLDER, Ticket, timing_tickets
+from labkit.experiment import Interrupted, StudyError
+from labkit.experiment.schedule import timing_lock
+from labkit.experiment.schedule.timing_lock import SHARED_FOLDER, Ticket, timing_tickets
 
 ROOT = Path(__file__).resolve().parents[2]
 
 WAITER = """
 import sys
-from labkit.experiment.timing_lock import timing_lock
+from labkit.experiment.schedule.timing_lock import timing_lock
 say = lambda line: print(line, flush=True)
 with timing_lock(sys.argv[1], on_wait=say, poll_s=0.01):
     say("timing")

@@ -17,12 +17,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.experiment import StudyError, turn_coordinator
-from labkit.experiment.granted_turns import GrantedTurns
-from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.turn_coordinator import LiveCommand
-from labkit.experiment.turn_protocol import Channel, ProtocolError
-from labkit.experiment.worker_status import SharedStatus
+from labkit import config
+from labkit.experiment import StudyError
+from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.turn_coordinator import LiveCommand
+from labkit.experiment.worker.granted_turns import GrantedTurns
+from labkit.experiment.worker.run_draft import StageTimer
+from labkit.experiment.worker.turn_protocol import Channel, ProtocolError
+from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.workload.turn_order import Part, Round
 
 WORKER = Path(__file__).with_name("live_worker.py")
@@ -81,9 +83,10 @@ def test_only_the_process_that_has_the_turn_runs(tmp_path):
     ticks = {name: log["ticks"] for name, log in logs.items()}
     for name, log in logs.items():
         (other,) = set(logs) - {name}
-        for start, end, _ in log["turns"]:
-            assert any(start < at < end for at in ticks[name])
-            assert not any(start < at < end for at in ticks[other])
+        turns_of_it = [(start, end) for start, end, _ in log["turns"]]
+        assert not [at for at in ticks[other] for s, e in turns_of_it if s < at < e]
+        # On a busy machine a short turn may be over before the next tick.
+        assert [at for at in ticks[name] for s, e in turns_of_it if s < at < e]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -180,7 +183,8 @@ def test_another_protocol_is_refused_in_one_line(tmp_path, task, message):
 STUDY = """
 import pathlib, random, sys
 sys.path.insert(0, {here!r})
-from labkit.experiment import Interrupted, turn_coordinator
+from labkit.experiment import Interrupted
+from labkit.experiment.launch import turn_coordinator
 from test_turn_coordinator import commands
 try:
     turn_coordinator.run(
@@ -325,14 +329,14 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
     """Two seeds or two blocks would otherwise share the order, and with it its accidents."""
 
     def draws(seed, block):
-        cell = make_cell(seed=seed, blocks=2)
+        cell = make_cell(seed=seed, blocks=2, isolation=config.Isolation.live)
         runs = [run for run in cell.schedule() if run.block == block]
         drawn = []
         monkeypatch.setattr(
             turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
         statuses = [SimpleNamespace(fd=0, environment={}) for _ in runs]
-        launcher._run_live_set(runs, cell, statuses, lambda: None)
+        launcher.of(cell)._run_set(runs, cell, statuses, lambda: None)
         return drawn
 
     places = [(seed, block) for seed in (0, 1) for block in (0, 1)]

@@ -13,12 +13,14 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.gates import healthy
 from labkit.config import Isolation
-from labkit.experiment import child_process, worker
-from labkit.experiment.cell_manifest import write_manifest
-from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.run_failures import RunFailure, failure_of
-from labkit.experiment.run_launcher import _environment, _marker
-from labkit.machine import fingerprint, parent_death
+from labkit.experiment.launch import child_process
+from labkit.experiment.launch.run_launcher import _environment, _marker
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.worker import __main__ as worker
+from labkit.experiment.worker.run_failures import RunFailure, failure_of
+from labkit.machine.facts import fingerprint
+from labkit.machine.processes import parent_death
 from labkit.machine.worker_environment import worker_environment
 from labkit.records import Arm, Record, read_record, read_runs, write_json
 
@@ -178,6 +180,7 @@ def test_only_arms_in_the_process_of_one_that_is_not_prepared_fail_with_it(
 ):
     cell = make_cell(isolation=Isolation(isolation))
     failure = RunFailure("crashed", "ValueError: no")
+    launcher = launcher.of(cell)
     monkeypatch.setattr(launcher, "_unprepared", {"seq_map": failure})
     started = []
 
@@ -213,8 +216,8 @@ def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_d
 
 ORPHANED = """
 import os, signal, sys
-from labkit.experiment import worker
-from labkit.machine.server_supervisor import SupervisedServer
+from labkit.experiment.worker import __main__ as worker
+from labkit.machine.processes.server_supervisor import SupervisedServer
 
 worker.survive_hangups()
 server = SupervisedServer(["sleep", "0.1"])

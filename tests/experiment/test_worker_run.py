@@ -12,11 +12,11 @@ from planted_runs import PlantedRuns
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import worker_run, worker_stages
-from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.worker import worker_run, worker_stages
+from labkit.experiment.worker.run_draft import StageTimer
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
 from labkit.workload.measurement import Measurement
@@ -341,7 +341,7 @@ def test_interleaved_kernels_give_the_outputs_of_separate_processes(
     user_cache, make, make_cell, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
-    real = ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker"))
+    real = WorkerLauncher((sys.executable, "-m", "labkit.experiment.worker"))
     one = make(cases=CASES, control=False, blocks=1, folder="together")
     apart = make_cell(control=False, folder="apart")
     object.__setattr__(apart, "arms", one.arms)

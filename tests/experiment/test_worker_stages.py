@@ -11,9 +11,10 @@ import pytest
 
 from labkit import workload
 from labkit.config import Device, Experiment, from_plain
-from labkit.cpu import roofline_peaks, thread_pool
-from labkit.experiment import mlx_known_answer_test, worker_stages
-from labkit.experiment.run_draft import RunDraft, StageTimer
+from labkit.cpu import roofline_peaks
+from labkit.cpu.runtime import thread_pool
+from labkit.experiment.worker import mlx_known_answer_test, worker_stages
+from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
 from labkit.workload.measurement import Measurement
@@ -53,7 +54,7 @@ def test_a_failed_run_says_whether_mlx_still_computes_correctly(monkeypatch, cap
 
 def test_numba_s_objects_are_exempt_from_garbage_collection():
     code = (
-        "import gc; from labkit.experiment import worker_stages\n"
+        "import gc; from labkit.experiment.worker import worker_stages\n"
         "worker_stages.start_probe(lambda: None)\n"
         "print(gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count())"
     )
@@ -162,7 +163,7 @@ def test_compilations_are_counted_by_stage():
 def test_numba_starts_without_scipy_and_finds_it_later():
     script = """
 import sys
-from labkit.experiment import worker_stages
+from labkit.experiment.worker import worker_stages
 probe, _ = worker_stages.start_probe(lambda: None)
 assert not any(name.startswith("scipy.linalg") for name in sys.modules)
 assert all(v > 0 for v in probe.time().values())
@@ -178,7 +179,7 @@ def test_attention_alone_loads_no_kernel_of_a_model():
     script = """
 import sys
 from labkit.engine import attention
-from labkit.workload import interleaved_kernels
+from labkit.workload.kernels import interleaved_kernels
 attention.create()
 loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
 assert "attention_launch" in loaded

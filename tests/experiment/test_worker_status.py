@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from labkit.experiment.child_process import EMPTY_LOG, crash_reason
+from labkit.experiment.launch.child_process import EMPTY_LOG, crash_reason
+from labkit.experiment.launch.run_launcher import _work_text
 from labkit.experiment.permuted_blocks import Run
-from labkit.experiment.run_launcher import _work_text
-from labkit.experiment.worker_status import (
+from labkit.experiment.worker.worker_status import (
     SIZE,
     STOPPED_START,
     TEXT_START,
@@ -23,7 +23,7 @@ from labkit.experiment.worker_status import (
 
 CODE = """
 import os, signal
-from labkit.experiment.worker_status import WorkerStatus
+from labkit.experiment.worker.worker_status import WorkerStatus
 status = WorkerStatus.from_environment()
 status.begin_turn(0)
 status.end_turn()

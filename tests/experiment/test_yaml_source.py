@@ -2,9 +2,9 @@
 
 import pytest
 
-from labkit import app
+from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
-from labkit.experiment.yaml_source import check_file
+from labkit.experiment.hydra.yaml_source import check_file
 
 LISTED = "prompts:\n  source: listed\n  listed:\n  - "
 
@@ -93,9 +93,9 @@ def compose(tmp_path, monkeypatch):
             path = tmp_path / group / f"{name}.yaml"
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
-        app.register()
-        command = app.parse(["--config-dir", str(tmp_path), f"{group}=mine", *words])
-        return app.compose_cells(command)[0].experiment
+        study_composer.register()
+        command = command_line.parse(["--config-dir", str(tmp_path), f"{group}=mine", *words])
+        return study_composer.compose_cells(command)[0].experiment
 
     return enter
 

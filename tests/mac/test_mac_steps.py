@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import analysis, app
+from labkit import analysis
+from labkit.cli import command_line, study_composer
 from labkit.mac import __main__ as door
 from labkit.mac import kernel_verification, mac_steps, report_bundle
 from labkit.mac.mac_steps import (
@@ -25,7 +26,7 @@ from labkit.mac.mac_steps import (
     all_steps,
     run_steps,
 )
-from labkit.machine import macos
+from labkit.machine.facts import macos
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -132,13 +133,15 @@ def kernels(cells):
 
 def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(macos, "has_metal", lambda: True)
-    app.register()
+    study_composer.register()
     cells = {}
     for step in all_steps(tmp_path, 16 * GIB):
         if step.arguments[:2] != ("-m", "pytest"):
             assert ON_METAL in step.arguments
             start = 3 if step.name == "answers" else 2
-            cells[step.name] = app.compose_cells(app.parse(step.arguments[start:]))
+            cells[step.name] = study_composer.compose_cells(
+                command_line.parse(step.arguments[start:])
+            )
     assert kernels(cells["seq_map"]) | kernels(cells["decode"]) == kernels(cells["answers"])
     arms = {name: {a: e.engine for a, e in c[0].experiments.items()} for name, c in cells.items()}
     opponent = arms["serving"]["mlx_lm"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.machine import cgroups, memory_capacity
+from labkit.machine.facts import cgroups, memory_capacity
 
 
 def write(folder, **files):

@@ -10,8 +10,8 @@ import sys
 import psutil
 import pytest
 
-from labkit.machine import listening_processes
-from labkit.machine.listening_processes import NoListener, find_listeners
+from labkit.machine.processes import listening_processes
+from labkit.machine.processes.listening_processes import NoListener, find_listeners
 
 SERVER = """
 import os, socket, sys, time

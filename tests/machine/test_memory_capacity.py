@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from labkit import config
-from labkit.machine import macos, memory_capacity, wired_advice
-from labkit.machine.macos import WiredSettings
-from labkit.machine.memory_capacity import GIB, MIB, MemoryProfile
+from labkit.machine.facts import macos, memory_capacity, wired_advice
+from labkit.machine.facts.macos import WiredSettings
+from labkit.machine.facts.memory_capacity import GIB, MIB, MemoryProfile
 
 # --------------------------------------------------------------------------- macOS
 
@@ -127,7 +127,7 @@ def test_no_advice_helps_where_more_is_needed_than_the_machine_has():
 def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
-        "from labkit.machine.operating_system import operating_system\n"
+        "from labkit.machine.facts.operating_system import operating_system\n"
         "before = operating_system().peak_rss()\n"
         "data = bytearray(b'x') * (64 << 20)\n"
         "del data\n"
@@ -143,7 +143,7 @@ def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
 def test_trim_heap_returns_freed_memory():
     code = (
-        "from labkit.machine import memory_capacity\n"
+        "from labkit.machine.facts import memory_capacity\n"
         "def held():\n"
         "    return 4096 * int(open('/proc/self/statm').read().split()[1])\n"
         "del (first := [bytearray(b'x') * (31 << 20)])[0]  # from now on they share a heap\n"

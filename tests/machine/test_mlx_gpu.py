@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.machine import macos, mlx_gpu
+from labkit.machine.facts import macos, mlx_gpu
 
 
 def test_cuda_needs_a_driver_and_a_package(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.machine.orphan_cleanup import OrphanCleanup
+from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 
 
 @pytest.fixture
@@ -27,20 +27,20 @@ def stop(process):
 
 def test_a_watched_process_is_killed_even_if_it_is_stopped(child):
     with OrphanCleanup() as cleanup:
-        cleanup.kill(child.pid)
+        cleanup.kill_at_exit(child.pid)
         stop(child)
     assert child.wait(60) == -signal.SIGKILL
 
 
 def test_a_stopped_process_is_resumed_and_lives(child):
     with OrphanCleanup() as cleanup:
-        cleanup.resume(child.pid)
+        cleanup.resume_at_exit(child.pid)
         stop(child)
     assert child.poll() is None
     assert psutil.Process(child.pid).status() != psutil.STATUS_STOPPED
 
 
-@pytest.mark.parametrize("watch", [OrphanCleanup.kill, OrphanCleanup.resume])
+@pytest.mark.parametrize("watch", [OrphanCleanup.kill_at_exit, OrphanCleanup.resume_at_exit])
 def test_a_released_process_is_left_alone(child, watch):
     with OrphanCleanup() as cleanup:
         watch(cleanup, child.pid)

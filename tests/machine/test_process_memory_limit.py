@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from labkit.machine import process_memory_limit
+from labkit.machine.processes import process_memory_limit
 
 TAKE = """
 import sys
 import numpy as np
-from labkit.machine import process_memory_limit
+from labkit.machine.processes import process_memory_limit
 if sys.argv[2] == "plain":
     process_memory_limit.CGROUP_VERSIONS = ()
 held = np.ones(64 << 17)  # 64 MiB that do not count

@@ -11,7 +11,7 @@ import time
 import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
 
-from labkit.machine import (
+from labkit.machine.facts import (
     best_effort,
     code_revision,
     fingerprint,
@@ -20,7 +20,7 @@ from labkit.machine import (
     macos_tools,
     nvidia,
 )
-from labkit.machine.machine_observer import MachineObserver
+from labkit.machine.facts.machine_observer import MachineObserver
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

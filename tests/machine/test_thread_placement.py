@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from labkit.machine import thread_placement
-from labkit.machine.thread_placement import ThreadPlacement
+from labkit.machine.processes import thread_placement
+from labkit.machine.processes.thread_placement import ThreadPlacement
 
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs Linux and two cores")

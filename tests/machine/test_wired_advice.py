@@ -11,9 +11,9 @@ import pytest
 from labkit import config
 from labkit.engine import preconditions
 from labkit.engine.engine_protocol import EngineError
-from labkit.machine import wired_advice
-from labkit.machine.macos import WiredSettings
-from labkit.machine.memory_capacity import simulated_mac
+from labkit.machine.facts import wired_advice
+from labkit.machine.facts.macos import WiredSettings
+from labkit.machine.facts.memory_capacity import simulated_mac
 
 DEMANDS = config.WiredCollector
 

@@ -64,7 +64,7 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
     base["PATH"] = os.environ["PATH"]
     environment, _ = worker_environment.worker_environment(base, threads=1, cores=1)
     subprocess.run(
-        [sys.executable, "-c", "import labkit.machine.memory_capacity"],
+        [sys.executable, "-c", "import labkit.machine.facts.memory_capacity"],
         env=environment,
         cwd=tmp_path,
         check=True,
@@ -97,7 +97,7 @@ import sys
 from labkit.machine import worker_environment
 with worker_environment.numba_without_scipy():
     import numba
-    from labkit.cpu import thread_pool
+    from labkit.cpu.runtime import thread_pool
     thread_pool.install()
 print([name for name in sys.modules if name.startswith("scipy")])
 import numpy as np, scipy.linalg

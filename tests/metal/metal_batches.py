@@ -7,8 +7,8 @@ import numpy as np
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import kernel_dispatch
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.metal_backend import MetalBackend
+from labkit.engine.attention.backends.metal_backend import MetalBackend
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
 from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
 from labkit.kernel_constants import BQ

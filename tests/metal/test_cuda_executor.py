@@ -12,8 +12,8 @@ import pytest
 from cuda_on_cpu import on_cpu
 from metal_batches import RESOLVERS, attend, batch, check
 
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.metal_backend import MetalBackend
+from labkit.engine.attention.backends.metal_backend import MetalBackend
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.metal import cuda_executor
 from labkit.metal.kernel_call import KernelCall
 

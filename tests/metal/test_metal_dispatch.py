@@ -1,6 +1,6 @@
 """The choice of kernel and grid, its reason, and the launch report."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -10,8 +10,8 @@ from metal_batches import attend, batch
 from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_audit import Launch, launch_stamp, stamp_errors, sum_launches
+from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
+from labkit.engine.attention.launch_report import Launch, launch_stamp, stamp_errors, sum_launches
 from labkit.engine.attention.resolvers.work_plan import work_plan
 from labkit.kernel_constants import KERNEL_IDS
 from labkit.metal.kernels import header, source
@@ -162,7 +162,8 @@ def test_a_row_that_was_not_written_shows_in_the_stamps():
 def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, broken):
     """``broken``: launch, kernel (0 decode, 1 reduce) and row whose stamp is 5 too large."""
     rng = np.random.default_rng(3)
-    dispatch = SimpleNamespace(kernel="decode", partitions=partitions)
+    metadata = planned([1, 1], [9, 9], "identity")
+    dispatch = Dispatch("decode", (2, 2), "", 1, 1, partitions=partitions)
     nonces = 0xFFFFFFF0, 7
 
     def rows(nonce, kernel):
@@ -176,16 +177,17 @@ def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, 
         launch, kernel, row = broken
         written[launch][kernel][row, 0] += 5
     launches = [
-        Launch(SimpleNamespace(kind=7, index=index), dispatch, nonce, *pair[:partitions])
+        Launch(replace(layer(), index=index), dispatch, nonce, *pair[:partitions])
         for index, (nonce, pair) in enumerate(zip(nonces, written, strict=True))
     ]
-    totals = sum_launches(launches, "identity")
+    report = sum_launches(launches, metadata, "metal")
     shows = broken is not None and broken[1] < partitions
     stale = broken[0] if shows else 0
-    assert (totals.layer.index, totals.stamp_error) == (stale, 5 if shows else 0)
-    assert totals.expected_stamp == launch_stamp(nonces[stale], "decode", "identity")
-    counted = totals.search_iterations, totals.kv_blocks_visited, totals.surplus_threadgroups
-    assert totals.launches == 2
+    assert (report.layer, report.stale) == (stale, shows)
+    assert report.expected_stamp == launch_stamp(nonces[stale], "decode", "identity")
+    assert report.stamp == (report.expected_stamp + 5 * shows) & 0xFFFFFFFF
+    counted = report.search_iterations, report.kv_blocks_visited, report.surplus_threadgroups
+    assert report.launches == 2
     assert counted == tuple(sum(main[:, i].sum() for main, _ in written) for i in (1, 2, 3))
 
 

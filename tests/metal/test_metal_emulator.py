@@ -11,7 +11,7 @@ from labkit.metal.emulator import cpp_compilation
 from labkit.metal.emulator.cpp_translation import translate
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, Order, Schedule
+from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, FiberOrder, Schedule
 from labkit.metal.emulator.source_capture import _parse, capture_kernel
 from labkit.metal.executor_factory import executor_for
 from labkit.metal.kernel_call import KernelCall
@@ -40,7 +40,8 @@ def floats(*shape):
 
 
 def test_exported_tuple_has_the_known_form():
-    body = "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
+    body = "// a comment that ends with threadgroup\nfloat one = 1; "
+    body += "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
     captured = capture_kernel(
         call(
             body,
@@ -314,7 +315,8 @@ def test_every_schedule_alone_gives_the_same_bits(compiler):
     body = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
     kernel_call = call(body, A64, {"out": floats(64)}, threads=64)
     outs = [
-        Emulator((s,))(kernel_call)[0] for s in (*PROOF_SCHEDULES, Schedule(Order.random, 0, 99))
+        Emulator((s,))(kernel_call)[0]
+        for s in (*PROOF_SCHEDULES, Schedule(FiberOrder.random, 0, 99))
     ]
     assert all(mx.array_equal(out, outs[0]) for out in outs)
 

@@ -4,7 +4,9 @@ The files' names of tensors and keys are written here once more, by hand, from l
 ``convert_hf_to_gguf.py``.
 """
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import gguf_files
 import mlx.core as mx
@@ -13,7 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from labkit.config import Model
-from labkit.engine.model_loader import _module, load_model
+from labkit.engine.model.model_loader import _module, load_model
 from labkit.models import resolve
 from labkit.models.gguf import GGUFError, gguf_architectures, gguf_header
 
@@ -480,3 +482,51 @@ def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
         tmp_path / "m.gguf", gguf_files.metadata("qwen3", **keys), gguf_files.tensors("qwen3")
     )
     assert json.loads((local(path) / "config.json").read_text())["max_position_embeddings"] == 96
+
+
+DENSE = gguf_architectures.Dimensions(
+    hidden=64, layers=2, inner=96, heads=4, kv_heads=2, head_dim=16, rotated=16, vocab=300,
+    context=512, window=0, experts=0, used_experts=0, expert_inner=96, shared_inner=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("llama", {}, None),
+        ("llama", {"layers": 1024}, None),
+        ("llama", {"layers": 1025}, "invalid dimensions"),
+        *(
+            ("llama", {name: 0}, "invalid dimensions")
+            for name in ("hidden", "layers", "inner", "heads", "head_dim", "vocab", "context")
+        ),
+        ("llama", {"kv_heads": 4}, None),
+        ("llama", {"kv_heads": 3}, "invalid dimensions"),
+        ("llama", {"rotated": 15}, "invalid dimensions"),
+        ("llama", {"head_dim": 32, "rotated": 32}, None),
+        ("qwen2", {"head_dim": 32, "rotated": 32}, "head dimension is 32, .*qwen2 requires 16"),
+        ("granite", {"head_dim": 8, "rotated": 8}, "head dimension is 8, .*granite requires 16"),
+        ("llama", {"rotated": 8}, "it must equal the head dimension 16"),
+        ("glm4", {"rotated": 8}, None),
+        ("glm4", {"rotated": 0}, "rope.dimension_count is 0"),
+        ("glm4", {"rotated": 18}, "rope.dimension_count is 18"),
+        ("llama", {"value_length": 8}, "value_length is 8; it must equal the head dimension 16"),
+        ("llama", {"experts": 2, "used_experts": 1}, "llama has no experts"),
+        ("llama", {"used_experts": 1}, "llama has no experts"),
+        ("mixtral", {}, "needs a used expert"),
+        ("mixtral", {"experts": 2}, "expert_count is 2, of which 0 are used"),
+        ("mixtral", {"experts": 2, "used_experts": 3}, "of which 3 are used"),
+        ("mixtral", {"experts": 2, "used_experts": 2}, None),
+        ("mixtral", {"experts": 2, "used_experts": 1}, None),
+    ],
+)
+def test_dimensions_are_those_that_a_class_computes(model_type, changes, message):
+    sizes = {key: value for key, value in changes.items() if key != "value_length"}
+    file = SimpleNamespace(count=lambda key, default=0: changes.get(key.split(".")[-1], default))
+    check = gguf_architectures._check_dimensions
+    arguments = file, "a", model_type, dataclasses.replace(DENSE, **sizes)
+    if message is None:
+        check(*arguments)
+    else:
+        with pytest.raises(GGUFError, match=message):
+            check(*arguments)

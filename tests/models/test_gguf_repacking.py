@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.gguf_block_formats import is_gguf_only
-from labkit.engine import gguf_block_layers
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
+from labkit.engine.model import gguf_block_layers
 from labkit.models.gguf import GGUFError, gguf_repacking
 from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES
 
@@ -102,3 +102,16 @@ def test_types_with_code_books_are_widened_by_the_package_gguf(name):
     else:
         arrays = gguf_repacking.convert_blocks(name, blocks)
         np.testing.assert_array_equal(arrays["weight"][0], weights)
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if gguf_repacking.layout_of(name)])
+def test_a_layout_has_the_bits_and_groups_of_its_arrays(name):
+    blocks, weights = known(name)
+    layout = gguf_repacking.layout_of(name)
+    arrays = gguf_repacking.convert_blocks(name, blocks)
+    assert arrays["weight"].nbytes * 8 == weights.size * layout.bits
+    if is_gguf_only(layout.mode):
+        block = BLOCK_FORMATS[layout.mode]
+        assert (block.bits, block.group_size) == (layout.bits, layout.group_size)
+    else:
+        assert arrays["scales"].size * layout.group_size == weights.size

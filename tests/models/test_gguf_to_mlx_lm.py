@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from labkit.config import ConfigError, Model
-from labkit.engine import LLM, SamplingParams, model_loader
-from labkit.engine.budget import model_footprint
-from labkit.engine.compute_dtype import MatrixStorage
-from labkit.engine.mlx_lm_directory import mlx_lm_directory
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.model import model_loader
+from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 from labkit.models import resolve
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
 
@@ -119,7 +120,7 @@ def k_quant_directory(tmp_path, no_cache):
 def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
     from mlx_lm.utils import load_model as load_plain
 
-    from labkit.engine.dequantized_layers import MATRIX_LAYERS, dequantized_weight
+    from labkit.engine.model.dequantized_layers import MATRIX_LAYERS, dequantized_weight
 
     copy = mlx_lm_directory(k_quant_directory)
     assert copy != k_quant_directory and mlx_lm_directory(copy) == copy
@@ -249,7 +250,8 @@ def test_large_weights_are_written_to_several_files(tmp_path, no_cache, monkeypa
     file = gguf_header.read_header(path)
     gguf_to_mlx_lm.write_model(file, gguf_architectures.read_architecture(file), folder)
     files = sorted(folder.glob("model*.safetensors"))
-    assert len(files) > 2
+    names = [f"model-{number:05d}.safetensors" for number in range(len(files))]
+    assert len(files) > 2 and [file.name for file in files] == names
     parts = {name: array for part in files for name, array in load_file(part).items()}
     assert {n: a.tobytes() for n, a in parts.items()} == {n: a.tobytes() for n, a in whole.items()}
     model_loader.load_model(folder)

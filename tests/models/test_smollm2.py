@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from labkit.config import Model, from_plain
-from labkit.engine import LLM, SamplingParams, model_loader
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.model import model_loader
 from labkit.models import resolve, tokenizer
 from labkit.models.gguf import gguf_header, gguf_tokenizer
 

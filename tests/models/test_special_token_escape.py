@@ -2,9 +2,10 @@
 
 import pytest
 
-from labkit.models import tokenizer, train_bpe
+from labkit.models import tokenizer
 from labkit.models.chat_template import ChatTemplate
 from labkit.models.special_token_escape import SpecialTokenEscape
+from labkit.models.synthetic import train_bpe
 
 
 def encode(loaded, escape, template, messages):

@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from labkit.config import Model, ModelShape
-from labkit.models import resolve, synthetic_model, synthetic_weights
-from labkit.models.tokenizer_corpus import corpus_texts
+from labkit.models import resolve
+from labkit.models.synthetic import synthetic_model, synthetic_weights
+from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
 TINY = Model(name="tiny", shape=ModelShape())
 LITTLE = ModelShape(
@@ -127,7 +128,7 @@ import mlx.core as mx, mlx_lm, numpy as np
 from mlx_lm.generate import generate_step
 from labkit.config import Model, ModelShape
 from labkit.models import resolve, tokenizer
-from labkit.models.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 folder = resolve(Model(name="tiny", shape=ModelShape())).path
 model, theirs = mlx_lm.load(str(folder))
 ours = tokenizer.load(folder)

@@ -3,7 +3,8 @@ import threading
 import pytest
 
 from labkit.config import ConfigError
-from labkit.models import tokenizer, train_bpe
+from labkit.models import tokenizer
+from labkit.models.synthetic import train_bpe
 from labkit.workload.sources import text_requests
 from labkit.workload.sources.text_requests import TextRequest
 

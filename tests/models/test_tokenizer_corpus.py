@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.config import ConfigError
-from labkit.models.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
 
 def test_the_corpus_texts_exist_in_a_fixed_order():

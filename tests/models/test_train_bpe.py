@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from labkit.models import train_bpe
+from labkit.models.synthetic import train_bpe
 
 TEXTS = (
     "the cat sat on the mat; the other cat sat beside it.",
@@ -77,7 +77,7 @@ def test_invented_words_fill_any_vocabulary():
 
 def test_training_is_the_same_in_another_process():
     code = (
-        "import sys; from labkit.models import train_bpe\n"
+        "import sys; from labkit.models.synthetic import train_bpe\n"
         f"sys.stdout.write(train_bpe.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
     )
     # This process has a hash seed of its own, and a thread per core.

@@ -21,6 +21,7 @@ arguments are wrong. The report is also in ``build/mutants/report.txt``. Results
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -189,7 +190,19 @@ def all_mutants(root: Path, places: Iterable[str]) -> list[Mutant]:
 def listed_survivors() -> dict[str, str]:
     """Return the mutants that no test can detect, with their reasons."""
     groups = tomllib.loads(SURVIVORS.read_text())["survivors"]
-    return {name: group["reason"] for group in groups for name in group["mutants"]}
+    return {name: group["reason"] for group in groups for name in group.get("mutants", ())}
+
+
+def listed_kinds() -> dict[str, str]:
+    """Return the patterns of names of mutants that no test can detect, with their reasons."""
+    groups = tomllib.loads(SURVIVORS.read_text())["survivors"]
+    return {group["kind"]: group["reason"] for group in groups if "kind" in group}
+
+
+def listed_of(names: Iterable[str]) -> set[str]:
+    """Return those of these mutants that are listed, by name or by kind."""
+    listed, kinds = listed_survivors(), [re.compile(kind) for kind in listed_kinds()]
+    return {name for name in names if name in listed or any(kind.search(name) for kind in kinds)}
 
 
 def survivor_budgets() -> dict[str, float]:
@@ -359,7 +372,8 @@ def main() -> int:
     folder = ROOT / "build" / "mutants"
     copies = [WorkingCopy(ROOT, folder / str(job)) for job in range(max(1, options.jobs))]
     outcomes = run_sample(copies, drawn, folder / "results.jsonl")
-    results = package_results(outcomes, listed_survivors(), survivor_budgets())
+    listed = listed_of(mutant.name for mutant in drawn)
+    results = package_results(outcomes, listed, survivor_budgets())
     title = f"{len(drawn)} mutants of {' '.join(places)}, seed {options.seed}"
     text = report(results, title)
     (folder / "report.txt").write_text(text)

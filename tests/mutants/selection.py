@@ -3,9 +3,10 @@
 The draw is stratified: each package has at least one mutant, and the rest in proportion to its
 size. The tests of a module are the file that mirrors its name and that of its package, then files
 beside them that share words with its name, then the nearest by imports: a file that imports the
-module is nearer than a file that imports a module that imports it. Added to them are files that
-may reach it through a command or an option, without an import: those titled by its public
-names, then those that mention most of these names, each weighted by its rarity in the tests.
+module, itself or by its fixtures and helpers, is nearer than a file that imports a module that
+imports it. Added to them are files that may reach it through a command, an option or a server:
+those that mention most of its terms (its public names, and the words of its texts), each weighted
+by its rarity in the tests; files for the same package and those titled by its names come sooner.
 
     python tests/mutants/selection.py FILE ...
 
@@ -19,15 +20,16 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import cycle
 from pathlib import Path, PurePosixPath
 
 from mutation import Mutant
 
 PACKAGE = "labkit"
-MAX_TEST_FILES = 3
-MAX_MENTIONING_FILES = 3
+MAX_TEST_FILES = 7
+MIN_NEAREST_FILES = 4  # the others mention the module, if they do
+OPTIONS = ("labkit/config", "tests/test_options.py")  # compares a page of all defaults and bounds
 OTHER_TESTS = {
     "conf": ("tests/test_config.py", "tests/test_published.py", "tests/test_published_tables.py"),
     "docs": ("tests/test_docs.py",),
@@ -96,23 +98,22 @@ class NearestTests:
 
     def __init__(self, root: Path) -> None:
         modules = {_module_name(f.relative_to(root)): f for f in root.glob(f"{PACKAGE}/**/*.py")}
+        sources = {name: file.read_text() for name, file in modules.items()}
+        origins = {name: _origins(text, sources) for name, text in sources.items()}
         self._importers: dict[str, set[str]] = defaultdict(set)
-        for name, file in modules.items():
-            for imported in _imports(file.read_text(), modules.keys()) - {name}:
+        for name, text in sources.items():
+            for imported in _imports(text, origins) - {name}:
                 self._importers[imported].add(name)
         self._imported = {
-            str(file.relative_to(root)): _imports(file.read_text(), modules.keys())
+            str(file.relative_to(root)): _imports_of_test(file, root / "tests", origins)
             for file in sorted(root.glob("tests/**/test_*.py"))
         }
-        self._names = {name: _public_names(file.read_text()) for name, file in modules.items()}
+        self._names = {name: _public_names(text) for name, text in sources.items()}
+        self._terms = {name: self._names[name] | _terms(text) for name, text in sources.items()}
         self._words = {
             file: set(re.findall(r"\w+", (root / file).read_text())) for file in self._imported
         }
         self._frequencies = Counter(word for words in self._words.values() for word in words)
-        for file, imported in self._imported.items():
-            fixtures = (root / file).with_name("conftest.py")
-            if fixtures.is_file() and len(PurePosixPath(file).parts) > 2:  # not those of all tests
-                imported |= _imports(fixtures.read_text(), modules.keys())
 
     def nearest(self, path: str) -> list[str]:
         """Return the test files that run on a module, the nearest first."""
@@ -128,21 +129,40 @@ class NearestTests:
                 shared = len(_words(name) & _words(mirror)) if beside else 0
                 apart = name.parent != mirror.parent
                 distance = min(near, default=len(distances))
-                ranks[file] = (*(not each for each in mirrors), -shared, distance, apart, file)
-        nearest = sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
-        return nearest + self._mentioning(_module_name(Path(path)), without=nearest)
+                weight = self._weight(file, _module_name(Path(path)))
+                ranks[file] = (
+                    *(not each for each in mirrors), -shared, distance, apart, -weight, file
+                )  # fmt: skip
+        nearest = sorted(ranks, key=ranks.__getitem__)
+        package, options = OPTIONS
+        if package_of(path) == package and options in self._words:
+            nearest = [*nearest[:1], options, *nearest[1:]]
+        first = nearest[:MIN_NEAREST_FILES]
+        mentioning = self._mentioning(_module_name(Path(path)), without=first)
+        return list(dict.fromkeys([*first, *mentioning, *nearest]))[:MAX_TEST_FILES]
 
     def _mentioning(self, module: str, without: list[str]) -> list[str]:
-        """Return the other files that mention most of a module's public names."""
-        total, scores = len(self._words), dict[str, tuple[float, float]]()
-        for file in self._words.keys() - set(without):
-            common = self._names[module] & self._words[file]
-            title = _words(PurePosixPath(file))
-            titled = len(common & title) / max(1, len(title))
-            weight = sum(math.log(total / self._frequencies[name]) for name in common)
-            scores[file] = titled, weight
-        best = sorted(scores, key=lambda file: (*(-each for each in scores[file]), file))
-        return [file for file in best[:MAX_MENTIONING_FILES] if scores[file] > (0.0, 0.0)]
+        """Return the other files that mention most of a module's terms (none if it is gone)."""
+        if module not in self._terms:
+            return []
+        scores = {file: self._weight(file, module) for file in self._words.keys() - set(without)}
+        best = sorted(scores, key=lambda file: (-scores[file], file))
+        return [file for file in best[: MAX_TEST_FILES - len(without)] if scores[file] > 0.0]
+
+    def _weight(self, file: str, module: str) -> float:
+        """Return the rarities of a module's terms in a test file, summed, by the file's size.
+
+        It is larger in a file for the same package, and in one titled by the module's names.
+        """
+        words, path = self._words[file], PurePosixPath(file)
+        beside = path.parts[1] == "".join(module.split(".")[1:2])
+        names = self._names[module] | set(module.rsplit(".", 1)[-1].split("_"))
+        titled = len(names & _words(path)) / max(1, len(_words(path)))
+        rarities = (
+            math.log(len(self._words) / self._frequencies[term])
+            for term in self._terms[module] & words
+        )
+        return sum(rarities) * (1 + beside) * (1 + titled) / max(1, len(words)) ** 0.25
 
     def _distances(self, module: str) -> dict[str, int]:
         """Return the length of the shortest chain of imports from each module to ``module``."""
@@ -180,21 +200,60 @@ def _public_names(source: str) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
+def _terms(source: str) -> set[str]:
+    """Return the words of a module's texts: keys, options and messages that tests mention."""
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = (n.value for n in nodes if isinstance(n, ast.Constant) and id(n) not in docstrings)
+    return {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
+
+
 def _words(file: PurePosixPath) -> set[str]:
     return set(file.stem.split("_")) - {"test"}
 
 
-def _imports(source: str, modules: Iterable[str]) -> set[str]:
-    """Return the modules that a file imports, or names in a text such as a command's."""
+def _origins(source: str, modules: Collection[str]) -> dict[str, str]:
+    """Return the modules from which a module imports names, by name: it may pass them on."""
+    return {
+        alias.asname or alias.name: node.module
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+        for alias in node.names
+    }
+
+
+def _imports(source: str, origins: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """Return the modules that a file imports, or names in a text such as a command's.
+
+    A name that comes from a package's own import is traced to the module that defines it.
+    ``origins`` has the imports of every module.
+    """
     names = set(re.findall(rf"\b{PACKAGE}(?:\.\w+)+", source))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            passed_on = origins.get(node.module, {})
+            names |= {passed_on.get(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    known = set(modules)
     prefixes = {name.rsplit(".", 1)[0] for name in names}
-    return (names | {prefix for prefix in prefixes if prefix != PACKAGE}) & known
+    return (names | {prefix for prefix in prefixes if prefix != PACKAGE}) & origins.keys()
+
+
+def _imports_of_test(file: Path, tests: Path, origins: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """Return what a test file imports, itself or by the fixtures and helpers that it uses."""
+    imported, waiting, fixtures = set[str](), [file], file.with_name("conftest.py")
+    if fixtures.is_file() and file.parent != tests:  # not those of all tests
+        waiting.append(fixtures)
+    for part in waiting:  # grows as it is read
+        source = part.read_text()
+        imported |= _imports(source, origins)
+        helpers = re.findall(r"^from (\w+) import|^import (\w+)", source, re.MULTILINE)
+        for name in map("".join, helpers):
+            for helper in (part.parent / f"{name}.py", tests / f"{name}.py"):
+                if helper.is_file() and helper not in waiting:
+                    waiting.append(helper)
+    return imported
 
 
 def files_to_run(files: Iterable[str], root: Path) -> list[str]:

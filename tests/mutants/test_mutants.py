@@ -11,7 +11,6 @@ import pytest
 import run
 from mutation import mutants
 from selection import (
-    MAX_MENTIONING_FILES,
     MAX_TEST_FILES,
     NearestTests,
     allot,
@@ -121,35 +120,73 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
         (tmp_path / name).write_text(text)
     files = NearestTests(tmp_path)
     expected = ["tests/a/test_long_name.py", "tests/test_a.py", "tests/a/c/test_of_a_name.py"]
-    assert files.nearest("labkit/a/long_name.py") == expected and MAX_TEST_FILES == 3
+    assert files.nearest("labkit/a/long_name.py")[:3] == expected
     (tmp_path / "tests/a/test_long_name.py").unlink()
     (tmp_path / "tests/a/c/test_of_a_name.py").unlink()
     expected = ["tests/test_a.py", "tests/b/test_direct.py", "tests/b/test_user.py"]
-    assert NearestTests(tmp_path).nearest("labkit/a/long_name.py") == expected
+    assert NearestTests(tmp_path).nearest("labkit/a/long_name.py")[:3] == expected
     # The package's own file, then one that imports it and one whose fixtures do.
     expected = ["tests/test_a.py", "tests/b/test_other.py", "tests/c/test_served.py"]
     assert files.nearest("labkit/a/alone.py") == expected
     assert files.nearest("labkit/__init__.py") == []
 
 
-def test_tests_that_mention_a_modules_public_names_run_on_it_without_an_import(tmp_path):
+def test_tests_that_mention_a_modules_terms_run_on_it_without_an_import(tmp_path):
+    module = (
+        '"""Not a term: prose."""\n'
+        "class Option:\n    scale: str\n    depth: int\n_hidden = rare = 1\n"
+        'fail("too steep", {"slope": 1})\n'
+    )
     for name, text in {
-        "labkit/a/option.py": "class Option:\n    scale: str\n    depth: int\n_hidden = rare = 1",
-        "tests/b/test_scale.py": "COMMAND = ['scale=large']",
-        "tests/b/test_rare.py": "COMMAND = ['rare=1']",
-        "tests/b/test_common.py": "Option, depth, scale",
-        "tests/b/test_private.py": "_hidden",
-        "tests/b/test_far.py": "depth",
+        "labkit/b/option.py": module,
+        "tests/a/test_scale.py": "COMMAND = ['scale=large']",  # titled: as good as two of its kind
+        "tests/a/test_rare.py": "COMMAND = ['rare=1']",
+        "tests/a/test_common.py": "Option, depth, scale",
+        "tests/a/test_private.py": "_hidden, prose",
+        "tests/a/test_far.py": "depth",
+        "tests/b/test_beside.py": "depth",
+        "tests/a/test_messages.py": "match='too steep', slope",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    titled = ["tests/b/test_rare.py", "tests/b/test_scale.py"]
-    mentioning = ["tests/b/test_common.py", "tests/b/test_far.py"]
-    nearest = NearestTests(tmp_path).nearest("labkit/a/option.py")
-    assert nearest == [*titled, mentioning[0]] and MAX_MENTIONING_FILES == 3
-    (tmp_path / titled[0]).unlink()
-    (tmp_path / titled[1]).unlink()
-    assert NearestTests(tmp_path).nearest("labkit/a/option.py") == mentioning
+    order = ["a/test_messages", "a/test_common", "a/test_rare", "a/test_scale", "b/test_beside",
+             "a/test_far"]  # fmt: skip
+    nearest = NearestTests(tmp_path).nearest("labkit/b/option.py")
+    assert nearest == [f"tests/{name}.py" for name in order] and len(order) < MAX_TEST_FILES
+
+
+def test_the_page_of_options_is_compared_after_a_change_of_a_default(tmp_path):
+    for name, text in {
+        "labkit/config/server.py": "",
+        "labkit/engine/server.py": "",
+        "tests/test_config.py": "import labkit.config.server",
+        "tests/test_options.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = NearestTests(tmp_path)
+    assert files.nearest("labkit/config/server.py") == [
+        "tests/test_config.py",
+        "tests/test_options.py",
+    ]
+    assert files.nearest("labkit/engine/server.py") == []
+
+
+def test_names_that_a_package_passes_on_and_helpers_of_tests_lead_to_a_module(tmp_path):
+    for name, text in {
+        "labkit/a/__init__.py": "from labkit.a.deep import Deep\nfrom labkit.a.wide import Wide",
+        "labkit/a/deep.py": "class Deep: ...",
+        "labkit/a/wide.py": "class Wide: ...",
+        "tests/b/test_a_wide.py": "from labkit.a import Wide",
+        "tests/b/test_deep.py": "from labkit.a import Deep",
+        "tests/b/test_helped.py": "from helper import x",
+        "tests/b/helper.py": "import launcher",
+        "tests/launcher.py": "from labkit.a import Deep\nimport helper",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    order = [f"tests/b/test_{name}.py" for name in ("deep", "helped", "a_wide")]
+    assert NearestTests(tmp_path).nearest("labkit/a/deep.py") == order
 
 
 def test_a_package_over_its_budget_fails_and_listed_survivors_do_not_count():
@@ -273,11 +310,32 @@ def test_what_fails_on_the_original_too_does_not_kill_a_mutant(on_original, on_m
     assert not tests.kill(mutant, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("labkit/a.py | x = y.reshape(-1, 3, 1) | 1 -> 2", True),
+        ("labkit/a.py | x = y.reshape(-1, 3, 1) | 1 -> 2 | 2", False),  # the other one
+        ("labkit/a.py | x = f(1).reshape(-1) | 1 -> 2", False),
+        ("labkit/a.py | x = y.reshape(-1) | -1 -> (1)", False),
+        ("labkit/a.py | prefetch(code, at, 64) -> pass", True),
+        ("labkit/a.py | prefetch(code, at, 64) | 64 -> 65", False),
+        ("labkit/analysis/rendering/a.py | plot(x, 7.5, fontsize=7.5) | 7.5 -> 11.25", True),
+        ("labkit/analysis/rendering/a.py | plot(x, 7.5, fontsize=8) | 7.5 -> 11.25", False),
+        ("labkit/a.py | POLL_S = 0.01  # why | 0.01 -> 0.015", True),
+        ("labkit/a.py | POLLS = 10 | 10 -> 11", False),
+        ("labkit/a.py | time.sleep(0.02) | 0.02 -> 0.03", True),
+        ("labkit/a.py | time.sleep(2 * 0.02) | 2 -> 3", False),
+    ],
+)
+def test_a_mutant_is_listed_by_its_kind(name, listed):
+    assert (run.listed_of([name]) == {name}) is listed
+
+
 def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
     listed = run.listed_survivors()
     files = {name.split(" | ")[0] for name in listed}
     assert listed.keys() <= {mutant.name for mutant in run.all_mutants(run.ROOT, files)}
-    assert all(listed.values())
+    assert all({**listed, **run.listed_kinds()}.values())
     modules = (f.relative_to(run.ROOT) for f in run.ROOT.glob("labkit/**/*.py"))
     packages = {package_of(str(path)) for path in modules}
     assert run.survivor_budgets().keys() == packages | {run.TOTAL}
@@ -301,5 +359,6 @@ def test_a_change_runs_the_tests_near_it(tmp_path):
         "README.md": ["tests/test_readme.py"],
         "LICENSE": [],
         "tests/test_deleted.py": [],
+        "labkit/deleted.py": [],
     }.items():
         assert files_to_run([changed], tmp_path) == expected, changed

@@ -71,8 +71,20 @@ def test_what_is_no_divergence_is_refused(wrong):
         encode_histogram(np.array([0.5, wrong]))
 
 
+WHOLE = encode_histogram(np.array([0.5, 1.0]))
+
+
 @pytest.mark.parametrize(
-    "text", ["", "a", "é", "AAAA", base64.b64encode(zlib.compress(b"abc")).decode()]
+    "text",
+    [
+        "",
+        "a",
+        "é",
+        "AAAA",
+        base64.b64encode(zlib.compress(b"abc")).decode(),
+        f" {WHOLE}",
+        f"{WHOLE}\n",
+    ],
 )
 def test_what_is_no_histogram_is_refused(text):
     with pytest.raises(ValueError, match="not a histogram of KL divergences"):

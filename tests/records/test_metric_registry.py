@@ -5,9 +5,9 @@ from pathlib import Path
 from docs.generators import metrics as metrics_page
 from labkit.config import LatencySLO
 from labkit.records.metric_registry import DEFINITIONS, METRICS, define_metric, metric_names
-from labkit.workload.headroom_workload import Claim
-from labkit.workload.headroom_workload import metrics as headroom_metrics
-from labkit.workload.serving_metrics import (
+from labkit.workload.memory_claims import Claim
+from labkit.workload.memory_claims import metrics as headroom_metrics
+from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,
     request_metrics,

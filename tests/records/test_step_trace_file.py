@@ -84,6 +84,13 @@ WRONG = {
     "time": change(["steps", 0, "times_us", "schedule"], [0, "1"]),
     "part": change(["steps", 0, "times_us", "<b>"], [0, 1]),
     "id": change(["requests", 0, "id"], 5),
+    **{
+        f"{key} {value}": change([key], value)
+        for key in ("block_size", "num_blocks", "token_bytes", "steps_total")
+        for value in (-1, 0.5, "8", True)
+    },
+    "no token_bytes": change(["token_bytes"], None),
+    "prompt": change(["requests", 0, "prompt_tokens"], -1),
     "lingering": change(["steps", 0, "lingering"], [12]),
 }
 

@@ -9,9 +9,9 @@ import uvloop
 from fake_engine import CharTokenizer, FakeEngine
 
 from labkit import config
-from labkit.server import http_listener
-from labkit.server.routes import create_app
-from labkit.server.serving_service import Service
+from labkit.server.generation.serving_service import Service
+from labkit.server.http import http_listener
+from labkit.server.http.routes import create_app
 
 
 class FakeModel:

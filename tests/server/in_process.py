@@ -7,8 +7,8 @@ from fake_engine import CharTokenizer, FakeEngine
 from fake_server import FakeModel, TemplatesHere
 
 from labkit import config
-from labkit.server.routes import create_app
-from labkit.server.serving_service import Service
+from labkit.server.generation.serving_service import Service
+from labkit.server.http.routes import create_app
 
 
 def run_scenario(scenario, tmp_path, *, tokenizer=None, on_engine_failure=lambda: None, **options):

@@ -13,11 +13,11 @@ from in_process import get, run_scenario
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
-from labkit.server import http_listener
-from labkit.server.api_error import ApiError
-from labkit.server.engine_thread import EngineThread, warm_up
-from labkit.server.routes import create_app
-from labkit.server.serving_service import Service
+from labkit.server.generation.engine_thread import EngineThread, warm_up
+from labkit.server.generation.serving_service import Service
+from labkit.server.http import http_listener
+from labkit.server.http.routes import create_app
+from labkit.server.types.api_error import ApiError
 
 
 def start_generation(service, max_tokens=4):

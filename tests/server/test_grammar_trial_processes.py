@@ -14,10 +14,11 @@ import pytest
 from in_process import post, run_scenario
 
 from labkit import config
-from labkit.server import grammar_trial_worker, worker_processes
-from labkit.server.api_error import ApiError
-from labkit.server.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
-from labkit.server.grammar_trial_processes import GrammarProcesses
+from labkit.server import worker_processes
+from labkit.server.constraints import grammar_trial_worker
+from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
+from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.types.api_error import ApiError
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
 # The intersection of 20 patterns has 2**20 states.
@@ -117,7 +118,7 @@ def test_a_limit_ends_the_process_and_the_next_grammar_starts_another(
         assert reason in await refusal(processes, ENDLESS)
         await gone()
         with monkeypatch.context() as patch:
-            patch.setattr(worker_processes.WorkerProcess, "do", answer_nothing)
+            patch.setattr(worker_processes.TaskProcess, "do", answer_nothing)
             if "grammar_memory_bytes" in limits:
                 assert reason in await refusal(processes, ENDLESS)  # the result is cached
             else:
@@ -233,8 +234,8 @@ def test_the_server_stops_although_a_grammar_compiles(chat_model):
 PARENT = """\
 import asyncio, pathlib
 from labkit import config
-from labkit.server.grammar_compiler import GrammarSource
-from labkit.server.grammar_trial_processes import GrammarProcesses
+from labkit.server.constraints.grammar_compiler import GrammarSource
+from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
 
 async def main():
     options = config.Server(grammar_timeout_s=600, grammar_memory_bytes=1 << 40)

@@ -6,7 +6,7 @@ import pytest
 from starlette.responses import Response
 
 from labkit import config
-from labkit.server.host_check import HostCheck
+from labkit.server.http.host_check import HostCheck
 
 
 async def refusal(request, error):

@@ -9,9 +9,9 @@ from fake_server import FakeModel
 
 from labkit import config
 from labkit.config import ConfigError
-from labkit.server import http_listener
-from labkit.server.routes import create_app
-from labkit.server.serving_service import Service
+from labkit.server.generation.serving_service import Service
+from labkit.server.http import http_listener
+from labkit.server.http.routes import create_app
 
 IN_USE = r"^server\.port=\d+: Address already in use$"
 

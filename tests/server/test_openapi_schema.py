@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,22 @@ def test_the_document_has_every_path(short_output_server):
     }  # fmt: skip
     chat = document["components"]["schemas"]["ChatRequest"]
     assert chat["additionalProperties"] is False and "messages" in chat["required"]
+    text = json.dumps(document)
+    referenced = set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', text))
+    schemas = document["components"]["schemas"]
+    assert referenced <= schemas.keys() and {"ErrorBody", "MessageError", "Usage"} <= referenced
+    assert set(re.findall(r'"\$ref": "([^"]*)"', text)) == {
+        f"#/components/schemas/{name}" for name in referenced
+    }
+    one_model = document["paths"]["/v1/models/{model}"]["get"]
+    (parameter,) = one_model["parameters"]
+    assert (parameter["name"], parameter["in"], parameter["required"]) == ("model", "path", True)
+    assert {"200", "403", "404"} <= one_model["responses"].keys()
+    metrics = document["paths"]["/metrics"]["get"]
+    assert "parameters" not in metrics
+    assert [*metrics["responses"]["200"]["content"]] == ["text/plain"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["required"] is True
+    assert {*chat["responses"]["200"]["content"]} == {"application/json", "text/event-stream"}
+    assert {"400", "401", "429", "500", "503", "504"} <= chat["responses"].keys()
+    assert schemas["ChatRequest"]["properties"]["model"] == {"enum": ["tiny"]}

@@ -9,10 +9,10 @@ from in_process import post, run_scenario
 from test_routes import send
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server.completions_writer import CompletionWriter, top_by_text
-from labkit.server.endpoint_helpers import GeneratedChoice
-from labkit.server.openai_types import CompletionRequest
-from labkit.server.prompt_logprobs_format import token_offsets
+from labkit.server.apis.completions_writer import CompletionWriter, top_by_text
+from labkit.server.apis.endpoint_helpers import GeneratedChoice
+from labkit.server.apis.prompt_logprobs_format import token_offsets
+from labkit.server.types.openai_types import CompletionRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "the old mill stands by the river"

@@ -1,18 +1,21 @@
 """Tests of request decoding: which fields are accepted, and what the errors say."""
 
 import asyncio
+import importlib
 import json
+import pkgutil
 
 import msgspec
 import pytest
 from in_process import post, run_scenario
 
-from labkit.server import request_decoder
-from labkit.server.api_error import ApiError
-from labkit.server.messages_types import MessagesRequest
-from labkit.server.openai_types import ChatRequest, CompletionRequest
-from labkit.server.request_decoder import allowed_values, decode
-from labkit.server.responses_types import ResponsesRequest
+from labkit import server
+from labkit.server.types import request_decoder
+from labkit.server.types.api_error import ApiError
+from labkit.server.types.messages_types import MessagesRequest
+from labkit.server.types.openai_types import ChatRequest, CompletionRequest
+from labkit.server.types.request_decoder import allowed_values, decode
+from labkit.server.types.responses_types import ResponsesRequest
 
 USER = {"role": "user", "content": "hello"}
 REQUIRED = {
@@ -118,8 +121,8 @@ def test_only_fields_with_fixed_values_have_allowed_values():
 
 def test_the_memory_of_large_bodies_is_given_back_once(tmp_path, monkeypatch):
     trimmed = []
-    monkeypatch.setattr("labkit.server.routes.TRIM_DELAY_S", 0.01)
-    monkeypatch.setattr("labkit.machine.memory_capacity.trim_heap", lambda: trimmed.append(1))
+    monkeypatch.setattr("labkit.server.http.routes.TRIM_DELAY_S", 0.01)
+    monkeypatch.setattr("labkit.machine.facts.memory_capacity.trim_heap", lambda: trimmed.append(1))
 
     async def scenario(service, engine):
         for size in (10, 1 << 18, 1 << 18):
@@ -132,3 +135,19 @@ def test_the_memory_of_large_bodies_is_given_back_once(tmp_path, monkeypatch):
         assert 1 <= len(trimmed) <= 2  # a slow second body has a trim of its own
 
     run_scenario(scenario, tmp_path)
+
+
+def test_no_request_has_an_unknown_field_and_no_response_changes():
+    """A struct is one of both: what a client sends is checked, what it is sent is final."""
+    structs = {
+        struct
+        for module in pkgutil.walk_packages(server.__path__, f"{server.__name__}.")
+        if module.name.endswith(("types", "routes", "_api", "api_error", "api_generation"))
+        for struct in vars(importlib.import_module(module.name)).values()
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
+        if struct.__module__ == module.name
+    }
+    rules = {struct: struct.__struct_config__ for struct in structs}
+    assert len(rules) > 80
+    wrong = [one for one, rule in rules.items() if rule.frozen is rule.forbid_unknown_fields]
+    assert wrong == []

@@ -7,8 +7,8 @@ import pytest
 from in_process import get, post, run_scenario
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
-from labkit.server import chat_writer, messages_api, responses_api
-from labkit.server.completions_api import CompletionWriter
+from labkit.server.apis import chat_writer, messages_api, responses_api
+from labkit.server.apis.completions_api import CompletionWriter
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES = {

@@ -8,10 +8,10 @@ import pytest
 
 from labkit.engine.request import SamplingError
 from labkit.models import tokenizer as tokenizers
-from labkit.server import tool_calls
-from labkit.server.grammar_compiler import GrammarCompiler, GrammarSource
-from labkit.server.structured_output import GrammarConstraint
-from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
+from labkit.server.constraints import tool_calls
+from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarSource
+from labkit.server.constraints.structured_output import GrammarConstraint
+from labkit.server.constraints.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
 
 REQUEST = {
     "model": "tiny",

@@ -9,9 +9,9 @@ from fake_engine import CharTokenizer
 
 from labkit.config import ConfigError
 from labkit.models.chat_template import RenderOptions, load_template
-from labkit.server import template_processes
-from labkit.server.api_error import ApiError
-from labkit.server.template_processes import TemplateProcesses
+from labkit.server.generation import template_processes
+from labkit.server.generation.template_processes import TemplateProcesses
+from labkit.server.types.api_error import ApiError
 
 TEMPLATE = """\
 {%- set text = messages[0].content %}

@@ -5,8 +5,9 @@ import pytest
 from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
-from labkit.workload import arrivals, request_lengths
-from labkit.workload.request_schedule import ClientPool, RequestSchedule
+from labkit.workload import request_lengths
+from labkit.workload.requests import arrivals
+from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
 from labkit.workload.tokenized_prompts import Prompt
 
 COUNT = 4000

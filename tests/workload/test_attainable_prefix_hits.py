@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.workload.attainable_prefix_hits import shared_tokens, sharing_notes
+from labkit.workload.requests.attainable_prefix_hits import shared_tokens, sharing_notes
 from labkit.workload.tokenized_prompts import Prompt
 
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
-from labkit.cpu.kv_dtypes import from_float32, to_float32
+from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
+from labkit.engine.attention.backends.mlx_backend_base import MlxBackend
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend_base import MlxBackend
-from labkit.workload import kernel_cases, kind_of
-from labkit.workload.interleaved_kernels import InterleavedKernels
-from labkit.workload.kernel_arms import KernelArm
+from labkit.workload import kind_of
+from labkit.workload.kernels import kernel_cases
+from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+from labkit.workload.kernels.kernel_arms import KernelArm
 from labkit.workload.workload_protocols import single_arm_context
 
 HALF = (Precision.float16, Precision.bfloat16)

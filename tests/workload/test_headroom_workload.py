@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Engine
-from labkit.workload import headroom_workload
+from labkit.workload import memory_claims as headroom_workload
 
 GIB = 1 << 30
 

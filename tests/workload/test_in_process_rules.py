@@ -8,7 +8,7 @@ import pytest
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.workload import kind_of
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 
 SHAPE = {
@@ -118,7 +118,7 @@ def test_arms_are_loaded_in_random_order_each_in_its_own_turn():
 
 def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
-    from labkit.cpu.packed_linear import PackedLinear
+    from labkit.cpu.matmul.packed_linear import PackedLinear
 
     forward = session._engine._loop._launcher.run_model._forward
     addresses, todo = set(), [forward._model]

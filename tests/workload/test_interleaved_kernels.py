@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
-from labkit.workload import interleaved_kernels, kernel_cases, kernel_warmup, kernel_workload
-from labkit.workload.interleaved_kernels import InterleavedKernels
-from labkit.workload.kernel_arms import KernelArm
+from labkit.workload.kernels import (
+    interleaved_kernels,
+    kernel_cases,
+    kernel_warmup,
+    kernel_workload,
+)
+from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+from labkit.workload.kernels.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import spread_rounds

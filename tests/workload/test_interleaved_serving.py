@@ -12,11 +12,11 @@ import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
-from labkit.workload import step_time_spikes
 from labkit.workload.arm_clock import ArmClock, LiveClock
-from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 from labkit.workload.measurement import InvalidOutput
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests import step_time_spikes
+from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
+from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
 from labkit.workload.turn_order import RandomTurnOrder
 

@@ -8,9 +8,10 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
-from labkit.workload import device_availability, kernel_cases
-from labkit.workload.interleaved_kernels import InterleavedKernels
-from labkit.workload.kernel_arms import KernelArm
+from labkit.workload import device_availability
+from labkit.workload.kernels import kernel_cases
+from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+from labkit.workload.kernels.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.workload_protocols import single_arm_context
@@ -193,14 +194,14 @@ def test_decodes_come_first_and_lengths_are_those_of_the_case():
 @pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
 def test_block_tables_are_random_and_share_no_block(case):
     size = kernel_cases.geometry(case, make(case), 16)
-    tables = kernel_cases.block_tables(size, 16, seed=3)
+    tables = kernel_cases.block_tables(size, seed=3)
     used = tables[tables > 0]
     assert sorted(used) == list(range(1, size.num_blocks))
     assert list(used) != sorted(used)
     counts = (tables > 0).sum(axis=1)
     assert counts.tolist() == [-(-int(n) // 16) for n in size.seq_lens]
-    assert (tables == kernel_cases.block_tables(size, 16, seed=3)).all()
-    assert (tables != kernel_cases.block_tables(size, 16, seed=4)).any()
+    assert (tables == kernel_cases.block_tables(size, seed=3)).all()
+    assert (tables != kernel_cases.block_tables(size, seed=4)).any()
 
 
 def test_inputs_do_not_depend_on_which_other_cases_run():
@@ -213,7 +214,7 @@ def test_no_two_blocks_hold_the_same_values():
     workload = make(Case(name="d", decode=300, context=128), num_kv_heads=4, head_dim=32)
     size = kernel_cases.geometry(workload.cases[0], workload, 16)
     numbers = kernel_cases.query_elements(size, workload)
-    arrays = kernel_cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload, 16)
+    arrays = kernel_cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload)
     assert arrays.q.shape == arrays.out.shape == (300, 4, 32)
     for pool in (arrays.k_pool, arrays.v_pool):
         assert pool.shape == (2401, 16, 4, 32) and np.isfinite(pool).all()

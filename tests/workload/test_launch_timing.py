@@ -9,11 +9,12 @@ import pytest
 
 from labkit.config import Attention, Case, Device, Precision, State, Workload
 from labkit.engine import attention
-from labkit.workload import device_availability, kernel_cases, launch_timing
-from labkit.workload.interleaved_kernels import InterleavedKernels
-from labkit.workload.kernel_arms import KernelArm
+from labkit.workload import device_availability
+from labkit.workload.kernels import kernel_cases, launch_timing
+from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+from labkit.workload.kernels.kernel_arms import KernelArm
+from labkit.workload.kernels.mlx_launch_queue import MlxLaunchQueue
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.mlx_launch_queue import MlxLaunchQueue
 from labkit.workload.workload_protocols import TurnContext, single_arm_context
 
 FEW = Case(name="few", decode=5, context=40, factor=3)

@@ -1,9 +1,9 @@
 """The memory timeline: when it samples, what it records, and its recorded cost."""
 
 from labkit.engine.engine_protocol import KVBytes
-from labkit.workload import memory_timeline
-from labkit.workload.memory_timeline import MemoryTimeline, process_memory
-from labkit.workload.serving_metrics import ServedRequest, request_notes
+from labkit.workload.requests import memory_timeline
+from labkit.workload.requests.memory_timeline import MemoryTimeline, process_memory
+from labkit.workload.requests.serving_metrics import ServedRequest, request_notes
 
 
 class Engine:

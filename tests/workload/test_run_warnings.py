@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import Reservation
-from labkit.workload import run_warnings
+from labkit.workload.requests import run_warnings
 
 BASE = (
     "workload=uniform",

@@ -1,8 +1,8 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, LatencySLO, Workload
-from labkit.workload.request_outcome_notes import outcome_notes
-from labkit.workload.serving_metrics import (
+from labkit.workload.requests.request_outcome_notes import outcome_notes
+from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,
     meets,

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import resolve, tokenizer
-from labkit.workload.request_workload import KIND
+from labkit.workload.requests.request_workload import KIND
 from labkit.workload.sources import source_of
 
 
@@ -87,6 +87,14 @@ def test_an_error_in_a_file_names_file_line_and_allowed_values(file, line, messa
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
+def large_file(folder):
+    """Return a file of 256 MiB and a byte, which takes no space."""
+    path = folder / "large.jsonl"
+    with path.open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    return path
+
+
 def test_a_missing_empty_or_binary_file_is_refused(file, compose_experiment, tmp_path):
     with pytest.raises(ConfigError, match=r"requests\.jsonl has no requests"):
         file(["", "  "])
@@ -95,6 +103,7 @@ def test_a_missing_empty_or_binary_file_is_refused(file, compose_experiment, tmp
         (tmp_path / "none.jsonl", "No such file"),
         (tmp_path, "not a file"),
         (tmp_path / "bytes", "not UTF-8 at byte 12"),
+        (large_file(tmp_path), r"has 268,435,457 bytes; it must have at most 268,435,456"),
     ):
         with pytest.raises(ConfigError, match=expected):
             compose_experiment("workload.prompts.source=file", f"workload.prompts.path='{path}'")
@@ -254,7 +263,7 @@ def test_unshared_prompts_have_the_same_lengths_and_no_common_prefix(compose_exp
 def test_a_user_s_workload_kind_may_have_its_own_source(compose_experiment, tmp_path, monkeypatch):
     (tmp_path / "my_kind.py").write_text(
         "from labkit.workload.tokenized_prompts import Prompt\n"
-        "from labkit.workload.request_workload import RequestKind\n"
+        "from labkit.workload.requests.request_workload import RequestKind\n"
         "class Source:\n"
         "    def identity(self, experiment): return {'mine': 1}\n"
         "    def make(self, experiment, model): return (Prompt('a', (1, 2), 3),)\n"

@@ -9,9 +9,9 @@ from traced_steps import traced_steps
 from labkit import workload
 from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import EngineError
-from labkit.experiment import worker
+from labkit.experiment.worker import __main__ as worker
 from labkit.records import Record, read_step_trace
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests.serving_session import ServingSession
 
 SMALL = [
     "model.shape.hidden_size=64",

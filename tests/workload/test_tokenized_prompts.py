@@ -12,8 +12,9 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import request_workload, tokenized_prompts
-from labkit.workload.request_workload import RequestKind
+from labkit.workload import tokenized_prompts
+from labkit.workload.requests import request_workload
+from labkit.workload.requests.request_workload import RequestKind
 from labkit.workload.sources import packaged_questions, source_of
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -238,9 +239,8 @@ def test_preparing_imports_neither_mlx_nor_an_engine():
         "[workload.prepare(e) or workload.estimate(e) for e in experiments]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
         "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
-        "('budget', 'compute_dtype', 'user_classes')) and m not in ('labkit.engine.attention', "
-        "'labkit.engine.attention.kernel_switches')]; "
-        "print(bad)"
+        "('memory_budget', 'model.compute_dtype', 'user_classes')) and m != 'labkit.engine.model']"
+        "; print(bad)"
     )
     source = (
         "from labkit.config import Experiment, from_plain\n"

@@ -4,7 +4,7 @@ import pytest
 
 from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import TokenEvent
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.sources import source_of
 from labkit.workload.sources.text_requests import TextRequest
 from labkit.workload.tokenized_prompts import Prompt

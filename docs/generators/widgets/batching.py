@@ -8,17 +8,17 @@ from typing import Any
 
 from docs.generators.widgets.page import Widget
 from labkit import config
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS
-from labkit.engine.input_builder import InputBuilder
+from labkit.engine.kv_cache_manager import KVCache, KVCacheManager
 from labkit.engine.kv_layout import contiguous, padded
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheManager
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.memory_budget.kv_demand import CACHE_STEP_TOKENS
 from labkit.engine.request import Request, SamplingParams
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 Length = tuple[int, int]  # prompt and output tokens
 SHAPES = (KVShape(1, 1, 1),)  # of a model that is never run
@@ -122,10 +122,8 @@ class _Cache:
         self._dense: KVCache | None = None
         self.manager: KVCacheManager
         if lane == "paged":
-            pool = BlockPool(kv_tokens // BLOCK_SIZE + 1)
-            self.manager = PagedKVCacheManager(
-                pool, BLOCK_SIZE, block_bytes=BLOCK_SIZE * TOKEN_BYTES
-            )
+            pool = BlockPool(kv_tokens // BLOCK_SIZE + 1, BLOCK_SIZE)
+            self.manager = PagedKVCacheManager(pool, block_bytes=BLOCK_SIZE * TOKEN_BYTES)
             return
         if lane == "static":
             self._dense = padded.create(SHAPES, kv_tokens, "float32", static=True)
@@ -174,7 +172,7 @@ def data() -> dict[str, Any]:
             "token_budget": TOKEN_BUDGET,
             "block_size": BLOCK_SIZE,
             "growth_step": CACHE_STEP_TOKENS,
-            "watermark": config.scheduler.DEFAULT_WATERMARK,
+            "watermark": config.engine.scheduler.DEFAULT_WATERMARK,
         },
     }
 
@@ -184,7 +182,7 @@ WIDGET = Widget(
     title="The same requests in a static, a continuous and a paged batch",
     source="After the waste demo and the latency demo of “Inference Engines 2/N: Batching and "
     "PagedAttention”.",
-    mirrored="<code>labkit/engine/scheduler.py</code> with the KV managers of "
+    mirrored="<code>labkit/engine/scheduler/scheduler.py</code> with the KV managers of "
     "<code>labkit/engine/kv_layout/</code>",
     functions=("batching",),
     data=data,

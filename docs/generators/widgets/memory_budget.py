@@ -9,14 +9,14 @@ from docs.generators.widgets import model_shapes
 from docs.generators.widgets.page import Widget
 from labkit import config
 from labkit.config import BudgetPolicy
-from labkit.engine.budget.budget_decision import BYTE_UNITS, MIN_AUTO_BLOCKS
-from labkit.engine.budget.budget_policies import (
+from labkit.engine.memory_budget.budget_decision import BYTE_UNITS, MIN_AUTO_BLOCKS
+from labkit.engine.memory_budget.budget_policies import (
     FRACTION_DECIMALS,
     MIN_HEADROOM_BYTES,
     SMALL_MACHINE_BYTES,
 )
-from labkit.machine.memory_capacity import SIMULATED_MACS, MemoryProfile, simulated_mac
-from labkit.machine.wired_advice import COLLECTOR_OFF, RESET_NOTE
+from labkit.machine.facts.memory_capacity import SIMULATED_MACS, MemoryProfile, simulated_mac
+from labkit.machine.facts.wired_advice import COLLECTOR_OFF, RESET_NOTE
 
 POLICIES = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)
 
@@ -64,7 +64,7 @@ def data() -> dict[str, Any]:
             for name, model in models.items()
         },
         "policies": [policy.value for policy in POLICIES],
-        "percent": round(100 * config.budget.DEFAULT_FRACTION),
+        "percent": round(100 * config.engine.budget.DEFAULT_FRACTION),
         "block_size": engine.kv.block_size,
         "constants": {
             "min_blocks": MIN_AUTO_BLOCKS,
@@ -101,7 +101,8 @@ WIDGET = Widget(
     name="memory_budget",
     title="A memory budget: fits, slows or dies",
     source="After “Rethinking vllm-metal’s Memory Budget for Apple Silicon” (2026-02-14).",
-    mirrored="<code>labkit/engine/budget/</code> and <code>labkit/machine/wired_advice.py</code>",
+    mirrored="<code>labkit/engine/memory_budget/</code> and "
+    "<code>labkit/machine/facts/wired_advice.py</code>",
     functions=("memory_budget", "number_format"),
     data=data,
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from labkit import config
-from labkit.engine import budget
-from labkit.engine.budget import ModelFootprint, model_footprint
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget import ModelFootprint, model_footprint
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 BUILT = ("tiny", "small", "qwen3_0.6b")  # conf/model/NAME.yaml
@@ -54,4 +54,7 @@ def footprints() -> dict[str, ModelFootprint]:
 
 def kv_bytes_per_token() -> dict[str, int]:
     """Return the bytes of one token's keys and values in all layers, by model."""
-    return {name: budget.kv_bytes_per_token(ENGINE, model) for name, model in footprints().items()}
+    return {
+        name: memory_budget.kv_bytes_per_token(ENGINE, model)
+        for name, model in footprints().items()
+    }

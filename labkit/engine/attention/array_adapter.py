@@ -27,13 +27,11 @@ class ArrayAdapter:
         self.conversions = 0
 
     def bind(self, layer: int, *, sinks: Any = None, **options: Any) -> None:
-        """Bind a layer of the wrapped attention; see ``Attention.bind``."""
         if isinstance(sinks, mx.array) and self._inner.arrays == "numpy":
             sinks = np.array(sinks.astype(mx.float32))
         self._inner.bind(layer, sinks=sinks, **options)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Convert the arrays, attend, and convert the result back; see ``Attention.forward``."""
         self.conversions += 1
         arrays = [array for array in (q, k, v) if array is not None]
         if self.arrays == "mlx":
@@ -50,7 +48,6 @@ class ArrayAdapter:
         return out
 
     def report(self, metadata: Any) -> Reports:
-        """Return the wrapped attention's report."""
         return self._inner.report(metadata)
 
     def pending(self, metadata: Any) -> list[Any]:

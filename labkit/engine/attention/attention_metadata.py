@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import row_bytes
+from labkit.cpu.precision.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
 
 Int32Array = NDArray[np.int32]
@@ -160,10 +160,7 @@ def build(
 ) -> AttentionMetadata:
     """Check a batch against pools of ``num_blocks`` blocks, and return its metadata.
 
-    Raises
-    ------
-    ValueError
-        An array has a wrong dtype, shape or value. The message names it.
+    Raises ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
     """
     query_lens = _check_batch(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.

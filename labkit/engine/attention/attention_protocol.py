@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
-from labkit.engine.attention.launch_report import Reports
+from labkit.engine.attention.launch_report import Reports, merge_reports
 
 Arrays = Literal["numpy", "mlx"]
 
@@ -77,3 +77,23 @@ class Attention(Protocol):
 
     def pending(self, metadata: Any) -> list[Any]:
         """Return the lazy arrays that must be evaluated with the outputs at the step's end."""
+
+
+class NoAttention:
+    """The ``Attention`` of a model without keys and values: no layer calls it."""
+
+    arrays: Literal["any"] = "any"
+
+    def bind(self, layer: int, **_options: Any) -> None:
+        """Raise ``ValueError``, because there is no such layer."""
+        raise ValueError(f"layer {layer}: the model has no layers with keys and values")
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
+        """Raise ``ValueError``, because there is no such layer."""
+        raise ValueError(f"layer {layer}: the model has no layers with keys and values")
+
+    def report(self, metadata: Any) -> Reports:
+        return merge_reports([])
+
+    def pending(self, metadata: Any) -> list[Any]:
+        return []

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_classes
-from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
                 f"split_kv={kernel_switches.split_kv}: backend=reference does not split keys; "
                 "set split_kv=off"
             )
-        from labkit.engine.attention.reference import ReferenceBackend
+        from labkit.engine.attention.backends.reference import ReferenceBackend
 
         return ReferenceBackend(kernel_switches.resolver)
     if backend == "gather":
-        from labkit.engine.attention.gather import GatherBackend
+        from labkit.engine.attention.backends.gather import GatherBackend
 
         return GatherBackend()
     if backend != "fused":
@@ -60,12 +60,12 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
             f"backend={backend}: must be fused, gather, reference or package.module:Class"
         )
     if device == "cpu":
-        from labkit.engine.attention.cpu_backend import CpuBackend
+        from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
         return CpuBackend(kernel_switches)
     if device not in DEVICES:
         raise ValueError(f"device={device}: must be one of: {', '.join(DEVICES)}")
-    from labkit.engine.attention.metal_backend import MetalBackend
+    from labkit.engine.attention.backends.metal_backend import MetalBackend
 
     return MetalBackend(kernel_switches, device)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionLayer
-    from labkit.engine.kv_layout.kv_shape import KVShape
+    from labkit.engine.attention.kv_shape import KVShape
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:

@@ -1,4 +1,6 @@
-"""Choose the kernel and the grid for a batch, by the same rule on every device.
+"""The switches of the fused backends, and the kernel and grid that they choose for a batch.
+
+The rule is the same on every device.
 
 The grid is a launch's set of units of work. On Metal a unit is a threadgroup; on the CPU, worker
 threads take units from a queue.
@@ -8,15 +10,47 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.resolvers.resolver import has_prefill
 from labkit.kernel_constants import BQ
 
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
+
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto
 MAX_PARTITIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSwitches:
+    """How a fused backend finds the sequence of each unit, and divides work among units.
+
+    Raises ``ValueError`` if ``split_kv`` or ``tile_threshold`` is out of range.
+    """
+
+    # A built-in resolver's name (``config.RESOLVERS``) or ``package.module:Class``
+    resolver: str = "binary_search"
+    # ``off``, ``auto`` or a number of partitions among which the decode kernel divides the keys
+    # of a query. Splitting changes the order of summation and thus the last bits of the result.
+    # No other switch changes the result.
+    split_kv: str | int = "off"
+    # Whether the query heads of a KV head share loads of keys and values in the decode kernel
+    gqa_sharing: bool = True
+    # Whether KV blocks outside a sliding window are skipped. False: they are read and masked.
+    window_skip: bool = True
+    # The tiled kernel is chosen if a sequence has at least this many query tokens
+    tile_threshold: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        text = str(self.split_kv)
+        if text not in ("off", "auto") and not (text.isdecimal() and 1 <= int(text) <= 1024):
+            raise ValueError(f"split_kv={text}: must be off, auto or 1 to 1024 (partitions)")
+        if self.tile_threshold < 2:
+            raise ValueError(
+                f"tile_threshold={self.tile_threshold}: must be 2 or more (query tokens)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +112,8 @@ def choose_kernel(
 ) -> Dispatch:
     """Return the kernel and the grid for a batch and a layer.
 
-    ``kernel`` is ``auto``, or forces ``decode`` or ``tiled``.
-
-    Raises
-    ------
-    ValueError
-        ``kernel`` is unknown, or does not support the layer's head size and dtype.
+    ``kernel`` is ``auto``, or forces ``decode`` or ``tiled``. Raises ``ValueError`` if ``kernel``
+    is unknown, or does not support the layer's head size and dtype.
     """
     name, reason = _kernel(metadata, layer, switches, limits, kernel)
     group, tiled = layer.num_q_heads // layer.num_kv_heads, name == "tiled"
@@ -130,7 +160,6 @@ def _kernel(
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of ``number`` that is at most ``limit``."""
     return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
 
 

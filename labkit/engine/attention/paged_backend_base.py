@@ -25,8 +25,8 @@ from labkit.engine.attention.attention_metadata import (
     TablesKey,
 )
 from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport, Reports
-from labkit.engine.kv_layout.kv_shape import KVShape
 
 
 class PagedBackend:
@@ -143,7 +143,6 @@ class PagedBackend:
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
 
     def _head_dim(self, pool: Any) -> int:
-        """Return the number of elements of one head's key or value in a pool."""
         return int(pool.shape[3])
 
     def _convert_sinks(self, sinks: Any) -> Any:
@@ -194,7 +193,6 @@ class PagedBackend:
         return None
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Return whether ``last.prepared`` is valid for the same sequences with longer contexts."""
         return False
 
     def _build(

@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 
-from labkit.cpu import kv_quantization
-from labkit.cpu.kv_dtypes import KV_GROUP
-from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.cpu.precision import kv_quantization
+from labkit.cpu.precision.kv_dtypes import KV_GROUP
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
+from labkit.engine.attention.kv_shape import KVShape
 
 _TOKENS, _HEADS, _HEAD_DIM, _BLOCK_SIZE = 6, 2, 2 * KV_GROUP, 8
 
@@ -27,7 +27,7 @@ def find_mismatch(dtype: str) -> str | None:
     Each sequence has a single token, so its attention output is its own value. The kernels must
     read the bits that ``kv_quantization`` computes.
     """
-    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
     backend = CpuBackend(KernelSwitches())
     backend.allocate([KVShape(_HEADS, _HEAD_DIM, _HEAD_DIM)], _TOKENS, _BLOCK_SIZE, dtype)
@@ -53,10 +53,7 @@ def find_mismatch(dtype: str) -> str | None:
 def verify(dtype: str) -> None:
     """Check that the kernels compute the reference's bits for keys and values of ``dtype``.
 
-    Raises
-    ------
-    KVMismatchError
-        The bits differ.
+    Raises ``KVMismatchError`` if the bits differ.
     """
     mismatch = find_mismatch(dtype)
     if mismatch is not None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from labkit.engine.attention import input_validation
 from labkit.engine.attention.backend_factory import create
+from labkit.engine.attention.backends.mlx_backend_base import to_mlx
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend_base import to_mlx
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -65,8 +65,8 @@ def paged_attention(
     split_kv
         ``off``, ``auto`` or a number of partitions of the keys.
     backend
-        ``reference`` or the device of the fused kernels: ``cpu``, ``metal`` or
-        ``emulated``.
+        ``reference`` or the device of the fused kernels: ``cpu``, ``metal``, ``emulated`` or
+        ``cuda``.
 
     Returns
     -------

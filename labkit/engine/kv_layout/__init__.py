@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory
-from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
+from labkit.engine.attention.kv_shape import KVShape, StateShape
+from labkit.engine.kv_cache_manager import KVCache, KVCacheFactory
 
 if TYPE_CHECKING:
     from labkit import config
@@ -26,16 +26,13 @@ def create_factory(
 
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
     unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, which
-    keep their own dtypes. ``windows`` has the sliding window of each layer with keys and
-    values (None: the layer has no window), for ``engine.kv.window_pools``.
-
-    Raises
-    ------
-    ValueError
-        The attention cannot be created. The message gives the reason.
+    keep their own dtypes. ``windows`` has the sliding window of each layer with keys and values
+    (None: the layer has no window), for ``engine.kv.window_pools``. Raises ``ValueError`` if the
+    attention cannot be created. The message gives the reason.
     """
     from labkit.config import Admission, KVLayout
-    from labkit.engine import attention, budget, compute_dtype
+    from labkit.engine import attention, memory_budget
+    from labkit.engine.model import compute_dtype
 
     kv, dtype = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
@@ -80,7 +77,7 @@ def create_factory(
         create,
         states,
         options.scheduler.max_num_seqs,
-        budget.num_state_snapshots(options),
+        memory_budget.num_state_snapshots(options),
         create_windowed if kv.window_pools else None,
     )
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS
-from labkit.engine.attention import sdpa
+from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
+from labkit.engine.attention.backends import sdpa
+from labkit.engine.attention.backends.sdpa import SdpaAttention, SdpaLayer
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
+from labkit.engine.memory_budget.kv_demand import round_up_to_step
 
 if TYPE_CHECKING:
     from labkit.config import KV
@@ -35,12 +35,8 @@ def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) 
     """Create a cache with memory for ``capacity`` tokens of all requests together.
 
     ``options`` sets how many tokens are set aside for each request, and by how many tokens its
-    array grows.
-
-    Raises
-    ------
-    EngineError
-        Keys and values of these shapes cannot be stored as ``dtype``.
+    array grows. Raises ``EngineError`` if keys and values of these shapes cannot be stored as
+    ``dtype``.
     """
     try:
         manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
@@ -86,7 +82,6 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return num_tokens <= self._promised[request_id]
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the capacity of the request's array in tokens."""
         return self.rows[int(table.block_ids[0])].capacity
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -98,12 +93,10 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return {**super().counters(), "kv.set_aside": self._total_set_aside}
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self._total_set_aside = 0
 
     def check(self, running: set[str]) -> None:
-        """Check requests and allocated bytes; see ``KVCacheManager.check``."""
         super().check(running)
         if self.reserved_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the count of allocated bytes disagrees with the arrays")
@@ -153,7 +146,6 @@ class ContiguousStep:
         self._dtype = dtype
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store each request's new keys and values after its cached tokens."""
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=False):  # latent: no values
@@ -164,7 +156,6 @@ class ContiguousStep:
                     sdpa.store(array, where, numbers)
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that the step wrote."""
         return [array for segment in self._segments for array in segment.row.arrays()]
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:

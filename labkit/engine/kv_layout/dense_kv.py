@@ -17,12 +17,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS
-from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
+from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
+from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
+from labkit.engine.memory_budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
 
 # The keys or the values of one layer.
 KVArray = mx.array | QuantizedArrays
@@ -176,16 +176,13 @@ class DenseKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the arrays allocated now, for all requests."""
         return self.stats.allocated
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
         return self._capacity // self.growth_step * self.growth_step
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
         needed = self._memory_tokens(num_tokens)
         if needed <= self._capacity:
             return None
@@ -194,7 +191,6 @@ class DenseKVCacheManager(KVCacheManager):
         )
 
     def _memory_tokens(self, num_tokens: int) -> int:
-        """Return ``num_tokens`` rounded up to the size of an allocation, in tokens."""
         return round_up_to_step(num_tokens, self.growth_step)
 
     def _add_row_id(self, request_id: str) -> int:
@@ -204,7 +200,6 @@ class DenseKVCacheManager(KVCacheManager):
         return row_id
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of bytes reserved, used and copied since the last reset."""
         return {
             "peak_kv_bytes": self.stats.peak,
             "kv.bytes_copied": self.stats.copied,
@@ -213,6 +208,5 @@ class DenseKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self.stats.peak, self.stats.copied, self.stats.moves = self.stats.allocated, 0, 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
@@ -19,21 +19,21 @@ from labkit.engine.kv_layout.kv_cache_manager import (
     StepAttention,
 )
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.kv_layout.state_slots import (
+from labkit.engine.recurrent_states.state_slots import (
     StatePlan,
     StateSegment,
     StateSlot,
     StateSlotManager,
 )
-from labkit.engine.kv_layout.state_snapshots import StateSnapshots
+from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
+    from labkit.engine.attention.kv_shape import StateShape
     from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import StateShape
-    from labkit.engine.kv_layout.state_memory import StateMemory
+    from labkit.engine.recurrent_states.state_memory import StateMemory
     from labkit.engine.request import RequestState
-    from labkit.engine.scheduler_output import SchedulerOutput
+    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
 def add_states(
@@ -44,7 +44,7 @@ def add_states(
     ``attention`` holds the layers with keys and values. There are ``num_slots`` slots for requests
     and, if the layout caches prefixes, ``num_snapshots`` for snapshots.
     """
-    from labkit.engine.kv_layout.state_memory import StateMemory
+    from labkit.engine.recurrent_states.state_memory import StateMemory
 
     total = num_slots + num_snapshots
     slots = StateSlotManager(total, sum(shape.nbytes for shape in shapes))
@@ -77,7 +77,7 @@ class HybridKVCacheManager(KVCacheManager):
             self._snapshots = StateSnapshots(
                 slots,
                 num_snapshots,
-                attention.block_size,
+                attention.pool.block_size,
                 attention.reuse_tokens,
                 attention.find_cached_block,
             )
@@ -86,12 +86,10 @@ class HybridKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of keys and values, and of the slots in use."""
         return self._attention.reserved_bytes + self._slots.reserved_bytes
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
         return self._attention.capacity_tokens
 
     @property
@@ -115,22 +113,18 @@ class HybridKVCacheManager(KVCacheManager):
 
     @property
     def grows_by_chunk(self) -> bool:
-        """Whether ``grow`` must be called for every chunk."""
         return self._attention.grows_by_chunk
 
     @property
     def aligns_chunks(self) -> bool:
-        """Whether chunks of prompts end where snapshots can be taken."""
         return self._snapshots is not None
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the length of a prompt chunk, 1 to ``count``; see ``KVCacheManager``."""
         return (
             count if self._snapshots is None else self._snapshots.align_chunk(state, start, count)
         )
 
     def used_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the computed tokens, and of the slots in use."""
         return self._attention.used_bytes(num_tokens) + self._slots.reserved_bytes
 
     def refusal_reason(self, num_tokens: int) -> str | None:
@@ -141,7 +135,6 @@ class HybridKVCacheManager(KVCacheManager):
         return self._attention.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Reserve a slot, and memory for tokens; see ``KVCacheManager.reserve``."""
         if not self._slots.num_free:
             return None
         num_cached = self._attention.reserve(state, num_tokens, spare)
@@ -156,8 +149,8 @@ class HybridKVCacheManager(KVCacheManager):
     def _restore(self, slot: StateSlot, num_cached: int) -> None:
         """Plan a copy of the snapshot at the end of the cached prefix to the request's slot."""
         assert self._snapshots is not None
-        table = self._attention.table(slot.state.request_id)
-        block = table.block_ids[num_cached // self._paged.block_size - 1]
+        table = self._attention.table(slot.owner.request_id)
+        block = table.block_ids[num_cached // self._paged.pool.block_size - 1]
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -167,7 +160,6 @@ class HybridKVCacheManager(KVCacheManager):
         return has_grown
 
     def cache_blocks(self, state: RequestState) -> None:
-        """Make computed tokens and their snapshots reusable, if the layout shares prefixes."""
         self._attention.cache_blocks(state)
         if self._snapshots is not None:
             self._snapshots.attach(state)
@@ -177,30 +169,24 @@ class HybridKVCacheManager(KVCacheManager):
         self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
 
     def table(self, request_id: str) -> BlockTable:
-        """Return a request's block table."""
         return self._attention.table(request_id)
 
     def release(self, request_id: str) -> None:
-        """Release a request's memory in both groups. Ids without memory are ignored."""
         if self._snapshots is not None:
             self._snapshots.release(request_id)
         self._attention.release(request_id)
         self._slots.release(request_id)
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of tokens for which a request with this table has memory."""
         return self._attention.num_slots(table)
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the ids of finished requests whose rows a static batch still computes."""
         return self._attention.lingering_requests()
 
     def clear(self) -> None:
-        """Empty the prefix cache, if the layout has one."""
         self._attention.clear()
 
     def check(self, running: set[str]) -> None:
-        """Check both groups; see ``KVCacheManager.check``."""
         self._attention.check(running)
         if self._snapshots is None:
             self._slots.check(running)
@@ -222,7 +208,6 @@ class HybridKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         self._attention.reset_counters()
         self._slots.reset_counters()
         if self._snapshots is not None:
@@ -240,7 +225,6 @@ class HybridMemory:
 
     @property
     def attention(self) -> Attention:
-        """The attention over the keys and values."""
         return self._attention.attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:

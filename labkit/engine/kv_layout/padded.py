@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.engine.attention.sdpa import SdpaAttention
-from labkit.engine.budget.kv_demand import round_up_to_step
+from labkit.engine.attention.backends.sdpa import SdpaAttention
+from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.padded_step import PaddedRow, pad_batch
+from labkit.engine.memory_budget.kv_demand import round_up_to_step
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
@@ -81,7 +81,6 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         return num_tokens <= self._row_of[request_id].prompt + self._row_of[request_id].output
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of columns, which is the same for every row."""
         return self.dense.capacity
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -121,11 +120,9 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self.dense.reallocate(len(self.rows), round_up_to_step(num_columns), moves)
 
     def lingering_requests(self) -> list[str]:
-        """Return the ids of finished requests whose rows stay until their static batch ends."""
         return [row.request_id for row in self.rows if not row.live]
 
     def check(self, running: set[str]) -> None:
-        """Check requests, rows and allocated bytes; see ``KVCacheManager.check``."""
         super().check(running)
         live = [row.row_id for row in self.rows if row.live]
         if sorted(live) != sorted(row.row_id for row in self._row_of.values()):
@@ -141,7 +138,6 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         return {**super().counters(), "padding.waste_pct": waste}
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self.columns = self.empty_columns = 0
 

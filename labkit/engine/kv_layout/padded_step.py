@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import sdpa
+from labkit.engine.attention.backends import sdpa
+from labkit.engine.attention.backends.sdpa import SdpaLayer
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
@@ -55,16 +55,9 @@ def pad_batch(
 
     Every row of the rectangle has the length of the longest chunk: padding, then the chunk.
 
-    Parameters
-    ----------
-    batch
-        The packed, ragged batch.
-    scheduled
-        The row of each chunk, in the batch's order.
-    finished
-        The rows of finished requests, which are computed as padding.
-    dense
-        The array of all rows. The computed batch has its rows in the order of this array.
+    ``batch``: the packed, ragged batch. ``scheduled``: the row of each chunk, in the batch's order.
+    ``finished``: the rows of finished requests, which are computed as padding. ``dense``: the array
+    of all rows. The computed batch has its rows in the order of this array.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())
@@ -93,19 +86,10 @@ def pad_batch(
 class PaddedStep:
     """The attention of one step over the padded array; see ``SdpaStep``.
 
-    Parameters
-    ----------
-    dense
-        The array of all rows.
-    rows
-        The rows that are computed, in the array's order.
-    width
-        The number of query tokens per row, including padding.
-    target
-        For each token that is not padding, its index among the ``len(rows) * width`` computed
-        tokens.
-    columns
-        For each token that is not padding, its column in the array.
+    ``dense``: the array of all rows. ``rows``: the rows that are computed, in the array's order.
+    ``width``: the number of query tokens per row, including padding. ``target``: for each token
+    that is not padding, its index among the ``len(rows) * width`` computed tokens. ``columns``: for
+    each token that is not padding, its column in the array.
     """
 
     def __init__(
@@ -138,7 +122,6 @@ class PaddedStep:
         return self.columns - sum(row.length for row in self._rows if row.live)
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the keys and values of all tokens except padding."""
         places = self._places[self.target // self._width]
         target: Any = self.target
         where: Any = (places, slice(None), self._columns)
@@ -150,11 +133,9 @@ class PaddedStep:
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that the step wrote."""
         return self._dense.arrays()
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Call MLX's attention once for all rows, with a mask."""
         k, v, kv_bytes = self._dense.keys_and_values(layer.index, self._computed_rows)
         rows = q.reshape(len(self._rows), self._width, *q.shape[1:])
         output = sdpa.attend(sdpa.heads_first(rows), k, v, layer, self._mask(layer.window))

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.engine import prefix_cache
-from labkit.engine.attention.attention_free import NoAttention
+from labkit.engine.attention.attention_protocol import NoAttention
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
     KVMemory,
     StepAttention,
 )
-from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
@@ -41,13 +41,8 @@ def create(
     """Create a KV cache of ``num_blocks`` blocks, including the null block, in ``backend``.
 
     ``prefix_cache_name`` is the value of ``engine.prefix_cache``. The length of a reused prefix is
-    a multiple of ``reuse_blocks`` blocks.
-
-    Raises
-    ------
-    EngineError
-        The backend does not support the shapes or the dtype of the keys and values, or its
-        kernels fail their check.
+    a multiple of ``reuse_blocks`` blocks. Raises ``EngineError`` if the backend does not support
+    the shapes or the dtype of the keys and values, or its kernels fail their check.
     """
     memory: KVMemory = TokenCountMemory()
     try:
@@ -59,11 +54,10 @@ def create(
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
         _check_quantisation(dtype)
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, kv.block_size)
     manager = PagedKVCacheManager(
         pool,
-        kv.block_size,
-        prefix_cache.create(prefix_cache_name, pool, kv.block_size),
+        prefix_cache.create(prefix_cache_name, pool),
         reuse_blocks,
         block_bytes=kv.block_size * token_bytes,
     )
@@ -86,33 +80,22 @@ def _check_quantisation(dtype: str) -> None:
 class PagedKVCacheManager(KVCacheManager):
     """Reserves blocks of a pool for requests, which share the blocks of common prefixes.
 
-    Parameters
-    ----------
-    pool
-        The pool of blocks.
-    block_size
-        Tokens per block.
-    prefix_cache
-        A prefix cache over the same pool (None: no prefix is reused).
-    reuse_blocks
-        The length of a reused prefix is a multiple of this number of blocks.
-    block_bytes
-        Bytes of one block over all layers.
+    ``pool``: the pool of blocks. ``prefix_cache``: a prefix cache over the same pool (None: no
+    prefix is reused). ``reuse_blocks``: the length of a reused prefix is a multiple of this number
+    of blocks. ``block_bytes``: bytes of one block over all layers.
     """
 
     def __init__(
         self,
         pool: BlockPool,
-        block_size: int,
         prefix_cache: PrefixCache | None = None,
         reuse_blocks: int = 1,
         block_bytes: int = 0,
     ) -> None:
-        super().__init__(block_bytes // block_size)
+        super().__init__(block_bytes // pool.block_size)
         self.pool = pool
-        self.block_size = block_size
         self.block_bytes = block_bytes
-        self._prefix_cache = prefix_cache or PrefixCache()
+        self._prefix_cache = prefix_cache or PrefixCache(pool)
         self._reuse_blocks = reuse_blocks
         self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache
         # Returns how many blocks of a cached prefix can be reused (None: all).
@@ -121,21 +104,14 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the blocks in use."""
         return self.pool.num_used * self.block_bytes
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks for ``num_tokens`` tokens."""
-        return -(-num_tokens // self.block_size)
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
-        return self.pool.capacity * self.block_size
+        return self.pool.capacity * self.pool.block_size
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
-        needed = self.blocks_for(num_tokens)
+        needed = self.pool.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
         return f"need {needed} KV blocks, but the pool has only {self.pool.capacity}"
@@ -150,19 +126,18 @@ class PagedKVCacheManager(KVCacheManager):
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         shared = self._match_prefix(state)
-        missing = self.blocks_for(num_tokens) - len(shared)
+        missing = self.pool.blocks_for(num_tokens) - len(shared)
         available = self.pool.num_free + self.pool.num_evictable - self.pool.count_evictable(shared)
         if missing + ceil(spare * self.pool.capacity) > available:
             return None
-        self.pool.touch(shared)
-        self._prefix_cache.lock(request_id, state.token_ids, len(shared))
+        self._prefix_cache.acquire(request_id, state.token_ids, shared)
         blocks = [*shared, *self._allocate(missing)]
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
         self._num_cached_blocks[request_id] = len(shared)
         self._num_reservations += 1
         self._queried_tokens += state.num_tokens
-        self._hit_tokens += len(shared) * self.block_size
-        return len(shared) * self.block_size
+        self._hit_tokens += len(shared) * self.pool.block_size
+        return len(shared) * self.pool.block_size
 
     def _match_prefix(self, state: RequestState) -> list[int]:
         """Return the cached blocks of the request's prefix that end before its last known token.
@@ -172,7 +147,7 @@ class PagedKVCacheManager(KVCacheManager):
         """
         if state.request.params.prompt_logprobs is not None:
             return []
-        max_blocks = (state.num_tokens - 1) // self.block_size
+        max_blocks = (state.num_tokens - 1) // self.pool.block_size
         blocks = self._prefix_cache.match(state.token_ids, max_blocks)
         if self._count_usable is not None:
             return blocks[: self._count_usable(blocks)]
@@ -186,7 +161,7 @@ class PagedKVCacheManager(KVCacheManager):
     @property
     def reuse_tokens(self) -> int:
         """The length of a reused prefix is a multiple of this number of tokens."""
-        return self._reuse_blocks * self.block_size
+        return self._reuse_blocks * self.pool.block_size
 
     def find_cached_block(self, token_ids: Sequence[int], num_blocks: int) -> int | None:
         """Return the cached block at the end of a prefix of ``num_blocks`` blocks, or None."""
@@ -194,7 +169,6 @@ class PagedKVCacheManager(KVCacheManager):
         return blocks[-1] if len(blocks) == num_blocks else None
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield every block that the prefix cache holds."""
         return self._prefix_cache.cached_blocks()
 
     def limit_reuse(
@@ -204,12 +178,8 @@ class PagedKVCacheManager(KVCacheManager):
     ) -> None:
         """Limit the reuse of a cached prefix, for models that also have recurrent states.
 
-        Parameters
-        ----------
-        count_usable
-            Takes the cached blocks of a prefix and returns how many of them can be reused.
-        on_evict
-            Is called with the ids of evicted blocks.
+        ``count_usable``: takes the cached blocks of a prefix and returns how many of them can be
+        reused. ``on_evict``: is called with the ids of evicted blocks.
         """
         self._count_usable = count_usable
         self.pool.on_evict = on_evict
@@ -221,9 +191,8 @@ class PagedKVCacheManager(KVCacheManager):
         return self.pool.allocate(count)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Allocate the missing blocks; see ``KVCacheManager.grow``."""
         blocks = self._tables[request_id].block_ids
-        missing = self.blocks_for(num_tokens) - len(blocks)
+        missing = self.pool.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
             return True
         if missing > self.pool.num_free + self.pool.num_evictable:
@@ -235,9 +204,8 @@ class PagedKVCacheManager(KVCacheManager):
     def cache_blocks(self, state: RequestState) -> None:
         """Offer the full, computed blocks to the prefix cache; see ``KVCacheManager``."""
         request_id = state.request_id
-        reserved = self.pool.num_used * self.block_size
-        self._computed.update(request_id, state.num_computed_tokens, reserved)
-        num_full = state.num_computed_tokens // self.block_size
+        self._computed.update(request_id, state.num_computed_tokens, self.pool.used_tokens)
+        num_full = state.num_computed_tokens // self.pool.block_size
         if num_full <= self._num_cached_blocks[request_id]:
             return
         self._num_cached_blocks[request_id] = num_full
@@ -249,25 +217,19 @@ class PagedKVCacheManager(KVCacheManager):
             remapped = blocks.copy()
             for index, block in remap.items():
                 remapped[index] = block
-            self.pool.touch(remap.values())
-            self.pool.free([int(blocks[index]) for index in remap])
             self._tables[request_id] = BlockTable(remapped)
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of tokens that fit the table's blocks, including shared blocks."""
-        return len(table) * self.block_size
+        return len(table) * self.pool.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
         del self._num_cached_blocks[request_id]
-        self.pool.free(table.block_ids.tolist())
-        self._prefix_cache.unlock(request_id)
+        self._prefix_cache.release(request_id, table.block_ids.tolist())
 
     def clear(self) -> None:
-        """Evict every cached block that no request uses."""
         self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of blocks and prefixes since the last reset."""
         return {
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
@@ -285,15 +247,13 @@ class PagedKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         self.pool.reset_counters()
         super().reset_counters()
-        self._computed.reset(self.pool.num_used * self.block_size)
+        self._computed.reset(self.pool.used_tokens)
         self._prefix_cache.num_evicted = 0
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Check requests, pool and prefix cache; see ``KVCacheManager.check``."""
         super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
         self.pool.check(tables, self._prefix_cache.cached_blocks())
@@ -329,5 +289,4 @@ class TokenCountMemory:
         self.attention = NoAttention()
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Return the batch unchanged, and an attention that no layer calls."""
         return batch, StepAttention(self.attention, None, {"layout.paged": 1})

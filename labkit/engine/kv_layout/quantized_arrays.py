@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.cpu.kv_dtypes import KV_GROUP, QUANTIZED_BITS
-from labkit.engine.attention import sdpa
-from labkit.engine.rebound_model_modules import import_plain
+from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
+from labkit.engine.attention.backends import sdpa
+from labkit.engine.model.rebound_model_modules import import_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,26 +21,22 @@ NO_BLOCKS: BlockIds = np.zeros(0, np.int32)
 class WindowBlocks:
     """The block tables of all requests in the layers of one window (a KV cache group).
 
-    Parameters
-    ----------
-    pool
-        The pool of the group's blocks.
-    block_size
-        Tokens per block.
-    window
-        The number of keys that a query sees, its own included.
-    block_bytes
-        Bytes of one block over the group's layers.
+    ``pool``: the pool of the group's blocks. ``window``: the number of keys that a query sees, its
+    own included. ``block_bytes``: bytes of one block over the group's layers.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, window: int, block_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, window: int, block_bytes: int) -> None:
         self.pool = pool
-        self.block_size = block_size
         self.window = window
         self.block_bytes = block_bytes
         self._tables: dict[str, BlockIds] = {}
         self._num_freed: dict[str, int] = {}  # blocks at the front of a table that were freed
         self.num_slid = 0  # blocks freed because the window moved on
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over the group's layers."""
+        return self.block_bytes // self.pool.block_size
 
     @property
     def reserved_bytes(self) -> int:
@@ -61,15 +57,12 @@ class WindowBlocks:
 
     def num_missing(self, request_id: str, num_tokens: int) -> int:
         """Return the number of blocks to allocate before the first ``num_tokens`` tokens fit."""
-        return max(0, -(-num_tokens // self.block_size) - len(self._tables[request_id]))
+        return max(0, self.pool.blocks_for(num_tokens) - len(self._tables[request_id]))
 
     def grow(self, request_id: str, num_tokens: int) -> None:
         """Allocate the missing blocks.
 
-        Raises
-        ------
-        ValueError
-            Too few blocks are free. Nothing was allocated.
+        Raises ``ValueError`` if too few blocks are free. Nothing was allocated.
         """
         missing = self.num_missing(request_id, num_tokens)
         if missing:
@@ -78,7 +71,7 @@ class WindowBlocks:
 
     def slide(self, request_id: str, num_tokens: int) -> None:
         """Free the blocks that no query after the first ``num_tokens`` tokens sees."""
-        behind = max(0, num_tokens - self.window + 1) // self.block_size
+        behind = max(0, num_tokens - self.window + 1) // self.pool.block_size
         freed = self._num_freed[request_id]
         if behind <= freed:
             return
@@ -91,7 +84,7 @@ class WindowBlocks:
 
     def num_held_tokens(self, request_id: str, num_tokens: int) -> int:
         """Return how many of the first ``num_tokens`` tokens are in blocks that the request has."""
-        return num_tokens - self._num_freed[request_id] * self.block_size
+        return num_tokens - self._num_freed[request_id] * self.pool.block_size
 
     def release(self, request_id: str) -> None:
         """Free a request's blocks and forget its table."""

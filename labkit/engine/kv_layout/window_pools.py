@@ -26,30 +26,28 @@ Rejected drafts need no freed block: blocks are freed for final tokens only.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.attention.grouped_attention import GroupedAttention
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout import paged
-from labkit.engine.kv_layout.kv_cache_manager import (
+from labkit.engine.kv_cache_manager import (
     BlockTable,
     ComputedTokenCount,
     KVCache,
     KVCacheManager,
     StepAttention,
 )
+from labkit.engine.kv_layout import paged
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.launch_report import Reports
+    from labkit.engine.attention.kv_shape import KVShape
     from labkit.engine.attention.paged_backend_base import PagedBackend
     from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import KVShape
     from labkit.engine.request import RequestState
 
 OPTION = "engine.kv.window_pools=true"
@@ -91,20 +89,12 @@ def split_blocks(
 ) -> tuple[int, list[int]]:
     """Divide the memory of ``num_blocks`` blocks of all layers among the groups.
 
-    Parameters
-    ----------
-    num_blocks
-        As in ``KVCacheFactory.create``: the null block is one of them.
-    full_bytes
-        Bytes of a block over the layers without a window.
-    windows
-        The same for each window, and the most blocks that can be in use.
+    ``num_blocks``: as in ``KVCacheFactory.create``: the null block is one of them. ``full_bytes``:
+    bytes of a block over the layers without a window. ``windows``: the same for each window, and
+    the most blocks that can be in use.
 
-    Returns
-    -------
-    tuple
-        The blocks of the full group and of each window, each with a null block. A window has no
-        more blocks than the full group.
+    Returns the blocks of the full group and of each window, each with a null block. A window has no
+    more blocks than the full group.
     """
     caps = [most + 1 for _, most in windows]
 
@@ -130,12 +120,8 @@ def create(
 ) -> KVCache:
     """Create the pools of all groups: the memory of ``num_blocks`` blocks of all layers.
 
-    ``windows`` has the window of each layer (None: it sees all keys).
-
-    Raises
-    ------
-    EngineError
-        As ``paged.create``.
+    ``windows`` has the window of each layer (None: it sees all keys). Raises ``EngineError`` as
+    ``paged.create``.
     """
     kinds = [None, *sorted({window for window in windows if window is not None})]
     layers = [[i for i, window in enumerate(windows) if window == kind] for kind in kinds]
@@ -149,7 +135,7 @@ def create(
         for backend, own, count in zip(backends, layers, [num_full, *counts], strict=True)
     ]
     groups = [
-        WindowBlocks(BlockPool(count), kv.block_size, window or 0, size)
+        WindowBlocks(BlockPool(count, kv.block_size), window or 0, size)
         for (window, size), count in zip(pairs, counts, strict=True)
     ]
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
@@ -169,9 +155,7 @@ class WindowedKVCacheManager(KVCacheManager):
     def __init__(
         self, full: KVCacheManager, groups: Sequence[WindowBlocks], limits: StepLimits
     ) -> None:
-        super().__init__(
-            full.token_bytes + sum(group.block_bytes // group.block_size for group in groups)
-        )
+        super().__init__(full.token_bytes + sum(group.token_bytes for group in groups))
         self._full = full
         self._groups = groups
         self._limits = limits
@@ -180,17 +164,14 @@ class WindowedKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the blocks in use in all groups."""
         return self._full.reserved_bytes + sum(group.reserved_bytes for group in self._groups)
 
     @property
     def capacity_tokens(self) -> int:
-        """The largest number of tokens that a single request can have in the KV cache."""
         return self._full.capacity_tokens
 
     @property
     def grows_by_chunk(self) -> bool:
-        """Whether ``grow`` must be called for every chunk: always."""
         return True
 
     def refusal_reason(self, num_tokens: int) -> str | None:
@@ -204,7 +185,7 @@ class WindowedKVCacheManager(KVCacheManager):
         by its first chunk would be admitted again in the same step, without end.
         """
         chunk = min(num_tokens, self._limits.num_tokens + self._limits.num_lookahead_tokens)
-        if any(-(-chunk // group.block_size) > group.pool.num_free for group in self._groups):
+        if any(g.pool.blocks_for(chunk) > g.pool.num_free for g in self._groups):
             return None
         num_cached = self._full.reserve(state, num_tokens, spare)
         if num_cached is not None:
@@ -214,7 +195,6 @@ class WindowedKVCacheManager(KVCacheManager):
         return num_cached
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Ensure that a chunk and its drafts have blocks in every group."""
         if not self._full.grow(request_id, num_tokens):
             return False
         slots = self._full.num_slots(self._full.table(request_id))
@@ -235,7 +215,7 @@ class WindowedKVCacheManager(KVCacheManager):
             held.update(
                 request_id,
                 group.num_held_tokens(request_id, num_tokens),
-                group.pool.num_used * group.block_size,
+                group.pool.used_tokens,
             )
         self._update(request_id)
 
@@ -252,10 +232,8 @@ class WindowedKVCacheManager(KVCacheManager):
         self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
 
     def used_bytes(self, num_tokens: int) -> int:
-        """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
         return self._full.used_bytes(num_tokens) + sum(
-            min(group.reserved_bytes, num_tokens * group.block_bytes // group.block_size)
-            for group in self._groups
+            min(group.reserved_bytes, num_tokens * group.token_bytes) for group in self._groups
         )
 
     def num_slots(self, table: BlockTable) -> int:
@@ -269,7 +247,6 @@ class WindowedKVCacheManager(KVCacheManager):
             held.remove(request_id)
 
     def check(self, running: set[str]) -> None:
-        """Check every group; see ``KVCacheManager.check``."""
         super().check(running)
         self._full.check(running)
         for group in self._groups:
@@ -279,7 +256,7 @@ class WindowedKVCacheManager(KVCacheManager):
         """Return the counters of the layers without a window, with the bytes of all groups."""
         full = self._full.counters()
         used = full["kv_used_bytes"] + sum(
-            held.peak * group.block_bytes / group.block_size
+            held.peak * group.token_bytes
             for group, held in zip(self._groups, self._held, strict=True)
         )
         return {
@@ -292,58 +269,12 @@ class WindowedKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self._full.reset_counters()
         for group, held in zip(self._groups, self._held, strict=True):
             group.reset_counters()
-            held.reset(group.pool.num_used * group.block_size)
+            held.reset(group.pool.used_tokens)
         self._peak_bytes = self.reserved_bytes
-
-
-class Place(NamedTuple):
-    """Where a layer is: its group, and its index among the group's layers."""
-
-    group: int
-    layer: int
-
-
-class GroupedAttention:
-    """An ``Attention`` over a backend for each group. Its metadata are those of each backend.
-
-    ``places`` has the place of each layer.
-    """
-
-    def __init__(self, backends: Sequence[PagedBackend], places: Iterable[tuple[int, int]]) -> None:
-        self.backends = backends
-        self._places = [Place(*place) for place in places]
-
-    @property
-    def arrays(self) -> Arrays | Literal["any"]:
-        """The kind of arrays that the backends take and return."""
-        return self.backends[0].arrays
-
-    def bind(self, layer: int, **constants: Any) -> None:
-        """Bind a layer of its group's backend; see ``Attention.bind``."""
-        place = self._places[layer]
-        self.backends[place.group].bind(place.layer, **constants)
-
-    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Run a layer on its group's backend; see ``Attention.forward``."""
-        group, own = self._places[layer]
-        return self.backends[group].forward(own, q, k, v, metadata[group], out)
-
-    def report(self, metadata: Any) -> Reports:
-        """Return the reports of all groups."""
-        return tuple(chain.from_iterable(self._each("report", metadata)))
-
-    def pending(self, metadata: Any) -> list[Any]:
-        """Return the lazy arrays of all groups."""
-        return list(chain.from_iterable(self._each("pending", metadata)))
-
-    def _each(self, method: str, metadata: Any) -> list[Any]:
-        pairs = zip(self.backends, metadata, strict=True)
-        return [getattr(backend, method)(own) for backend, own in pairs if own is not None]
 
 
 class WindowedMemory:
@@ -353,7 +284,6 @@ class WindowedMemory:
         self.attention = attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Plan each group's attention over its own block tables. The batch is unchanged."""
         tables = (batch.block_tables, *batch.window_tables)
         metadata = tuple(
             backend.plan(

@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import InferenceEngine
+from labkit.engine.model import compute_dtype
 
 if TYPE_CHECKING:
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
 
 
 def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
     """Load a model with mlx_lm's own loader and create an engine around a ``BatchGenerator``.
 
-    Raises
-    ------
-    EngineError
-        mlx_lm cannot load the model. The message is one line with mlx_lm's reason.
+    Raises ``EngineError`` if mlx_lm cannot load the model. The message is one line with mlx_lm's
+    reason.
     """
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 

@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
     Counters,
@@ -23,13 +22,14 @@ from labkit.engine.engine_protocol import (
     check_context,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
-from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
 from labkit.engine.mlx_lm.mlx_lm_sampling import (
     check_supported,
     make_request_sampler,
     stop_token_ids,
 )
 from labkit.engine.mlx_lm.prompt_scoring import score_prompts
+from labkit.engine.model import compute_dtype
+from labkit.engine.model.mlx_lm_loader import MlxLmModel
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 
@@ -67,14 +67,9 @@ class MlxLmEngine:
     score their prompts. A step scores the first waiting prompt, and the prompts directly behind it
     that have the same length.
 
-    Parameters
-    ----------
-    model
-        The loaded model.
-    max_num_seqs
-        The maximum number of requests in the generator at the same time.
-    prefill_step_size
-        Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
+    ``model``: the loaded model. ``max_num_seqs``: the maximum number of requests in the generator
+    at the same time. ``prefill_step_size``: prompt tokens of one request per step; None: mlx_lm's
+    default of 2,048.
     """
 
     name = "mlx_lm"
@@ -103,12 +98,8 @@ class MlxLmEngine:
         """Queue a request.
 
         A request that can never be served (for example, an unsupported sampling parameter) is not
-        queued; the next step returns an error event instead.
-
-        Raises
-        ------
-        EngineError
-            The request id is already in use, or the engine is closed.
+        queued; the next step returns an error event instead. Raises ``EngineError`` if the request
+        id is already in use, or the engine is closed.
         """
         self._open_generator()
         request_id = request.request_id
@@ -147,7 +138,6 @@ class MlxLmEngine:
         return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and free its KV memory. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]
@@ -164,7 +154,6 @@ class MlxLmEngine:
                 self._token_counters.remove_request(uid)
 
     def has_work(self) -> bool:
-        """Return whether a request is live or an error event of a refusal is pending."""
         return bool(self._pending_refusals or self._waiting or self._scoring or self._live)
 
     def step(self) -> list[TokenEvent]:
@@ -280,17 +269,14 @@ class MlxLmEngine:
         }
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request has been inserted into the generator and has not finished."""
         return any(request.request_id == request_id for request in self._live.values())
 
     def kv_bytes(self) -> KVBytes:
-        """Return the bytes of the generator's caches, and the part that holds computed tokens."""
         return KVBytes(
             self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
         )
 
     def reset_counters(self) -> None:
-        """Set the counters to 0, and the KV peak to the caches' current size."""
         self._counters.reset()
         self._peak_kv_bytes = self._open_generator().prompt_cache_nbytes
 
@@ -298,7 +284,6 @@ class MlxLmEngine:
         """Do nothing: the generator has no prefix cache."""
 
     def close(self) -> None:
-        """Drop every request, the model and the KV memory. Further calls do nothing."""
         if self._generator is None:
             return
         if self._live:

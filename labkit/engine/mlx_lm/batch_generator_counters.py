@@ -19,13 +19,9 @@ class BatchGeneratorCounters:
     - ``kv.padded_slots``: left padding in the KV cache that decode forwards attended to, summed
       over forwards.
 
-    Parameters
-    ----------
-    counters
-        The engine's counters, to which the class adds.
-    kv_bytes_by_window
-        Maps each sliding window (tokens, or None for no window) to one token's KV bytes, summed
-        over the layers with that window.
+    ``counters``: the engine's counters, to which the class adds. ``kv_bytes_by_window``: maps each
+    sliding window (tokens, or None for no window) to one token's KV bytes, summed over the layers
+    with that window.
     """
 
     def __init__(self, counters: Counters, kv_bytes_by_window: Mapping[int | None, int]) -> None:

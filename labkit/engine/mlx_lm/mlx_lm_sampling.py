@@ -11,7 +11,7 @@ from mlx_lm.sample_utils import apply_top_k, apply_top_p, make_sampler
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.sampler import request_seed
+from labkit.engine.sampling.sampler import request_seed
 
 Sampler = Callable[[mx.array], mx.array]
 
@@ -71,10 +71,7 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 def check_supported(params: SamplingParams) -> None:
     """Refuse sampling parameters that this engine does not pass to mlx_lm.
 
-    Raises
-    ------
-    EngineError
-        A parameter outside ``SUPPORTED_PARAMS`` differs from its default.
+    Raises ``EngineError`` if a parameter outside ``SUPPORTED_PARAMS`` differs from its default.
     """
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)

@@ -14,8 +14,8 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from labkit.engine.engine_protocol import PromptLogprobs
-from labkit.engine.prompt_logprobs import concatenate, score_rows
 from labkit.engine.request import Request
+from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
 
 MAX_ROWS = 256  # of logits at once, as in labkit's engines
 
@@ -23,12 +23,8 @@ MAX_ROWS = 256  # of logits at once, as in labkit's engines
 def score_prompts(model: Any, requests: Sequence[Request]) -> list[tuple[PromptLogprobs, int]]:
     """Return each prompt's log probabilities and the greedy token that follows it.
 
-    The prompts have the same length and are computed as one batch.
-
-    Raises
-    ------
-    InvalidLogitsError
-        A row of logits has a NaN, or nothing but infinities.
+    The prompts have the same length and are computed as one batch. Raises ``InvalidLogitsError`` if
+    a row of logits has a NaN, or nothing but infinities.
     """
     tokens = np.array([request.prompt_token_ids for request in requests], np.int32)
     length, cache = tokens.shape[1], make_prompt_cache(model)

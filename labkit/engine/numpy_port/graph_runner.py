@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
-from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
-from labkit.cpu.traced_array import NotCapturable
-from labkit.engine.attention.captured_attention_layers import CapturedLayers
-from labkit.engine.attention.cpu_backend import CpuBackend
-from labkit.engine.attention.replay_state import replay_state
+from labkit.cpu.capture.graph_capture import CapturedGraph, GraphCapture
+from labkit.cpu.capture.traced_array import NotCapturable
+from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
+from labkit.engine.attention.backends.cpu_backend import CpuBackend
+from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
+from labkit.engine.attention.grouped_attention import GroupedAttention
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.window_pools import GroupedAttention
-from labkit.engine.layer_cache import ForwardContext, ModelCaches
-from labkit.engine.lazy_logits import GreedyLogits
+from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
+from labkit.engine.sampling.lazy_logits import GreedyLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
@@ -30,12 +29,8 @@ class GraphRunner:
     The constructor captures the graph. ``reason`` is the reason that the forward could not be
     captured (None: it was captured).
 
-    Parameters
-    ----------
-    model
-        The model, called with token ids and ``cache=caches.layers``, as ``PackedForward`` does.
-    caches
-        The caches of the model's layers.
+    ``model``: the model, called with token ids and ``cache=caches.layers``, as ``PackedForward``
+    does. ``caches``: the caches of the model's layers.
     """
 
     def __init__(self, model: Callable[..., Any], caches: ModelCaches) -> None:
@@ -120,9 +115,7 @@ class _CapturingAttention:
         self._options: dict[int, dict[str, Any]] = {}
 
     def bind(self, layer: int, **options: Any) -> None:
-        """Store the layer's options for its launch."""
         self._options[layer] = options
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, _metadata: Any) -> Any:
-        """Capture the layer's attention."""
         return self._capture.attend(layer, q, k, v, self._options[layer])

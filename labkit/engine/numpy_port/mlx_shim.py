@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import activations, norms
-from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader
+from labkit.cpu.layers import activations, norms
+from labkit.engine.model.rebound_model_modules import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 
@@ -66,10 +66,7 @@ def attend(
 ) -> Any:
     """Attend with the ``KVHandle`` that the cache returned as ``keys``.
 
-    Raises
-    ------
-    NoCounterpart
-        ``keys`` is an array, not a ``KVHandle``.
+    Raises ``NoCounterpart`` if ``keys`` is an array, not a ``KVHandle``.
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart(
@@ -85,7 +82,6 @@ def _fast_attention(
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function unchanged. Called with options only, return a decorator."""
     return _compile if function is None else function
 
 
@@ -122,7 +118,7 @@ def _rsqrt(x: Array) -> Array:
     return np.float32(1.0) / np.sqrt(x)
 
 
-def _softmax(x: Array, axis: int = -1, precise: bool = True) -> Array:
+def _softmax(x: Array, axis: int | None = None, precise: bool = True) -> Array:
     del precise
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return powers / powers.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]

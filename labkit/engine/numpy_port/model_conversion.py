@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import int8_dot, int8_matmul_self_test
-from labkit.cpu.aligned_memory import SlabAllocator
-from labkit.cpu.gguf_block_arrays import BlockArrays
-from labkit.cpu.low_precision_weights import (
+from labkit.cpu.layers.rope import RotaryTable
+from labkit.cpu.matmul import int8_dot, int8_matmul_self_test
+from labkit.cpu.matmul.low_precision_weights import (
     BlockMatrix,
     HalfMatrix,
     QuantizedMatrix,
     is_affine_format,
 )
-from labkit.cpu.packed_linear import WeightMatrix, share_format
-from labkit.cpu.rope import RotaryTable
-from labkit.engine.layer_cache import KVHandle, ValueHandle
+from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
+from labkit.cpu.precision.gguf_block_arrays import BlockArrays
+from labkit.cpu.runtime.aligned_memory import SlabAllocator
+from labkit.engine.model.layer_cache import KVHandle, ValueHandle
+from labkit.engine.model.rebound_model_modules import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring
-from labkit.engine.rebound_model_modules import PACKAGE, import_plain
 
 Array = NDArray[np.float32]
 
@@ -71,12 +71,8 @@ def convert(model: Any, *, low_precision: bool = False, activations: str = "floa
     against their reference first.
 
     The model is converted only if a trial forward of two tokens succeeds. Otherwise the model is
-    left unchanged, so that MLX can run it, and the result has the reason.
-
-    Raises
-    ------
-    Int8MismatchError
-        The kernels for int8 activations fail their check.
+    left unchanged, so that MLX can run it, and the result has the reason. Raises
+    ``Int8MismatchError`` if the kernels for int8 activations fail their check.
     """
     converter = _Converter(low_precision, activations)
     try:
@@ -109,7 +105,7 @@ class _Converter:
         import mlx.core
         import mlx.nn
 
-        from labkit.engine.gguf_block_layers import BlockEmbedding, BlockLayer, BlockLinear
+        from labkit.engine.model.gguf_block_layers import BlockEmbedding, BlockLayer, BlockLinear
 
         self.mx, self.nn = mlx.core, mlx.nn
         self._block_layer = BlockLayer

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import graph_ops, norms
-from labkit.cpu.address_views import address_of
-from labkit.cpu.aligned_memory import SlabAllocator
-from labkit.cpu.low_precision_weights import LowPrecisionMatrix
-from labkit.cpu.packed_linear import PackedLinear, WeightMatrix
-from labkit.cpu.rope import RotaryTable
-from labkit.cpu.traced_array import NotCapturable, TracedArray
+from labkit.cpu.capture import graph_ops
+from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
+from labkit.cpu.layers import norms
+from labkit.cpu.layers.rope import RotaryTable
+from labkit.cpu.matmul.low_precision_weights import LowPrecisionMatrix
+from labkit.cpu.matmul.packed_linear import PackedLinear, WeightMatrix
+from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.aligned_memory import SlabAllocator
 
 Array = NDArray[np.float32]
 

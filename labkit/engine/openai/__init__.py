@@ -24,10 +24,8 @@ def check_http_extra() -> None:
 def check_installed(options: config.Engine) -> None:
     """Check that what the server's command needs is installed, unless the server runs already.
 
-    Raises
-    ------
-    ConfigError
-        The program is missing, or the package gguf for ``{gguf}``. The message is one line.
+    Raises ``ConfigError`` if the program is missing, or the package gguf for ``{gguf}``. The
+    message is one line.
     """
     from labkit.engine.openai import server_process
 
@@ -49,10 +47,8 @@ def check_installed(options: config.Engine) -> None:
 def prepare(options: config.Engine, model_dir: Path) -> None:
     """Check what the server needs, and export the model if the server needs GGUF.
 
-    Raises
-    ------
-    ConfigError
-        Something is not installed, or the model cannot be exported. The message is one line.
+    Raises ``ConfigError`` if something is not installed, or the model cannot be exported. The
+    message is one line.
     """
     from labkit.engine.openai import server_process
 
@@ -64,10 +60,8 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     """Start the server, wait until it has generated a token, and return an engine around it.
 
-    Raises
-    ------
-    EngineError
-        The server cannot be started, or generates nothing. The message is one line.
+    Raises ``EngineError`` if the server cannot be started, or generates nothing. The message is one
+    line.
     """
     check_http_extra()
     from labkit.engine.openai import server_process

@@ -21,7 +21,7 @@ from labkit.engine.openai.null_server import (
 from labkit.engine.openai.server_process import POLL_S, free_port
 from labkit.engine.openai.streamed_response import StreamedResponse
 from labkit.engine.request import Request, SamplingParams
-from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
 MEASURED_ROUNDS = 1  # after one warm-up round
 START_TIMEOUT_S, ROUND_TIMEOUT_S = 20.0, 20.0

@@ -53,14 +53,9 @@ class HttpClient:
 
     ``clock`` returns the time in seconds. It may stand still while client and server are suspended.
 
-    Parameters
-    ----------
-    url
-        The server's address, without ``/v1``.
-    silence_s
-        A response fails when nothing of its content has arrived for this many seconds.
-    api_key
-        The key that requests send; None: no key.
+    ``url``: the server's address, without ``/v1``. ``silence_s``: a response fails when nothing of
+    its content has arrived for this many seconds. ``api_key``: the key that requests send; None: no
+    key.
     """
 
     def __init__(self, url: str, silence_s: float, api_key: str | None = None) -> None:
@@ -77,7 +72,8 @@ class HttpClient:
         )
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._silence_s = silence_s
-        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        # Not an f-string: there, a text of the environment is its expression.
+        self._authorization = "Authorization: Bearer " + api_key + "\r\n" if api_key else ""
         self._completed: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
         self._taken_by_wait: list[CompletedResponse] = []
         self._exchanges: dict[str, HttpExchange] = {}

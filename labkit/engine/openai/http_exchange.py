@@ -29,17 +29,10 @@ class HttpExchange(asyncio.Protocol):
     at which bytes last arrived, or at which the exchange was created or connected. ``content_at``
     is the time since which content may have been missing (``look_for_content``).
 
-    Parameters
-    ----------
-    request
-        Head and body, ready to be sent.
-    on_connected
-        Called once with the seconds that connecting took.
-    on_end
-        Called once when the response has ended, with the exchange and the error: one line, or None
-        if the response succeeded. Not called after ``abort``.
-    clock
-        Returns seconds.
+    ``request``: head and body, ready to be sent. ``on_connected``: called once with the seconds
+    that connecting took. ``on_end``: called once when the response has ended, with the exchange and
+    the error: one line, or None if the response succeeded. Not called after ``abort``. ``clock``:
+    returns seconds.
     """
 
     def __init__(

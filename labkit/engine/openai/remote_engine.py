@@ -43,18 +43,9 @@ class RemoteEngine:
     ``step`` returns the events of the responses that have ended, and never waits. Each event
     carries the time at which its bytes arrived.
 
-    Parameters
-    ----------
-    server
-        A server that is ready; ``close`` stops it.
-    client
-        Sends the requests.
-    payloads
-        Builds the request bodies.
-    detokenizer
-        Counts the tokens of responses without token ids, and normalizes their text.
-    options
-        ``engine.server``.
+    ``server``: a server that is ready; ``close`` stops it. ``client``: sends the requests.
+    ``payloads``: builds the request bodies. ``detokenizer``: counts the tokens of responses without
+    token ids, and normalizes their text. ``options``: ``engine.server``.
     """
 
     name = "openai"
@@ -84,12 +75,8 @@ class RemoteEngine:
         """Send a request to the server.
 
         If the payload cannot express the request (for example, an unsupported sampling parameter),
-        nothing is sent and the next step returns an error event instead.
-
-        Raises
-        ------
-        EngineError
-            The request id is already in use.
+        nothing is sent and the next step returns an error event instead. Raises ``EngineError`` if
+        the request id is already in use.
         """
         request_id = request.request_id
         if request_id in self._live:
@@ -113,7 +100,6 @@ class RemoteEngine:
         self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and close its connection. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]
@@ -127,25 +113,19 @@ class RemoteEngine:
         del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        """Return whether a response is outstanding or an error event of a refusal is pending."""
         return bool(self._live or self._pending_refusals)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Make ``clock`` the source of the client's times; see ``Remote.use_clock``."""
         self._client.clock = clock
 
     def wait(self, seconds: float) -> None:
-        """Wait until an event is pending, for at most ``seconds``."""
         if not self._pending_refusals:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
         """Return all events of the responses that ended since the last step, refusals first.
 
-        Raises
-        ------
-        EngineError
-            A request failed, and the server, which labkit started, has ended.
+        Raises ``EngineError`` if a request failed, and the server, which labkit started, has ended.
         """
         cpu = time.thread_time()
         events, self._pending_refusals = self._pending_refusals, []
@@ -294,11 +274,9 @@ class RemoteEngine:
         self._server.check_running(DYING_S if failed else 0.0)
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server's processes, or an empty dict if unknown."""
         return self._server.process_memory()
 
     def reset_counters(self) -> None:
-        """Set the counters and timings to 0 and forget finished responses."""
         self._counters.reset()
         self._finished.clear()
         self._scored.clear()
@@ -310,12 +288,8 @@ class RemoteEngine:
 
         Otherwise nothing happens, because servers have no common way to empty the cache. A server
         that labkit started needs no reset: it is new, and its warm-up uses other prompts than the
-        run.
-
-        Raises
-        ------
-        EngineError
-            The server refuses, for example because it has requests of other clients.
+        run. Raises ``EngineError`` if the server refuses, for example because it has requests of
+        other clients.
         """
         if self._options.server_preset.resets_prefix_cache:
             self._server.reset_prefix_cache()

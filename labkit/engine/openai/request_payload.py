@@ -44,16 +44,9 @@ ENDPOINT_PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/comple
 class PayloadBuilder:
     """A builder of request bodies for one server.
 
-    Parameters
-    ----------
-    server
-        The endpoint, and what the server supports.
-    model
-        The model's name in requests.
-    detokenizer
-        Turns prompts into text for a server that takes no token ids.
-    eos_token_ids
-        The model's EOS tokens, which a request with ``ignore_eos`` must not sample.
+    ``server``: the endpoint, and what the server supports. ``model``: the model's name in requests.
+    ``detokenizer``: turns prompts into text for a server that takes no token ids.
+    ``eos_token_ids``: the model's EOS tokens, which a request with ``ignore_eos`` must not sample.
     """
 
     def __init__(
@@ -76,12 +69,9 @@ class PayloadBuilder:
     def payload(self, request: Request) -> RequestPayload:
         """Return the payload of a request.
 
-        It asks for a stream with token usage, unless the request has ``prompt_logprobs``.
-
-        Raises
-        ------
-        EngineError
-            A sampling parameter that labkit does not send to servers differs from its default.
+        It asks for a stream with token usage, unless the request has ``prompt_logprobs``. Raises
+        ``EngineError`` if a sampling parameter that labkit does not send to servers differs from
+        its default.
         """
         prebuilt = self._prebuilt.get(request.request_id)
         if prebuilt is not None and prebuilt.request == request:

@@ -54,10 +54,8 @@ class ScoredResponse:
     def _logprobs(self, positions: list[Mapping[str, Mapping[str, Any]] | None]) -> PromptLogprobs:
         """Return vLLM's objects as arrays, with as many likeliest tokens as were requested.
 
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            A position is missing, or has fewer tokens than requested.
+        Raises ``ValueError``, ``KeyError``, ``TypeError`` if a position is missing, or has fewer
+        tokens than requested.
         """
         prompt, top = self.request.prompt_token_ids, self.request.params.prompt_logprobs or 0
         count = len(prompt) - 1

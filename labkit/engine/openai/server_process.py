@@ -28,7 +28,7 @@ from labkit.engine.openai.sse_decoder import (
 )
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.machine.exception_text import one_line
-from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
 POLL_S = 0.05  # between two probes of a starting server
 PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled after this, and the next one is sent
@@ -43,14 +43,8 @@ class ServerProcess:
 
     ``command``: the configured command, or empty if labkit did not start the server.
 
-    Parameters
-    ----------
-    server
-        ``engine.server``.
-    url
-        The server's address, without ``/v1``.
-    supervised
-        The process that labkit started, or None if the server was already running.
+    ``server``: ``engine.server``. ``url``: the server's address, without ``/v1``. ``supervised``:
+    the process that labkit started, or None if the server was already running.
     """
 
     def __init__(
@@ -94,20 +88,17 @@ class ServerProcess:
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
         key = self._options.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
+        # No f-strings: there, a text of the environment is its expression.
+        headers = {} if key is None else {"Authorization": "Bearer " + key}
+        return urllib.request.Request(self.url + path, headers=headers, method=method)
 
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Wait until the server has generated a token; return the model's name in requests.
 
         An open port, a list of models or a health check does not prove that the server is ready:
-        servers with a dead engine have passed all three.
-
-        Raises
-        ------
-        EngineError
-            The server has ended, redirects or refuses the probe, or has generated no token in time.
-            The message includes the last probe's error.
+        servers with a dead engine have passed all three. Raises ``EngineError`` if the server has
+        ended, redirects or refuses the probe, or has generated no token in time. The message
+        includes the last probe's error.
         """
         start, tries, last_error = time.monotonic(), 0, "the server accepted no connection"
         limit = self._options.start_timeout_s
@@ -160,10 +151,7 @@ class ServerProcess:
     def reset_prefix_cache(self) -> None:
         """Empty the server's prefix cache with ``POST /reset_prefix_cache``.
 
-        Raises
-        ------
-        EngineError
-            The server refuses, or does not respond.
+        Raises ``EngineError`` if the server refuses, or does not respond.
         """
         request = self._request("/reset_prefix_cache", "POST")
         try:
@@ -223,10 +211,8 @@ def _has_token(chunk: StreamChunk) -> bool:
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     """Start the configured server, or connect to the one at ``engine.server.url`` if that is set.
 
-    Raises
-    ------
-    EngineError
-        The command cannot be run, or no server listens at ``engine.server.url``.
+    Raises ``EngineError`` if the command cannot be run, or no server listens at
+    ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:
@@ -268,7 +254,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{model}" in word for word in words):
-        from labkit.engine.mlx_lm_directory import mlx_lm_directory
+        from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 
         # labkit's own server reads the formats that mlx_lm lacks.
         is_own = server.preset == "labkit" and server.command is None

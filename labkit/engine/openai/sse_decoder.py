@@ -96,12 +96,8 @@ def may_have_content(data: bytes) -> bool:
 def parse_chunk(data: bytes) -> StreamChunk:
     """Parse the data of one event of the completions or the chat API.
 
-    Returns ``DONE`` for ``[DONE]``.
-
-    Raises
-    ------
-    StreamError
-        The data is an error message or not a valid chunk.
+    Returns ``DONE`` for ``[DONE]``. Raises ``StreamError`` if the data is an error message or not a
+    valid chunk.
     """
     if data == b"[DONE]":
         return DONE

@@ -52,12 +52,8 @@ class StreamedResponse:
         """Parse the bytes of one read at time ``at``, and yield their events.
 
         Yields one event per token id, or one per chunk of text if the server sends no ids. Chunks
-        that arrive in one read count as one in ``stream.chunks``.
-
-        Raises
-        ------
-        StreamError
-            The bytes contain an error message or an invalid chunk.
+        that arrive in one read count as one in ``stream.chunks``. Raises ``StreamError`` if the
+        bytes contain an error message or an invalid chunk.
         """
         content: list[StreamChunk] = []
         for event_data in self._decoder.feed(data):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cpu.gguf_block_formats import is_gguf_only
+from labkit.cpu.precision.gguf_block_formats import is_gguf_only
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
-    from labkit.engine.model_loader import LoadedModel
+    from labkit.engine.model.model_loader import LoadedModel
     from labkit.engine.parallel.mlx_ring import Ring
 
 # Sizes in config.json that must be multiples of the number of ranks.
@@ -26,11 +26,8 @@ ALL_REDUCED_LAYERS = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
 def check(experiment: config.Experiment) -> None:
     """Refuse an arm if its model's config.json shows that the model cannot be sharded.
 
-    Raises
-    ------
-    ConfigError
-        A size of the model cannot be divided among the ranks. The message is one line with the
-        size.
+    Raises ``ConfigError`` if a size of the model cannot be divided among the ranks. The message is
+    one line with the size.
     """
     size = experiment.engine.parallel.size
     if size == 1 or experiment.engine.name != "paged" or experiment.model.shape is not None:
@@ -92,10 +89,7 @@ def _unsharded_types(quantization: Mapping[str, Any]) -> list[str]:
 def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
     """Reduce a model to this rank's shard, in place, with mlx_lm's own ``shard``.
 
-    Raises
-    ------
-    EngineError
-        mlx_lm cannot shard the architecture. The message is one line.
+    Raises ``EngineError`` if mlx_lm cannot shard the architecture. The message is one line.
     """
     import mlx.core as mx
 

@@ -27,7 +27,7 @@ from labkit.engine.parallel.rank_messages import (
     RankSetup,
 )
 from labkit.machine import worker_environment
-from labkit.machine.signal_names import signal_name
+from labkit.machine.processes.signal_names import signal_name
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
 # Ranks do equal work at the same time: a rank that replies this much later than another is stuck.
@@ -64,18 +64,10 @@ class RankProcesses:
     The ranks belong to the process group of the process that starts them, and are killed when that
     process ends, however it ends (``machine.parent_death``).
 
-    Parameters
-    ----------
-    size
-        The number of ranks.
-    environment
-        Variables to set in addition to the clean worker environment.
-    thread_budget
-        Threads of all ranks together.
-    command
-        The command that starts a rank; the options for its pipe and its parent are appended.
-    straggler_timeout_s
-        Seconds after the first rank's reply within which all other ranks must reply.
+    ``size``: the number of ranks. ``environment``: variables to set in addition to the clean worker
+    environment. ``thread_budget``: threads of all ranks together. ``command``: the command that
+    starts a rank; the options for its pipe and its parent are appended. ``straggler_timeout_s``:
+    seconds after the first rank's reply within which all other ranks must reply.
     """
 
     def __init__(
@@ -123,16 +115,10 @@ class RankProcesses:
     def call(self, name: str, *arguments: Any) -> list[RankReply]:
         """Call a method of every rank's engine and return the replies in rank order.
 
-        All ranks are killed on any exception.
-
-        Raises
-        ------
-        EngineError
-            The ranks have ended already.
-        RankError
-            A rank has died, is stuck, or computes a different step than the others.
-        Exception
-            One of ``FORWARDED_ERRORS`` that a rank's engine raised.
+        All ranks are killed on any exception. Raises ``EngineError`` if the ranks have ended
+        already. Raises ``RankError`` if a rank has died, is stuck, or computes a different step
+        than the others. Raises ``Exception`` if one of ``FORWARDED_ERRORS`` that a rank's engine
+        raised.
         """
         if not self._ranks:
             raise EngineError("the ranks have ended; create a new engine")

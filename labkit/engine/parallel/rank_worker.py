@@ -29,7 +29,7 @@ from labkit.engine.parallel.rank_messages import (
     RankSetup,
 )
 from labkit.engine.parallel.schedule_check import ScheduleCheck
-from labkit.machine import parent_death
+from labkit.machine.processes import parent_death
 
 
 class RankShutdown(Exception):
@@ -74,7 +74,7 @@ class RankWorker:
 
     def _build(self, setup: RankSetup) -> LLMEngine:
         """Set up the process (thread pool, BLAS), join the ring and build the engine."""
-        from labkit.cpu import thread_pool
+        from labkit.cpu.runtime import thread_pool
         from labkit.machine import openblas_for_mlx
         from labkit.machine.worker_environment import numba_without_scipy
 

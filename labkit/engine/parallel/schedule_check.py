@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 
 class NoScheduleCheck:
@@ -28,12 +28,8 @@ class ScheduleCheck(NoScheduleCheck):
 
     ``digest``: the digest of all steps so far. The counter ``ranks.agreed`` counts compared steps.
 
-    Parameters
-    ----------
-    ranks
-        The number of ranks.
-    wait_at
-        Sends a digest and returns once all ranks have sent the same digest.
+    ``ranks``: the number of ranks. ``wait_at``: sends a digest and returns once all ranks have sent
+    the same digest.
     """
 
     def __init__(self, ranks: int, wait_at: Callable[[str], None]) -> None:
@@ -42,7 +38,6 @@ class ScheduleCheck(NoScheduleCheck):
         self._wait_at = wait_at
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Wait for the other ranks, and return only if all have scheduled the same step."""
         self.digest = chain_digest(self.digest, scheduled)
         self._wait_at(self.digest)
         if scheduled:

@@ -30,14 +30,9 @@ def create(
 ) -> TensorParallelEngine:
     """Start ``engine.parallel.size`` ranks that each build an engine, and return their front end.
 
-    ``command`` and ``straggler_timeout_s`` are passed to ``RankProcesses``.
-
-    Raises
-    ------
-    EngineError
-        The model cannot be sharded, or a rank refuses the model. The message is one line.
-    RankError
-        A rank has died or is stuck.
+    ``command`` and ``straggler_timeout_s`` are passed to ``RankProcesses``. Raises ``EngineError``
+    if the model cannot be sharded, or a rank refuses the model. The message is one line. Raises
+    ``RankError`` if a rank has died or is stuck.
     """
     size = options.parallel.size
     dequantized = options.weights is config.Weights.float32
@@ -80,30 +75,24 @@ class TensorParallelEngine:
         return [reply.value for reply in replies]
 
     def submit(self, request: Request) -> None:
-        """Queue a request; see ``InferenceEngine.submit``."""
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is already in use")
         self._call("submit", request)
         self._live.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request in all ranks. Unknown or finished ids are ignored."""
         if request_id in self._live:
             self._call("abort", request_id)
             self._live.discard(request_id)
 
     def has_work(self) -> bool:
-        """Return whether a submitted request has not ended yet."""
         return bool(self._live)
 
     def step(self) -> list[TokenEvent]:
         """Have the ranks run one step; see ``InferenceEngine.step``.
 
-        Raises
-        ------
-        RankError
-            A rank has died or is stuck, or the ranks scheduled different steps or sampled different
-            tokens. Every request is lost.
+        Raises ``RankError`` if a rank has died or is stuck, or the ranks scheduled different steps
+        or sampled different tokens. Every request is lost.
         """
         start = time.perf_counter()
         events: list[TokenEvent]
@@ -116,11 +105,9 @@ class TensorParallelEngine:
         return events
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether the ranks' schedulers have admitted a request that has not ended."""
         return request_id in self._snapshot.running
 
     def kv_bytes(self) -> KVBytes:
-        """Return the KV bytes that requests reserve in all ranks, and those of computed tokens."""
         size, kv = len(self._ranks.pids), self._snapshot.kv
         return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
 
@@ -143,16 +130,13 @@ class TensorParallelEngine:
         return values
 
     def reset_counters(self) -> None:
-        """Set every rank's counters to 0."""
         self._call("reset_counters")
         self._step_ms = 0.0
 
     def clear_cache(self) -> None:
-        """Evict the cached prefixes that no live request uses."""
         self._call("clear_cache")
 
     def close(self) -> None:
-        """Stop the ranks."""
         self._live.clear()
         self._ranks.close()
 
@@ -166,5 +150,4 @@ def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | 
 
 
 def _is_summed_over_ranks(counter: str) -> bool:
-    """Return whether a counter is a rank's share: bytes of weights or of KV memory."""
     return "bytes" in counter or counter.startswith("weights.")

@@ -1,18 +1,18 @@
 """Prefix caches (none, hash, radix), which reuse computed KV blocks between requests.
 
 A prefix is a run of full blocks that starts at a sequence's first token. The prefix cache maps
-prefixes to blocks. A request *locks* the prefix that it shares, to protect it from eviction, and
+prefixes to blocks. A request *acquires* the prefix that it shares, to protect it from eviction, and
 offers its own blocks when they are computed (``cache_blocks``). Only requests have references to
 blocks (``BlockPool``). A cached block without references is evictable. The pool counts references
 per block. The cache counts locks per entry or node, and keeps the order of eviction.
 
-``PagedKVCacheManager`` changes references and locks together, in this order:
+References and locks change together, in one method each:
 
-    reserve         match; pool.touch; lock; pool.allocate, for which other blocks may be evicted
-    cache_blocks    cache_blocks; if blocks are remapped, pool.touch, then pool.free of the old ones
+    acquire         pool.touch; lock
+    cache_blocks    insert; if blocks are remapped, pool.touch, then pool.free of the old ones
     release         pool.free; unlock
 
-Invariants between these calls of the manager:
+Invariants between these calls:
 
 - A request that locks a block locks all blocks before it too, and unlocks the last block first. So
   a cached block is always evicted before the earlier blocks of its prefix.
@@ -34,23 +34,35 @@ NO_REMAP: Remap = {}
 
 
 class PrefixCache:
-    """Decides which blocks of a ``BlockPool`` stay cached. This base class caches no blocks."""
+    """Decides which blocks of a ``BlockPool`` stay cached. This base class caches no blocks.
+
+    A subclass overrides ``_lock``, ``_insert`` and ``_unlock``, and the methods that it needs from
+    ``match``, ``evict``, ``clear``, ``cached_blocks`` and ``check``.
+    """
 
     name = "none"
-    num_evicted = 0  # since the last reset, by ``evict``
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.num_evicted = 0  # since the last reset, by ``evict``
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
         """Return the blocks of the longest cached prefix, at most ``num_blocks``.
 
-        The result is valid until the cache changes. Call ``lock`` to keep the blocks.
+        The result is valid until the cache changes. Call ``acquire`` to keep the blocks.
         """
         return []
 
-    def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the first ``num_blocks`` blocks that ``match`` returned for ``token_ids``.
+    def acquire(self, request_id: str, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """Reference and lock ``blocks``, the first ones that ``match`` returned for ``token_ids``.
 
-        The request must have a reference to each of these blocks.
+        This is called once for every request, possibly without blocks.
         """
+        self._pool.touch(blocks)
+        self._lock(request_id, token_ids, len(blocks))
+
+    def _lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
+        pass
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
@@ -60,7 +72,7 @@ class PrefixCache:
         Parameters
         ----------
         request_id
-            A request for which ``lock`` was called, possibly with ``num_blocks=0``.
+            A request that called ``acquire``.
         token_ids
             The request's tokens, enough to fill ``len(block_ids)`` blocks.
         block_ids
@@ -70,13 +82,25 @@ class PrefixCache:
         Returns
         -------
         Remap
-            Cached blocks with the same contents, which the request must reference and read
-            instead of its own blocks. They are locked for the request.
+            Cached blocks with the same contents, which the request must read instead of its own
+            blocks. It references and locks these now, and no longer its own.
         """
+        remap = self._insert(request_id, token_ids, block_ids)
+        if remap:
+            self._pool.touch(remap.values())
+            self._pool.free([block_ids[index] for index in remap])
+        return remap
+
+    def _insert(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
         return NO_REMAP
 
-    def unlock(self, request_id: str) -> None:
-        """Unlock the blocks of a request that has released its memory."""
+    def release(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Drop a request's references to all of its ``blocks``, and its locks."""
+        self._pool.free(blocks)
+        self._unlock(request_id)
+
+    def _unlock(self, request_id: str) -> None:
+        pass
 
     def evict(self, count: int) -> None:
         """Evict the ``count`` least recently used blocks, each prefix from its end.
@@ -100,14 +124,14 @@ class PrefixCache:
         """Raise ``AssertionError`` unless locks, eviction order and reachability are right."""
 
 
-def create(name: str, pool: BlockPool, block_size: int) -> PrefixCache:
+def create(name: str, pool: BlockPool) -> PrefixCache:
     """Create the prefix cache of ``engine.prefix_cache`` over a pool."""
     if name == "hash":
         from labkit.engine.prefix_cache.hash import HashPrefixCache
 
-        return HashPrefixCache(pool, block_size)
+        return HashPrefixCache(pool)
     if name == "radix":
         from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
-        return RadixPrefixCache(pool, block_size)
-    return PrefixCache()
+        return RadixPrefixCache(pool)
+    return PrefixCache(pool)

@@ -48,20 +48,18 @@ class HashPrefixCache(PrefixCache):
     def __init__(
         self,
         pool: BlockPool,
-        block_size: int,
         digest: Callable[[tuple[int, Tokens]], int] = hash,
     ) -> None:
-        self._pool = pool
-        self._block_size = block_size
+        super().__init__(pool)
         self._digest = digest
         self._buckets: dict[int, list[CachedBlock]] = {}
         self._chains: dict[str, list[tuple[CachedBlock, int]]] = {}
         self._lru: OrderedDict[CachedBlock, None] = OrderedDict()
         self._last_uid = ROOT
-        self.num_evicted = 0
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> Tokens:
-        return tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
+        size = self._pool.block_size
+        return tuple(token_ids[index * size : (index + 1) * size])
 
     def _find(self, parent: int, tokens: Tokens) -> CachedBlock | None:
         for entry in self._buckets.get(self._digest((parent, tokens)), ()):
@@ -79,20 +77,16 @@ class HashPrefixCache(PrefixCache):
             parent = entry.uid
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Follow the entries from the root; see ``PrefixCache``."""
         return [entry.block for entry in self._matching_entries(token_ids, num_blocks)]
 
-    def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Add a user to every entry of the prefix; see ``PrefixCache``."""
+    def _lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
         chain = [(entry, entry.block) for entry in self._matching_entries(token_ids, num_blocks)]
         for entry, _ in chain:
             entry.users += 1
             self._lru.pop(entry, None)
         self._chains[request_id] = chain
 
-    def cache_blocks(
-        self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
-    ) -> Remap:
+    def _insert(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
         """Cache new blocks, and record copies of cached blocks. Nothing is remapped."""
         chain = self._chains[request_id]
         parent = chain[-1][0].uid if chain else ROOT
@@ -121,7 +115,7 @@ class HashPrefixCache(PrefixCache):
             del self._lru[entry]
             self._promote_copy(entry)
 
-    def unlock(self, request_id: str) -> None:
+    def _unlock(self, request_id: str) -> None:
         """Remove a user from every entry of the request's chain, starting at its end."""
         for entry, block in reversed(self._chains.pop(request_id)):
             if block != entry.block:
@@ -151,7 +145,6 @@ class HashPrefixCache(PrefixCache):
         self.num_evicted += count
 
     def clear(self) -> None:
-        """Remove every entry without users."""
         self._remove(len(self._lru))
 
     def _remove(self, count: int) -> None:
@@ -167,7 +160,6 @@ class HashPrefixCache(PrefixCache):
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield the blocks that can be reached from the root; see ``PrefixCache``."""
         children: dict[int, list[CachedBlock]] = {}
         for entry in self._entries():
             children.setdefault(entry.parent, []).append(entry)

@@ -51,16 +51,14 @@ class RadixPrefixCache(PrefixCache):
 
     name = "radix"
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self._pool = pool
-        self._block_size = block_size
+    def __init__(self, pool: BlockPool) -> None:
+        super().__init__(pool)
         self._root = RadixNode(None, [], [])
         self._ends: dict[str, RadixNode] = {}
         self._lru: OrderedDict[RadixNode, None] = OrderedDict()
-        self.num_evicted = 0
 
     def _spans(self, token_ids: Sequence[int], first: int, stop: int) -> list[Tokens]:
-        size = self._block_size
+        size = self._pool.block_size
         return [tuple(token_ids[i * size : (i + 1) * size]) for i in range(first, stop)]
 
     def _matching_nodes(
@@ -84,7 +82,7 @@ class RadixPrefixCache(PrefixCache):
         path = self._matching_nodes(self._root, self._spans(token_ids, 0, num_blocks))
         return [block for node, common in path for block in node.blocks[:common]]
 
-    def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
+    def _lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
         """Lock the prefix's path, and split the node in which the prefix ends."""
         end = self._root
         # Locking may split a node, so all matching nodes are found first.
@@ -117,9 +115,7 @@ class RadixPrefixCache(PrefixCache):
         node.parent, node.tokens, node.blocks = upper, node.tokens[at:], node.blocks[at:]
         return upper
 
-    def cache_blocks(
-        self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
-    ) -> Remap:
+    def _insert(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
         """Insert new blocks below the request's end; remap blocks that the tree has already."""
         end, remap = self._ends[request_id], {}
         position = self._depth(end)
@@ -132,12 +128,11 @@ class RadixPrefixCache(PrefixCache):
             position += common
         if position < len(block_ids):
             new = len(block_ids) - position
-            end = self._insert(end, tokens[-new:], list(block_ids[position:]))
+            end = self._append(end, tokens[-new:], list(block_ids[position:]))
         self._ends[request_id] = end
         return remap
 
     def _depth(self, node: RadixNode) -> int:
-        """Return the number of blocks from the root to the end of ``node``."""
         return sum(len(ancestor.blocks) for ancestor in self._path(node))
 
     def _path(self, node: RadixNode) -> Iterator[RadixNode]:
@@ -146,7 +141,7 @@ class RadixPrefixCache(PrefixCache):
             yield node
             node = node.parent
 
-    def _insert(self, end: RadixNode, tokens: list[Tokens], blocks: list[int]) -> RadixNode:
+    def _append(self, end: RadixNode, tokens: list[Tokens], blocks: list[int]) -> RadixNode:
         """Append blocks to ``end`` if only this request locks it and it is a leaf.
 
         Otherwise add a locked leaf below ``end``. Return the request's new end.
@@ -161,8 +156,7 @@ class RadixPrefixCache(PrefixCache):
         end.children[tokens[0]] = leaf
         return leaf
 
-    def unlock(self, request_id: str) -> None:
-        """Unlock the path from the request's end to the root; see ``PrefixCache``."""
+    def _unlock(self, request_id: str) -> None:
         for node in self._path(self._ends.pop(request_id)):
             node.locks -= 1
             if not node.locks:
@@ -178,7 +172,6 @@ class RadixPrefixCache(PrefixCache):
         self.num_evicted += count
 
     def clear(self) -> None:
-        """Remove every node that is not locked."""
         self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
@@ -202,7 +195,6 @@ class RadixPrefixCache(PrefixCache):
             level = [child for node in level for child in node.children.values()]
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield the blocks of every node."""
         return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labkit import config
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.input_builder import SegmentLayout, staircase, window
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
-from labkit.engine.model_runner import RunModel
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.runner.input_builder import SegmentLayout, staircase, window
+from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModelProposer
 from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
@@ -35,9 +35,7 @@ def create(
         proposer = DraftModelProposer(run_draft, cache, budget)
     else:
         proposer = NgramProposer(drafts.ngram_min, drafts.ngram_max)
-    return DraftVerifier(
-        proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
-    )
+    return DraftVerifier(proposer, drafts.num_draft_tokens, budget, cache, counters)
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:

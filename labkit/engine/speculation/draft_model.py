@@ -15,17 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from labkit import config
-from labkit.engine import compute_dtype, logits_self_test
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.input_builder import stack_block_tables
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
-from labkit.engine.kv_layout.kv_shape import KVShape
-from labkit.engine.model_runner import RunModel
-from labkit.engine.packed_forward import PackedForward
+from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+from labkit.engine.model import compute_dtype
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.sampler import Sampler
-from labkit.engine.shared_models import SharedModels
+from labkit.engine.runner import logits_self_test
+from labkit.engine.runner.input_builder import stack_block_tables
+from labkit.engine.runner.model_runner import RunModel
+from labkit.engine.runner.packed_forward import PackedForward
+from labkit.engine.runner.shared_models import SharedModels
+from labkit.engine.sampling.sampler import Sampler
 from labkit.engine.speculation.draft_verification import DraftRequest
 
 
@@ -63,14 +64,9 @@ class _DraftState:
 class DraftModelProposer:
     """Samples draft tokens from a smaller model, with the request's parameters and random stream.
 
-    Parameters
-    ----------
-    run_model
-        The draft model's forward, over its own layers of the target's KV memory.
-    cache
-        The target's KV cache.
-    budget
-        The largest number of tokens per forward while the draft model catches up with a prompt.
+    ``run_model``: the draft model's forward, over its own layers of the target's KV memory.
+    ``cache``: the target's KV cache. ``budget``: the largest number of tokens per forward while the
+    draft model catches up with a prompt.
     """
 
     name = "draft"
@@ -183,10 +179,8 @@ def load_draft(
 ) -> LoadedDraft | None:
     """Load the draft model if ``engine.speculation=draft``, else return None.
 
-    Raises
-    ------
-    EngineError
-        The draft model cannot be served, or the size of its vocabulary differs from the target's.
+    Raises ``EngineError`` if the draft model cannot be served, or the size of its vocabulary
+    differs from the target's.
     """
     if options.speculation is not config.Speculation.draft:
         return None

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import RequestState
-from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 
 class Speculator:
@@ -66,20 +66,10 @@ class DraftVerifier(Speculator):
     The counters are ``spec.draft_ms``, ``spec.drafted`` and ``spec.accepted``. The latter two are
     also counted by position in the draft.
 
-    Parameters
-    ----------
-    proposer
-        Proposes the draft tokens.
-    num_tokens
-        The largest number of draft tokens per request and step.
-    budget
-        The largest number of tokens per step, including draft tokens.
-    cache
-        The KV cache. Draft tokens use only memory that is reserved for the request already.
-    block_size
-        Tokens per block of the cache.
-    counters
-        The engine's counters.
+    ``proposer``: proposes the draft tokens. ``num_tokens``: the largest number of draft tokens per
+    request and step. ``budget``: the largest number of tokens per step, including draft tokens.
+    ``cache``: the KV cache. Draft tokens use only memory that is reserved for the request already.
+    ``counters``: the engine's counters.
     """
 
     def __init__(
@@ -88,7 +78,6 @@ class DraftVerifier(Speculator):
         num_tokens: int,
         budget: int,
         cache: KVCacheManager,
-        block_size: int,
         counters: Counters,
     ) -> None:
         self.name = proposer.name
@@ -96,7 +85,6 @@ class DraftVerifier(Speculator):
         self._num_tokens = num_tokens
         self._budget = budget
         self._cache = cache
-        self._block_size = block_size
         self._counters = counters
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
@@ -130,7 +118,7 @@ class DraftVerifier(Speculator):
             or state.request.params.prompt_logprobs is not None
         ):
             return 0
-        num_slots = len(self._cache.table(state.request_id)) * self._block_size
+        num_slots = self._cache.num_slots(self._cache.table(state.request_id))
         # One more token is sampled even if every draft token is accepted.
         left = state.request.params.max_tokens - state.num_output_tokens - 1
         return min(self._num_tokens, left, num_slots - state.num_tokens)

@@ -26,7 +26,6 @@ class NgramProposer:
         self._indexes: dict[str, _NgramIndex] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Return the draft tokens of each request; see ``Proposer``."""
         running = RequestStatus.running
         self._indexes = {k: i for k, i in self._indexes.items() if i.state.status is running}
         drafts = []

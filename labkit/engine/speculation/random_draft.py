@@ -23,7 +23,6 @@ class RandomProposer:
         self._vocab_size = vocab_size
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Return ``limit`` random tokens for each request; see ``Proposer``."""
         return [self._draw(request) for request in draft_requests]
 
     def _draw(self, request: DraftRequest) -> tuple[int, ...]:

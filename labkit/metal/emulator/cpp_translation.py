@@ -25,6 +25,7 @@ _ATTRIBUTES = {
     "simdgroups_per_threadgroup": "self.simdgroups",
 }
 _ARRAY = re.compile(r"\bthreadgroup\s+([\w<>, ]+?)\s+(\w+)\s*((?:\[[^\]]+\])+)\s*;")
+_OTHER_DECLARATION = re.compile(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]")
 _INCLUDE = re.compile(r"^\s*#include\s*<metal_\w+>.*$", re.MULTILINE)
 _PARAMETER = re.compile(
     r"^\s*(?P<type>.+?)(?P<ref>[*&]?)\s+(?P<name>\w+)\s*"
@@ -67,7 +68,7 @@ def translate(captured: CapturedKernel) -> Translation:
     for match in _PARAMETER.finditer(signature):
         arguments.append(_argument(match, buffers, positions))
     code = _ARRAY.sub(_guarded_array, head)
-    if re.search(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]", code):
+    if _OTHER_DECLARATION.search(re.sub(r"//.*", "", code)):
         raise KernelFault("compile", "each threadgroup declaration must declare exactly one array")
     code = re.sub(r"\[\[[^\]]*\]\]", "", _INCLUDE.sub("", code))
     entries = ",\n  ".join(

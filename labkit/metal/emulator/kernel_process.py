@@ -15,7 +15,7 @@ from labkit.metal.emulator.source_capture import CapturedKernel
 SEEDED_FILL = 256  # not a byte: fill with garbage drawn from the seed
 
 
-class Order(IntEnum):
+class FiberOrder(IntEnum):
     """The order in which lanes, simdgroups and threadgroups run."""
 
     forward = 0
@@ -28,22 +28,22 @@ class Schedule:
     """How a kernel is run once: the order of execution, and the content of uninitialised memory.
 
     ``fill`` is the byte (0 to 255) that fills the memory, or ``SEEDED_FILL`` for random bytes.
-    ``seed`` is the seed of ``Order.random`` and of the random bytes.
+    ``seed`` is the seed of ``FiberOrder.random`` and of the random bytes.
     """
 
-    order: Order
+    order: FiberOrder
     fill: int
     seed: int
 
 
 # 0xFF is NaN as a float and -1 as an integer; 0x3C is small and harmless in every type.
 PROOF_SCHEDULES = (
-    Schedule(Order.forward, 0xFF, 1),
-    Schedule(Order.reverse, 0x3C, 2),
-    Schedule(Order.random, SEEDED_FILL, 3),
+    Schedule(FiberOrder.forward, 0xFF, 1),
+    Schedule(FiberOrder.reverse, 0x3C, 2),
+    Schedule(FiberOrder.random, SEEDED_FILL, 3),
 )
 # Outside tests a launch runs once, in random order, with NaN in uninitialised memory.
-DEFAULT_SCHEDULES = (Schedule(Order.random, 0xFF, 1),)
+DEFAULT_SCHEDULES = (Schedule(FiberOrder.random, 0xFF, 1),)
 
 
 def run_kernel(

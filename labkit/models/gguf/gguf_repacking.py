@@ -5,7 +5,7 @@ these:
 
 - a layer of MLX's own quantisation, if MLX has the same format: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
   are affine in groups of 32, and MXFP4 and NVFP4 are MLX's modes of these names;
-- a layer in a format of ``labkit.cpu.gguf_block_formats``, which has the type's name;
+- a layer in a format of ``labkit.cpu.precision.gguf_block_formats``, which has the type's name;
 - float32, dequantised by the package gguf, if the type refers to code books.
 
 The block layouts are those of llama.cpp's ``ggml/src/ggml-common.h``.
@@ -291,7 +291,6 @@ def _float16_at(blocks: ByteArray, start: int) -> npt.NDArray[np.float16]:
 
 
 def _join_blocks(blocks: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Merge the last two axes (blocks and their elements) of a contiguous copy."""
     return np.ascontiguousarray(blocks).reshape(*blocks.shape[:-2], -1)
 
 

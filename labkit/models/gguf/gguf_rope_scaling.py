@@ -122,7 +122,6 @@ def _llama3(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | 
 
 
 def _tidy(number: float) -> float:
-    """Round a number that is nearly an integer."""
     return float(round(number)) if abs(number - round(number)) < 1e-3 else float(number)
 
 
@@ -131,7 +130,6 @@ def _deviation(
     factors: npt.NDArray[np.float32],
     frequencies: npt.NDArray[np.float64],
 ) -> float:
-    """Return the largest relative difference between the scaling's factors and the file's."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     cycles = scaling["original_max_position_embeddings"] * frequencies
     s = np.clip((cycles - low) / (high - low), 0, 1)

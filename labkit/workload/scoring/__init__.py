@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
-from labkit.engine import compute_dtype
-from labkit.engine.budget import model_footprint
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.model import compute_dtype
 from labkit.models import resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
@@ -32,13 +32,11 @@ class ScoringKind:
     """The ``WorkloadKind`` of scoring workloads."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the engine can score, and that the texts have enough windows."""
         if experiment.engine.name == "openai":
             _check_server(experiment.engine.server)
         text_windows.check_windows(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
-        """Build the model and cut the texts into windows, which are cached."""
         text_windows.windows_of(experiment, resolve(experiment.model))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -83,7 +81,6 @@ class ScoringKind:
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate time and memory from FLOPs. The baseline scores each window twice."""
         workload, loading = experiment.workload, _loading(experiment)
         facts = model_footprint.from_model(experiment.model, *loading)
         facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
@@ -113,7 +110,7 @@ def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixSt
 
 def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
     from labkit.engine import create
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
     from labkit.models import tokenizer
     from labkit.workload.scoring.interleaved_scoring import ScoringArm
 

@@ -115,7 +115,6 @@ class ScoringArm:
 
     @property
     def server(self) -> Remote | None:
-        """The engine, if it is a server."""
         return self.engine if isinstance(self.engine, Remote) else None
 
     def score(

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ConfigError, Experiment, count_text, require
-from labkit.engine.budget import model_footprint
+from labkit.engine.memory_budget import model_footprint
 from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.models.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 from labkit.workload.tokenized_prompts import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
@@ -49,7 +49,6 @@ class TextWindows(Sequence[Prompt]):
     @overload
     def __getitem__(self, index: slice) -> TextWindows: ...
     def __getitem__(self, index: int | slice) -> Prompt | TextWindows:
-        """Return the prompt of a window, or a slice of the windows."""
         if isinstance(index, slice):
             return TextWindows(self.table[index])
         text, start, *tokens = self.table[index].tolist()

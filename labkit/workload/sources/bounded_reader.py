@@ -146,7 +146,6 @@ def _item(
 
 
 def _skip_separator(path: str, file: IO[str], text: str, first: bool) -> str:
-    """Return the text after spaces and, except before the first item, a comma."""
     text = _significant(path, file, text)
     if first or text.startswith("]"):
         return text

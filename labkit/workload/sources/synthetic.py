@@ -26,13 +26,11 @@ class SyntheticSource:
     """
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the options, the seed and the number of prompts."""
         prompts = experiment.workload.prompts
         options = {**to_plain(prompts), "seed": _seed(experiment)}
         return {**options, "count": len(take_first(experiment, range(prompts.requests)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Return prompts with token ids drawn below the model's vocabulary size."""
         seed, prompts = _seed(experiment), experiment.workload.prompts
         rng = np.random.default_rng(seed)
         drawn = _drawn(prompts, rng)
@@ -48,7 +46,6 @@ class SyntheticSource:
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return each request's exact numbers of prompt and output tokens."""
         prompts = experiment.workload.prompts
         drawn = _drawn(prompts, np.random.default_rng(_seed(experiment)))
         lengths, past = [], 0
@@ -65,7 +62,6 @@ def _seed(experiment: Experiment) -> int:
 
 
 def _drawn(prompts: Prompts, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw each request's number of new prompt tokens, and its number of output tokens."""
     own = request_lengths.draw(prompts.input, rng, prompts.requests)
     return list(zip(own, request_lengths.draw(prompts.output, rng, prompts.requests), strict=True))
 

@@ -68,7 +68,6 @@ class TextSource:
         return {"source": experiment.workload.prompts.source, "texts": texts, "named": named}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Return the prompts, tokenised with the model's own tokenizer and chat template."""
         from labkit.models import tokenizer
 
         reader = tokenizer.load(model.path)
@@ -86,7 +85,6 @@ class TextSource:
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return each request's prompt tokens, estimated from its bytes, and its output tokens."""
         return [
             (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)
             for text in self._requests(experiment)
@@ -101,7 +99,6 @@ def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
 
 
 def _count(reader: Tokenizer, answer: str) -> int:
-    """Return an answer's tokens: it follows a prompt, so it has no special token of its own."""
     return max(1, len(reader.encode_pieces(["", answer])))
 
 

@@ -66,7 +66,6 @@ class TraceSource:
         return take_first(experiment, self._read(experiment))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the digest of the trace's lines, the length scale and the seed."""
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
         scale = experiment.workload.prompts.length_scale
         return {
@@ -77,7 +76,6 @@ class TraceSource:
         }
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Return the trace's prompts; their random token ids are below the vocabulary size."""
         lines, lengths = self._lines(experiment), self.lengths(experiment)
         scale = experiment.workload.prompts.length_scale
         requests = []
@@ -94,7 +92,6 @@ class TraceSource:
         return tuple(requests)
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return each request's exact numbers of prompt and output tokens, scaled."""
         scale = experiment.workload.prompts.length_scale
 
         def scaled(tokens: int | None) -> int:

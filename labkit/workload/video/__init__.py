@@ -26,7 +26,6 @@ class VideoKind:
     """The ``WorkloadKind`` of video workloads."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the decoders are installed, the clips exist and the questions are valid."""
         from labkit.workload.video import clip_library, video_quiz
 
         workload = experiment.workload
@@ -77,7 +76,6 @@ class VideoKind:
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate run time and memory from the pixels to decode and the packets to read."""
         workload = experiment.workload
         seconds, largest = START_SECONDS, 0
         for length, gop, pixels, num_frames, requests in _sizes(workload):
@@ -114,7 +112,6 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _decoded(picks: FramePicks, length: int, gop: int, num_frames: int) -> int:
-    """Estimate the number of frames that one request decodes."""
     if picks is FramePicks.stream:
         return length
     if picks is FramePicks.seek:

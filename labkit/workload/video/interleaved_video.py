@@ -130,7 +130,6 @@ class InterleavedVideo:
         return [self._measurement(arm) for arm in arms]
 
     def _served(self, arm: int) -> list[str]:
-        """Return the names of the clips that an arm has served."""
         clips = zip(self._sources[arm], self._samples[arm], strict=True)
         return [source.name for source, samples in clips if samples.served]
 

@@ -20,7 +20,7 @@ KEYS = ("clip", "question", "choices", "answer")
 
 
 @dataclass(frozen=True)
-class Question:
+class VideoQuestion:
     """A multiple-choice question on a clip. ``answer`` is the index of the right choice."""
 
     clip: str
@@ -39,7 +39,7 @@ class Question:
         return reply.strip()[:1].upper() == LETTERS[self.answer]
 
 
-def read(path: str, clips: Collection[str]) -> list[Question]:
+def read(path: str, clips: Collection[str]) -> list[VideoQuestion]:
     """Read questions from a JSON-lines file with clip, question, choices and answer.
 
     The answer is the index of the right choice, from 0. ``clips``: the names that are allowed.
@@ -64,7 +64,7 @@ def read(path: str, clips: Collection[str]) -> list[Question]:
     return questions
 
 
-def _question(line: str, where: str, clips: Collection[str]) -> Question:
+def _question(line: str, where: str, clips: Collection[str]) -> VideoQuestion:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -85,7 +85,7 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
         type(answer) is int and 0 <= answer < len(choices),
         f"{where}: answer={answer!r}: must be 0 to {len(choices) - 1}, the number of a choice",
     )
-    return Question(clip, text, tuple(choices), answer)
+    return VideoQuestion(clip, text, tuple(choices), answer)
 
 
 def check(workload: Workload, clips: Collection[str]) -> None:
@@ -103,7 +103,7 @@ def check(workload: Workload, clips: Collection[str]) -> None:
     )
 
 
-class Model(Protocol):
+class VisionModel(Protocol):
     """A model that answers a question about frames."""
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
@@ -121,7 +121,6 @@ class MlxVlm:
         self._config = load_config(path)
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return one greedily sampled token as text; the frames are given as pictures."""
         from mlx_vlm import generate
         from mlx_vlm.prompt_utils import apply_chat_template
         from PIL import Image
@@ -138,8 +137,8 @@ class MlxVlm:
 class VideoQuiz:
     """A set of questions, and the model that answers them."""
 
-    questions: Sequence[Question]
-    model: Model
+    questions: Sequence[VideoQuestion]
+    model: VisionModel
 
     def about(self, clip: str) -> bool:
         """Return whether there is a question about a clip."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from labkit.cpu import kv_dtypes, kv_quantization
+from labkit.cpu.precision import kv_dtypes, kv_quantization
 from labkit.engine import attention
 from labkit.engine.attention import array_adapter
 from labkit.metal.emulator.cpp_compilation import find_compiler

@@ -7,14 +7,18 @@ import pytest
 from numba import njit, types
 from numba.core.itanium_mangler import mangle
 
-from labkit.cpu import half_precision, kv_dtypes
-from labkit.cpu.attention_intrinsics import copy_widened, round_to_bfloat16, round_to_float16
-from labkit.cpu.attention_params import PARAMS_DTYPES, params_type
-from labkit.cpu.jit import intrinsic
-from labkit.cpu.simd_emitter import VECTOR_BYTES, Emitter
-from labkit.cpu.vector_registers import LANES
+from labkit.cpu.attention.attention_intrinsics import (
+    copy_widened,
+    round_to_bfloat16,
+    round_to_float16,
+)
+from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
+from labkit.cpu.precision import half_precision, kv_dtypes
+from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter
+from labkit.cpu.simd.vector_registers import LANES
 from labkit.engine import attention
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.attention.kv_shape import KVShape
 
 HALF_DTYPES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}

@@ -4,10 +4,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu import kv_dtypes, kv_quantization
+from labkit.cpu.precision import kv_dtypes, kv_quantization
 from labkit.engine import attention
 from labkit.engine.attention import quantized_kv_self_test as self_test
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.attention.kv_shape import KVShape
 
 KINDS = tuple(kv_dtypes.QUANTIZED_BITS)
 # The kernels compile in seconds per type, so fast tests of all kernels cover one of them.

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import array_adapter
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.attention.kv_shape import KVShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 
@@ -108,7 +108,7 @@ def test_bad_operands_are_refused(make_batch, backend, changes, message, monkeyp
         "cpu_backend.attention_launch.tiled",
         "metal_backend.KernelCall.with_inputs",
     ):
-        monkeypatch.setattr(f"labkit.engine.attention.{launch}", pytest.fail)
+        monkeypatch.setattr(f"labkit.engine.attention.backends.{launch}", pytest.fail)
     batch, options = make_batch([(3, 20), (1, 40)]), {"scale": 0.1, "heads": 8}
     backend, k, v, out = attention.create(**backend), None, None, None
     for name, change in changes.items():

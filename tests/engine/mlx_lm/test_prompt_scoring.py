@@ -6,7 +6,7 @@ from scipy.special import log_softmax
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.models.synthetic_model import build
+from labkit.models.synthetic.synthetic_model import build
 
 SHAPE = config.ModelShape(
     hidden_size=64,

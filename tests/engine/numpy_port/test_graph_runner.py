@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.cpu import attention_launch, graph_replay
-from labkit.cpu.graph_replay import MAX_REPLAY_ROWS
+from labkit.cpu.attention import attention_launch
+from labkit.cpu.replay import graph_replay
+from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.packed_forward import PackedForward
+from labkit.engine.runner.packed_forward import PackedForward
 
 TOKENS = 12
 
@@ -135,7 +136,7 @@ def test_the_rotary_table_grows_during_replays(model_dir, serve_unreplayed):
 
 
 def test_engines_of_one_model_have_kv_memory_of_their_own(model_dir):
-    from labkit.engine.shared_models import SharedModels
+    from labkit.engine.runner.shared_models import SharedModels
 
     models, path = SharedModels(), model_dir("qwen3")
     options = config.Engine(kv=config.KV(block_size=8), budget=config.Budget(blocks=64))
@@ -201,7 +202,7 @@ def test_a_model_that_cannot_be_captured_is_served_and_says_why(tmp_path):
 
 
 def test_a_replay_with_a_wrong_stamp_is_refused(model_dir, monkeypatch):
-    from labkit.engine.attention import replay_state
+    from labkit.engine.attention.backends import replay_state
     from labkit.engine.engine_protocol import StaleLaunchError
 
     engine = make(model_dir("qwen3"))

@@ -194,7 +194,7 @@ def test_quantised_layers_are_refused():
 
 def low_precision_and_dequantized(kind, bits):
     """A model's matrices in less than float32, and the same ones widened."""
-    from labkit.engine import dequantized_layers
+    from labkit.engine.model import dequantized_layers
 
     model, wide = (build("llama", {"attention_bias": True}) for _ in range(2))
     for one in (model, wide):
@@ -400,7 +400,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
 
 def test_projections_of_different_inputs_are_not_fused():
-    from labkit.cpu.aligned_memory import SlabAllocator
+    from labkit.cpu.runtime.aligned_memory import SlabAllocator
     from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 
     rng = np.random.default_rng(0)

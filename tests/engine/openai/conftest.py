@@ -15,15 +15,15 @@ from stub_server import Stub
 from labkit import config
 from labkit.engine import openai
 from labkit.engine.request import Request, SamplingParams
-from labkit.workload.load_generator import LoadGenerator
-from labkit.workload.memory_timeline import MemoryTimeline
-from labkit.workload.request_schedule import RequestSchedule
+from labkit.workload.requests.load_generator import LoadGenerator
+from labkit.workload.requests.memory_timeline import MemoryTimeline
+from labkit.workload.requests.request_schedule import RequestSchedule
 
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
     """The directory of the smallest model that labkit can build."""
-    from labkit.models.synthetic_model import build
+    from labkit.models.synthetic.synthetic_model import build
 
     shape = config.ModelShape(
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,

@@ -1,6 +1,7 @@
 """The client's own cost, measured with a server that computes nothing."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,47 @@ def test_a_prepared_engine_notes_its_client_overhead(opponent, ask):
 def test_percentiles_of_no_values_are_none():
     assert client_overhead.percentiles_ms([]) is None
     assert client_overhead.percentiles_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
+    spread = [n / 1e3 for n in range(101)] + [0.2000004, 0.0]
+    assert client_overhead.percentiles_ms(spread) == {"p50": 50.0, "p99": 99.98, "max": 200.0}
+    assert client_overhead.percentiles_ms([1.23456e-3])["max"] == 1.235
+
+
+def test_the_client_s_share_is_what_the_server_s_own_times_leave():
+    """Received 2 ms late, sent off 3 ms late; the second chunk 1 ms later still."""
+
+    def timing(sent, late):
+        return SimpleNamespace(request_received=10.003, chunk_sent=sent, chunk_received=sent + late)
+
+    timings = [timing(11.0, 0.002), timing(11.5, 0.003)]
+    one = SimpleNamespace(submitted=10.0, response=SimpleNamespace(null_timings=timings))
+    none = SimpleNamespace(submitted=10.0, response=SimpleNamespace(null_timings=[]))
+    found = client_overhead._summarize([one, none], 0.004, 7)
+    assert {name: found[name]["max"] for name in ("ttft_ms", "chunk_ms", "itl_ms")} == {
+        "ttft_ms": 5.0, "chunk_ms": 3.0, "itl_ms": 1.0
+    }  # fmt: skip
+    assert (found["chunk_us"], found["streams"], found["chunks"]) == (2000.0, 7, 2)
+
+
+def test_a_server_that_is_not_ready_is_tried_again_until_the_time_limit(monkeypatch):
+    now, tried = [100.0], []
+
+    def tries(ready):
+        def send(client, keys, tokens):
+            tried.append(keys)
+            now[0] += 7.0
+            return [SimpleNamespace(response=SimpleNamespace(ended=len(tried) == ready))]
+
+        return send
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(client_overhead, "time", clock)
+    monkeypatch.setattr(client_overhead, "_send_and_collect", tries(2))
+    client_overhead._wait_until_ready(None)
+    assert tried == [["try 1"], ["try 2"]]
+    monkeypatch.setattr(client_overhead, "_send_and_collect", tries(0))
+    with pytest.raises(client_overhead.EngineError, match="no token within 20 s"):
+        client_overhead._wait_until_ready(None)
+    assert len(tried) == 2 + 3
 
 
 def test_every_request_has_a_connection_of_its_own(tiny_dir, run_load, ask):

@@ -15,9 +15,9 @@ from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.summary_verdict import summary_verdict
 from labkit.config import Workload
-from labkit.experiment.run_failures import failure_of
+from labkit.experiment.worker.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_record, write_json
-from labkit.workload.serving_session import ServingSession
+from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
 
 WORKLOAD = Workload(name="opponents", concurrency=4, warmup=0)

@@ -1,11 +1,14 @@
 """Options of ``engine.server``, and mistakes that are refused before anything runs."""
 
+from pathlib import Path
+
 import pytest
 
 from labkit import config
 from labkit.config import PRESETS
-from labkit.config.openai_server import PLACEHOLDERS
-from labkit.workload import in_process_rules, request_workload, run_warnings
+from labkit.config.engine.openai_server import PLACEHOLDERS
+from labkit.workload import in_process_rules
+from labkit.workload.requests import request_workload, run_warnings
 
 
 def experiment(server=None, source="chat", **engine):
@@ -70,6 +73,34 @@ def test_every_presets_command_can_be_filled_in():
     for name, preset in PRESETS.items():
         filled = preset.command.format(**{word: "x" for word in PLACEHOLDERS})
         assert "{" not in filled and (not filled or "x" in filled), name
+
+
+def test_presets_can_what_the_page_says():
+    page = (Path(__file__).parents[3] / "docs/opponents.md").read_text(encoding="utf-8")
+    cells = [line.strip()[1:-1].split("|") for line in page.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in row] for row in cells if len(row) == 6]
+    told = {name.strip(" `"): row for row in rows for name in row[0].split(",")}
+    assert told.keys() == PRESETS.keys()
+    for name, (_, _, prompts, ids, ending, tested) in told.items():
+        preset = PRESETS[name]
+        assert (preset.token_prompts, preset.token_ids) == (prompts == "ids", ids == "yes"), name
+        assert preset.eos_handling.value == (ending.strip("`") or "none"), name
+        assert preset.tested == (tested == "yes"), name
+
+
+def test_only_some_servers_do_more():
+    def with_(attribute):
+        return {name for name, preset in PRESETS.items() if getattr(preset, attribute)}
+
+    assert with_("resets_prefix_cache") == {"labkit"}
+    assert with_("prompt_logprobs") == {"labkit", "vllm", "vllm_metal"}
+    assert with_("multiplies_by_blas") == {"mlx_lm"}
+    for name, preset in PRESETS.items():  # python: the interpreter, or a script beside it
+        if name in ("vllm", "vllm_metal", "omlx") or "{python}" in preset.command:
+            assert config.OpenAIServer(preset=name, python="/py").python == "/py"
+        else:
+            with pytest.raises(config.ConfigError, match=r"the server's command has no \{python\}"):
+                config.OpenAIServer(preset=name, python="/py")
 
 
 def test_server_arms_do_not_share_a_process():

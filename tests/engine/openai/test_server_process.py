@@ -1,5 +1,7 @@
 """Server processes: readiness, failures to start, and that none is left behind."""
 
+import io
+import json
 import os
 import shlex
 import signal
@@ -14,10 +16,12 @@ import pytest
 from stub_server import Stub
 
 from labkit import config
+from labkit.config.environment_text import EnvironmentText
 from labkit.engine import openai
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai import server_process
-from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.engine.openai.http_client import HttpClient
+from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 from labkit.models.gguf import gguf_writer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,6 +89,51 @@ def test_a_server_that_lists_no_models_is_sent_the_directory_as_the_model_s_name
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         process = server_process.ServerProcess(options().server, url, None)
         assert process._model_name(Path("models/mine")) == "models/mine"
+
+
+@pytest.mark.parametrize(
+    ("server", "listed", "name"),
+    [
+        ({"preset": "mlx_lm"}, "never asked", "default_model"),
+        ({"preset": "mlx_lm", "model": "own"}, "never asked", "own"),
+        (
+            {"preset": "vllm", "api_key": "${oc.env:LABKIT_TEST_KEY}"},
+            {"data": [{"id": "a"}, {}]},
+            "a",
+        ),
+        ({"preset": "vllm"}, {"data": []}, "models/mine"),
+        ({"preset": "vllm"}, {"models": 1}, "models/mine"),
+        ({"preset": "vllm"}, [], "models/mine"),
+    ],
+)
+def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
+    server, listed, name, monkeypatch
+):
+    asked = []
+
+    def answer(request, timeout):
+        asked.append((request.full_url, request.get_header("Authorization")))
+        return io.BytesIO(json.dumps(listed).encode())
+
+    monkeypatch.setattr(server_process.urllib.request, "urlopen", answer)
+    monkeypatch.setenv("LABKIT_TEST_KEY", "key")
+    key = server.get("api_key") and EnvironmentText.of(server["api_key"])
+    server = config.OpenAIServer(**{**server, "api_key": key})
+    monkeypatch.setenv("LABKIT_TEST_HOST", "host")
+    url = EnvironmentText.of("http://${oc.env:LABKIT_TEST_HOST}:1")
+    process = server_process.ServerProcess(server, url, None)
+    assert process._model_name(Path("models/mine")) == name
+    header = "Bearer key" if server.api_key else None
+    assert asked == ([] if listed == "never asked" else [("http://host:1/v1/models", header)])
+
+
+def test_a_key_of_the_environment_is_sent_and_not_its_expression(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_KEY", "key")
+    client = HttpClient("http://host:1", 1.0, EnvironmentText.of("${oc.env:LABKIT_TEST_KEY}"))
+    try:
+        assert client._authorization == "Authorization: Bearer key\r\n"
+    finally:
+        client.close()
 
 
 def test_a_response_without_a_token_is_not_ready(tiny_dir, listening):
@@ -183,8 +232,8 @@ def test_a_servers_output_goes_to_the_runs_log(tiny_dir, capfd):
 RUN = textwrap.dedent(
     """
     import sys, time
-    from labkit.machine import parent_death
-    from labkit.machine.server_supervisor import SupervisedServer
+    from labkit.machine.processes import parent_death
+    from labkit.machine.processes.server_supervisor import SupervisedServer
     if len(sys.argv) > 3:
         parent_death.watch_parent(int(sys.argv[3]), None)
     server = SupervisedServer([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])

@@ -4,10 +4,10 @@ import os
 import signal
 import sys
 
-from labkit.engine.model_runner import ModelRunner
 from labkit.engine.parallel import rank_worker
-from labkit.engine.sampler import Sampler
-from labkit.engine.scheduler import Scheduler
+from labkit.engine.runner.model_runner import ModelRunner
+from labkit.engine.sampling.sampler import Sampler
+from labkit.engine.scheduler.scheduler import Scheduler
 
 STEP = 4  # the call that fails
 
@@ -32,7 +32,7 @@ def fewer(original, scheduler):
 
 
 def nothing(original, scheduler):
-    from labkit.engine.scheduler_output import SchedulerOutput
+    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
     return SchedulerOutput(())
 

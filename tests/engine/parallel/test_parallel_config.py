@@ -24,14 +24,14 @@ from labkit.config import (
     from_plain,
 )
 from labkit.engine import parallel
-from labkit.engine.budget.pool_sizing import size_pool
+from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.memory_budget.pool_sizing import size_pool
 from labkit.engine.parallel.model_sharding import sharding_error
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
-from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine import memory_capacity
+from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.machine.facts import memory_capacity
 from labkit.models import resolve
 
 KERNELS = {

@@ -18,10 +18,10 @@ from labkit.engine.request import Request, RequestState
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CACHES = {
-    "none": lambda pool: prefix_cache.create("none", pool, SIZE),
-    "hash": lambda pool: prefix_cache.create("hash", pool, SIZE),
-    "radix": lambda pool: prefix_cache.create("radix", pool, SIZE),
-    "2-bit hash": lambda pool: HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % 4),
+    "none": lambda pool: prefix_cache.create("none", pool),
+    "hash": lambda pool: prefix_cache.create("hash", pool),
+    "radix": lambda pool: prefix_cache.create("radix", pool),
+    "2-bit hash": lambda pool: HashPrefixCache(pool, digest=lambda key: hash(key) % 4),
 }
 
 
@@ -34,8 +34,8 @@ class PrefixMachine(RuleBasedStateMachine):
         reuse=st.sampled_from([1, 1, 2]),
     )
     def start(self, name, blocks, reuse):
-        self.pool = BlockPool(blocks + 1)
-        self.manager = PagedKVCacheManager(self.pool, SIZE, CACHES[name](self.pool), reuse)
+        self.pool = BlockPool(blocks + 1, SIZE)
+        self.manager = PagedKVCacheManager(self.pool, CACHES[name](self.pool), reuse)
         self.name, self.reuse, self.roomy = name, reuse, blocks == 300
         self.slots, self.running, self.waiting, self.ended = {}, {}, [], 0
         self.known = set()  # prefixes of full blocks ever published and not cleared
@@ -55,7 +55,7 @@ class PrefixMachine(RuleBasedStateMachine):
         can_be_had = self.pool.num_free + self.pool.num_evictable
         num_cached = self.manager.reserve(state, wanted)
         if num_cached is None:
-            assert self.manager.blocks_for(wanted) > can_be_had - self.idle_prefix(state)
+            assert self.pool.blocks_for(wanted) > can_be_had - self.idle_prefix(state)
             return
         assert num_cached % (SIZE * self.reuse) == 0 and num_cached < state.num_tokens
         self.check_contents(state, num_cached)

@@ -16,9 +16,9 @@ class Bench:
     """A manager with a prefix cache; requests are named by their tokens' letters."""
 
     def __init__(self, name, blocks=20, make=None, reuse_blocks=1):
-        self.pool = BlockPool(blocks + 1)
-        self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool, SIZE)
-        self.manager = PagedKVCacheManager(self.pool, SIZE, self.cache, reuse_blocks)
+        self.pool = BlockPool(blocks + 1, SIZE)
+        self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool)
+        self.manager = PagedKVCacheManager(self.pool, self.cache, reuse_blocks)
         self.live = {}
 
     def admit(self, text, name=None):
@@ -257,7 +257,7 @@ def test_radix_grows_a_leaf_splits_a_node_and_cuts_a_leaf_from_its_end():
 
 
 def collide(bits):
-    return lambda pool: HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % (1 << bits))
+    return lambda pool: HashPrefixCache(pool, digest=lambda key: hash(key) % (1 << bits))
 
 
 @pytest.mark.parametrize("bits", [0, 2])
@@ -303,3 +303,19 @@ def test_check_reports_broken_invariants(name):
     bench.pool.evict([next(bench.cache.cached_blocks())])
     with pytest.raises(AssertionError, match=r"leaked or listed twice|cached blocks disagree"):
         bench.check()
+
+
+@pytest.mark.parametrize("name", ["hash", "radix"])
+def test_a_prefix_is_referenced_and_locked_at_once(name):
+    pool = BlockPool(4, 2)
+    cache, tokens, blocks = prefix_cache.create(name, pool), (1, 2, 3, 4), pool.allocate(2)
+    cache.acquire("a", tokens, [])
+    cache.cache_blocks("a", tokens, blocks)
+    cache.release("a", blocks)
+    assert pool.num_evictable == 2
+    cache.acquire("b", tokens, cache.match(tokens, 2))
+    with pytest.raises(ValueError, match="evictable blocks is 0"):
+        cache.evict(1)
+    cache.release("b", blocks)
+    cache.evict(2)
+    assert pool.num_free == 3

@@ -88,7 +88,7 @@ def test_trap_publish_in_the_middle_of_a_prompt_then_abort(prefixes, steps):
 def test_trap_hash_collision(bits):
     engine = make_engine("hash")
     pool = engine._cache.pool
-    weak = HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % (1 << bits))
+    weak = HashPrefixCache(pool, digest=lambda key: hash(key) % (1 << bits))
     engine._cache._prefix_cache = weak
     requested = prompts()
     serve(engine, requested)

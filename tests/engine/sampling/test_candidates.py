@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit.engine.request import SamplingParams
-from labkit.engine.sampler import candidates, top_ids, uniform_at
+from labkit.engine.sampling.sampler import candidates, top_ids, uniform_at
 
 
 def candidates_of(logits, **params):

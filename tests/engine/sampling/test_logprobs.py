@@ -1,6 +1,6 @@
 import numpy as np
 
-from labkit.engine.sampler import logprobs
+from labkit.engine.sampling.sampler import logprobs
 
 
 def test_logprobs_are_the_log_softmax_most_likely_first():

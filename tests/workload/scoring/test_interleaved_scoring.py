@@ -248,13 +248,13 @@ def test_memory_does_not_grow_with_the_number_of_windows(compose_experiment):
 SCORE_MANY = """
 import random, sys
 from contextlib import nullcontext
-from labkit import app
-from labkit.experiment.cell_composer import compose_cell
-from labkit.machine.operating_system import operating_system
+from labkit.cli import study_composer
+from labkit.experiment.compose.cell_composer import compose_cell
+from labkit.machine.facts.operating_system import operating_system
 from labkit.workload.scoring import KIND
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
-app.register()
-with app.initialized():
+study_composer.register()
+with study_composer.initialized():
     cell = compose_cell([], ["workload=scoring", "model=tiny", "engine.budget.blocks=256",
                              "ablation=kv_dtype",
                              "ablation.metric=total_tok_s", "design.control=false", *sys.argv[1:]])

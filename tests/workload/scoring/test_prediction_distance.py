@@ -5,7 +5,7 @@ import pytest
 from scipy.special import log_softmax
 from scipy.stats import entropy
 
-from labkit.engine.prompt_logprobs import score_rows
+from labkit.engine.sampling.prompt_logprobs import score_rows
 from labkit.workload.scoring.prediction_distance import kl_divergence, prediction_distance
 
 RNG = np.random.default_rng(0)

@@ -87,13 +87,17 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     [
         ("a.txt", None, "No such file"),
         ("a.txt", b" \n", "is empty"),
+        ("a.txt", (256 << 20) + 1, "has 268,435,457 bytes; the maximum is 268,435,456"),
         ("a.txt", b"caf\xe9", "is not UTF-8 at byte 3"),
         ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not valid JSON"),
         ("a.jsonl", b'{"prompt": "a"}', r'line 1: must be an object such as {"text": "..."}'),
     ],
 )
 def test_a_wrong_file_is_one_line(name, content, reason, tmp_path):
-    if content is not None:
+    if isinstance(content, int):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(content)
+    elif content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         read_texts(str(tmp_path / name))

@@ -9,7 +9,7 @@ import clip_files as files
 
 from labkit import workload
 from labkit.config import ConfigError
-from labkit.experiment import worker_stages
+from labkit.experiment.worker import worker_stages
 from labkit.records import counter_registry
 
 

@@ -1,4 +1,4 @@
-// docs.generators.widgets.batching.serve: labkit.engine.scheduler.Scheduler with the options of a
+// docs.generators.widgets.batching.serve: labkit.engine.scheduler.scheduler.Scheduler with the options of a
 // lane, and the KV manager of its layout. Requests are [prompt, output], in tokens.
 function serve(lane, requests, maxNumSeqs, kvTokens, sizes) {
   const memory = MEMORIES[lane](kvTokens, sizes);

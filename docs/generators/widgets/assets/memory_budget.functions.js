@@ -1,4 +1,4 @@
-// labkit.engine.budget.budget_policies: fraction, vllm and mistralrs, with apply_ceiling
+// labkit.engine.memory_budget.budget_policies: fraction, vllm and mistralrs, with apply_ceiling
 function planBudget(machine, model, policy, share, constants, units) {
   const fixedBytes = policy === "mistralrs" ? model.weights : model.weights + model.activations;
   if (policy === "mistralrs") {
@@ -28,12 +28,12 @@ function mistralrsMissing(machine, model, constants) {
   return model.weights - (machine.working_set - headroom);
 }
 
-// labkit.engine.budget.budget_decision.make_refusal, where no setting fits
+// labkit.engine.memory_budget.budget_decision.make_refusal, where no setting fits
 function noSetting(missing, units) {
   return { fraction: null, direction: "", otherwise: `no setting fits, because ${formatBytes(missing, units)} are missing; choose another engine.budget.machine or use a smaller model` };
 }
 
-// labkit.engine.budget.budget_policies._shortest_fraction
+// labkit.engine.memory_budget.budget_policies._shortest_fraction
 function shortestFraction(low, high, base, smallest, decimals) {
   for (const digits of decimals) {
     const scale = 10 ** digits;
@@ -50,7 +50,7 @@ function memoryOutcome(machine, needed) {
   return needed > Math.min(machine.available, machine.working_set) ? "slows" : "fits";
 }
 
-// labkit.machine.wired_advice.advise
+// labkit.machine.facts.wired_advice.advise
 function advise(machine, needed, texts) {
   const gib = (bytes) => `${fixed(bytes / 2 ** 30, 1)} GiB`;
   const advice = [];

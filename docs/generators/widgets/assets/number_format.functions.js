@@ -6,7 +6,7 @@ function fixed(number, decimals) {
   return ((below % 2 === 0 ? below : below + 1) / scale).toFixed(decimals);
 }
 
-// labkit.engine.budget.budget_decision.format_bytes
+// labkit.engine.memory_budget.budget_decision.format_bytes
 function formatBytes(number, units) {
   for (const [unit, scale, decimals] of units) {
     if (Math.abs(number) >= scale) return `${fixed(number / scale, decimals)} ${unit}`;

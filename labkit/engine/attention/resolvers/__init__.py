@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.config.attention import RESOLVERS
+from labkit.config.engine.attention import RESOLVERS
 from labkit.engine.attention.resolvers.binary_search import BinarySearchResolver
 from labkit.engine.attention.resolvers.identity import IdentityResolver
 from labkit.engine.attention.resolvers.padded_grid import PaddedGridResolver
@@ -35,10 +35,7 @@ BY_LOOKUP_TYPE: dict[type[Any], type[Resolver]] = {
 def create(name: str) -> Resolver:
     """Return the resolver ``name``: a built-in one, or ``package.module:Class``.
 
-    Raises
-    ------
-    ValueError
-        No built-in resolver has this name, or the class cannot be loaded.
+    Raises ``ValueError`` if no built-in resolver has this name, or the class cannot be loaded.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()

@@ -29,7 +29,6 @@ class BinarySearchResolver(Resolver):
     def lookup(
         self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
     ) -> tuple[BinarySearchLookup, float]:
-        """Return the lookup, which needs no map."""
         return BinarySearchLookup(cu_seqlens_q), 0.0
 
     @staticmethod

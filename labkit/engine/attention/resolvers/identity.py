@@ -36,5 +36,4 @@ class IdentityResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return the unit's index as the sequence and as the token."""
         return unit, unit, 0

@@ -30,7 +30,6 @@ class PaddedGridResolver(Resolver):
     def lookup(
         self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
     ) -> tuple[PaddedGridLookup, float]:
-        """Return the lookup, which needs no map."""
         longest = int(np.diff(cu_seqlens_q).max(initial=0))
         return PaddedGridLookup(longest, -(-longest // BQ)), 0.0
 
@@ -56,12 +55,10 @@ class PaddedGridResolver(Resolver):
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return the tokens of the longest query times the number of sequences."""
         return lookup.tokens * (len(cu) - 1)  # type: ignore[no-any-return]
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the Q-blocks of the longest query times the number of sequences."""
         return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
 
     def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:

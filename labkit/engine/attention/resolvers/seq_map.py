@@ -56,7 +56,6 @@ class SeqMapResolver(Resolver):
     lookup_type = SeqMapLookup
 
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
-        """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         total_q = int(cu_seqlens_q[-1])
         qblocks = (
@@ -69,12 +68,10 @@ class SeqMapResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Read the sequence from the map."""
         return int(lookup.token_map[unit]), unit, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Read the sequence from the map (-1: surplus unit)."""
         sequence = int(lookup.qblock_map[unit])
         owner = max(sequence, 0)
         return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
@@ -93,10 +90,7 @@ class UserResolver(SeqMapResolver):
 
     The class has an attribute ``name`` and a method ``maps(cu_seqlens_q, total_q, bq)``.
 
-    Parameters
-    ----------
-    path
-        ``package.module:Class``. The class is called without arguments.
+    ``path``: ``package.module:Class``. The class is called without arguments.
 
     Raises
     ------

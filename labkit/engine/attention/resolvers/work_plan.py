@@ -33,7 +33,6 @@ class WorkPlanResolver(Resolver):
     def lookup(
         self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
     ) -> tuple[WorkPlanLookup, float]:
-        """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         qblocks = (
             work_plan(cu_seqlens_q, seq_lens, BQ)
@@ -45,23 +44,19 @@ class WorkPlanResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Read the unit's entry."""
         sequence = int(lookup.tokens[unit, 0])
         return sequence, cu[sequence] + lookup.tokens[unit, 1], 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Read the unit's entry."""
         return lookup.qblocks[unit, 0], lookup.qblocks[unit, 1], 0
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return the number of entries."""
         return len(lookup.tokens)
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the number of entries."""
         return len(lookup.qblocks)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:

@@ -1,0 +1,67 @@
+"""The frame of the command-line programs: arguments, one line for an error, the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class Program(argparse.ArgumentParser):
+    """A program's arguments, and the frame in which it runs. Its errors are one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line, without the usage, and exit with code 2."""
+        self.exit(2, f"{error_line(self.prog, f'{message}; --help')}\n")
+
+    def run(
+        self,
+        argv: Sequence[str] | None,
+        body: Callable[[Any], int | None],
+        *,
+        refused: Sequence[type[Exception]] = (),
+        failed: Sequence[type[Exception]] = (),
+        failed_status: int = 1,
+    ) -> int:
+        """Parse the arguments, call ``body`` with them and return the exit status.
+
+        The status is what ``body`` returns (None: 0), 2 for an exception in ``refused``,
+        ``failed_status`` for one in ``failed``, 130 after ctrl-C, 1 if the output's pipe is closed.
+        A file that cannot be read or written is named; that is 2 unless ``failed`` has ``OSError``.
+        """
+        options = self.parse_intermixed_args(argv)
+        expected: tuple[type[Exception], ...] = (OSError, *failed, *refused)
+        try:
+            status = body(options) or 0
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except expected as error:
+            if isinstance(error, OSError) and error.filename:
+                print_error(self.prog, f"{error.filename}: {error.strerror}")
+            else:
+                print_error(self.prog, error)
+            return failed_status if isinstance(error, tuple(failed)) else 2
+        except KeyboardInterrupt:
+            return 130
+
+
+def error_line(prog: str, error: object) -> str:
+    """Return an error as one line: ``labkit.report: DIR: no such directory``."""
+    return f"{prog.removeprefix('python -m ')}: {' '.join(str(error).split())}"
+
+
+def print_error(prog: str, error: object) -> int:
+    """Print an error to standard error and return exit code 2."""
+    print(error_line(prog, error), file=sys.stderr)
+    return 2
+
+
+def print_notes(prog: str, notes: Iterable[str]) -> None:
+    """Print notes to standard error, one line each."""
+    for note in notes:
+        print(error_line(prog, f"note: {note}"), file=sys.stderr)

@@ -1,0 +1,210 @@
+"""Composition of a study: from a parsed command to its cells and the launcher of its jobs.
+
+Every arm of every cell is composed and checked before Hydra writes a folder, so a typo in the last
+cell is reported before the first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from labkit.cli.command_line import CONF, Command
+from labkit.config import ConfigError, Experiment, require
+
+if TYPE_CHECKING:
+    from labkit.experiment.compose.cell_composer import ComposedCell
+    from labkit.experiment.hydra.job_launcher import JobLauncher
+
+
+def register() -> None:
+    """Register the schema and the OmegaConf resolvers that ``conf/`` uses.
+
+    Repeated calls are harmless.
+    """
+    import warnings
+
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    from labkit.experiment.compose.cell_name import cell_name
+    from labkit.experiment.hydra import yaml_source
+    from labkit.experiment.hydra.hydra_composer import unresolved
+
+    yaml_source.register()
+    ConfigStore.instance().store(name="schema", node=Experiment)
+    # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
+    # That is intended.
+    warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
+    OmegaConf.register_new_resolver("cell", lambda task: cell_name(unresolved(task)), replace=True)
+    OmegaConf.register_new_resolver("options", _help, replace=True)
+
+
+def _help(*, _root_: Any) -> str:
+    """Return the list of options, with their values in this config, for the ``--help`` template."""
+    from omegaconf import OmegaConf
+
+    from labkit.config import option_index
+
+    def value(key: str) -> Any:
+        selected = OmegaConf.select(_root_, key)
+        return OmegaConf.to_container(selected) if OmegaConf.is_config(selected) else selected
+
+    return option_index.help_lines(value).replace("$", "$$")
+
+
+def initialized() -> AbstractContextManager[Any]:
+    """Return a context manager in which Hydra composes from ``conf/``."""
+    from hydra import initialize_config_dir
+
+    return initialize_config_dir(config_dir=str(CONF), version_base="1.3")
+
+
+def compose_cells(command: Command) -> list[ComposedCell]:
+    """Compose and check every arm of every cell.
+
+    A search (a sweeper such as Optuna) chooses its trials while it runs. For a search, the result
+    is therefore a single cell, without the searched options.
+
+    Nothing is written, except that a model given as a GGUF file may be converted into the cache.
+
+    Raises
+    ------
+    ConfigError
+        A cell or an arm is invalid. The message is one line about the first error.
+    """
+    from hydra import compose
+
+    from labkit.experiment.compose.cell_composer import compose_cell
+    from labkit.experiment.hydra.hydra_composer import (
+        Composer,
+        expand_sweep,
+        first_cell,
+        fixed_overrides,
+    )
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.job_launcher import is_search
+
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    task = [o for o in command.overrides if o not in hydra]
+    with initialized():
+        try:
+            if command.multirun:
+                first = [*hydra, *first_cell(task)]
+                config = compose("config", overrides=first, return_hydra_config=True)
+                if is_search(config.hydra):
+                    cells = [fixed_overrides(task)]
+                else:
+                    cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
+                    _check_swept_experiments(cells, hydra)
+            else:
+                swept = next((o for o in task if len(expand_sweep([o])) > 1), None)
+                if swept is not None:
+                    raise ConfigError(
+                        f"{swept}: several values need -m; add it at the end of the command"
+                    )
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
+        # Without -m, Hydra names the folder after the overrides as the user typed them.
+        if not command.multirun:
+            cells = [task]
+        composer = Composer()
+        composed = [compose_cell(hydra, cell, composer) for cell in cells]
+    names = [cell.name for cell in composed]
+    if len(set(names)) < len(names):
+        raise ConfigError(_same_name(max(names, key=names.count), composed))
+    return composed
+
+
+def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
+    """Return why two cells have the same name."""
+    overrides = {cell.overrides for cell in cells if cell.name == name}
+    if len(overrides) == 1:
+        return f"{name}: the command has this cell twice; remove a repeated value"
+    return (
+        f"{name}: two cells would have this folder, because their values differ only in characters "
+        "that become _ in its name; rename a file or a value"
+    )
+
+
+def _sweeper_params(params: Any) -> dict[str, Any]:
+    """Return ``hydra.sweeper.params``, whose values become names of folders."""
+    for key in params:
+        secret = "oc.env" in str(params._get_node(key))
+        require(
+            not secret,
+            f"hydra.sweeper.params: {key}: the value of an environment variable would become the "
+            "name of a folder; set it in an arm or on the command line",
+        )
+    return dict(params)
+
+
+def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str]) -> None:
+    """Refuse several experiments in one command if one of them has a sweep of its own.
+
+    Hydra would ignore such a sweep, because it reads ``hydra.sweeper.params`` before it composes
+    the jobs.
+    """
+    from hydra import compose
+
+    names = dict.fromkeys(o for cell in cells for o in cell if o.startswith("experiment="))
+    for name in names if len(names) > 1 else ():
+        config = compose("config", overrides=[*hydra, name], return_hydra_config=True)
+        if config.hydra.sweeper.params:
+            raise ConfigError(
+                f"{name} has a sweep of its own (hydra.sweeper.params), so it must be the only "
+                "experiment of a command"
+            )
+
+
+def with_sweep_as_arms(command: Command) -> Command:
+    """Return the command with its swept options turned into arms of one cell, where possible.
+
+    A command with ``hydra/launcher=...`` or ``hydra/sweeper=...`` is returned unchanged, because
+    these plugins distribute or choose cells: every combination of values must stay a cell.
+    """
+    from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
+    from labkit.experiment.hydra.hydra_composer import Composer
+    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+
+    plugins = ("hydra/launcher=", "hydra/sweeper=")
+    launched = any(o.startswith(plugins) for o in command.overrides)
+    if not command.multirun or launched:
+        return command
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    task = [o for o in command.overrides if o not in hydra]
+    with initialized():
+        try:
+            swept = sweep_as_arms(task, Composer(), hydra)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(explain_config_error(error, command.overrides)) from None
+    return replace(command, overrides=(*hydra, *swept))
+
+
+def launcher_of(command: Command) -> JobLauncher:
+    """Return the launcher that the command selects, after checking that it can work here.
+
+    A search needs a launcher that runs its cells in this process.
+
+    Raises
+    ------
+    ConfigError
+        The launcher cannot work here. The message is one line with the reason.
+    """
+    from hydra import compose
+
+    from labkit.experiment.hydra.hydra_composer import first_cell
+    from labkit.experiment.hydra.job_launcher import JobLauncher
+
+    with initialized():
+        first = first_cell(command.overrides)
+        hydra = compose("config", overrides=first, return_hydra_config=True).hydra
+        launcher = JobLauncher.of(hydra)
+    launcher.check(command.multirun)
+    return launcher

@@ -1,0 +1,302 @@
+"""OpenAI-compatible servers as arms, and presets for known servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from enum import Enum
+
+from labkit.config.environment_text import EnvironmentText
+from labkit.config.option import Group, ReadBy, option, require
+
+
+class Api(Enum):
+    """OpenAI endpoint that requests go to.
+
+    completions: the prompt is sent as it is. chat: messages are sent, and the server applies the
+    model's chat template.
+    """
+
+    completions = "completions"
+    chat = "chat"
+
+
+class EosHandling(Enum):
+    """How a server is asked not to stop at the model's end-of-sequence token."""
+
+    ignore_eos = "ignore_eos"  # a field of the request, as in vLLM
+    logit_bias = "logit_bias"  # a bias that makes the end token unlikely
+    none = "none"
+
+
+@dataclass(frozen=True)
+class ServerPreset:
+    """How to start a known server, and which features it has.
+
+    Parameters
+    ----------
+    command
+        Start command with placeholders in braces (``PLACEHOLDERS``); empty: labkit cannot start it.
+    model
+        Model name in requests; empty: the first that ``/v1/models`` lists.
+    token_prompts
+        Whether the server accepts prompts as token ids; otherwise prompts are sent as text.
+    token_ids
+        Whether the server returns the sampled token ids if a request sets ``return_token_ids``.
+    eos_handling
+        How a request asks for its full output length.
+    resets_prefix_cache
+        Whether ``POST /reset_prefix_cache`` empties the server's prefix cache.
+    prompt_logprobs
+        Whether ``/v1/completions`` returns the log probabilities of a prompt's tokens, as in vLLM.
+    multiplies_by_blas
+        Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
+    is_script
+        Whether the command is a script that a Python package installs beside its interpreter.
+    tested
+        Whether labkit's tests run the preset. Other presets are written from the server's
+        documentation and untested.
+    """
+
+    command: str
+    model: str = ""
+    token_prompts: bool = False
+    token_ids: bool = False
+    eos_handling: EosHandling = EosHandling.none
+    resets_prefix_cache: bool = False
+    prompt_logprobs: bool = False
+    multiplies_by_blas: bool = False
+    is_script: bool = False
+    tested: bool = False
+
+
+# Maximum number of likeliest tokens returned per prompt position: vLLM's ``max_logprobs``.
+MAX_PROMPT_LOGPROBS = 20
+
+# Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
+PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
+LOCAL = "--host 127.0.0.1 --port {port}"
+
+PRESETS = {
+    "mlx_lm": ServerPreset(
+        "{python} -m mlx_lm server --model {model} " + LOCAL,
+        model="default_model",
+        eos_handling=EosHandling.logit_bias,
+        multiplies_by_blas=True,
+        tested=True,
+    ),
+    "labkit": ServerPreset(
+        "{python} -m labkit.serve engine=paged model=local 'model.path=\"{model}\"' "
+        "server.port={port} engine.threads={threads}",
+        token_prompts=True,
+        token_ids=True,
+        eos_handling=EosHandling.ignore_eos,
+        resets_prefix_cache=True,
+        prompt_logprobs=True,
+        tested=True,
+    ),
+    "xllamacpp": ServerPreset(
+        "{python} {labkit}/engine/openai/xllamacpp_server.py --model {gguf} --port {port} "
+        "--threads {threads}",
+        token_prompts=True,
+        eos_handling=EosHandling.ignore_eos,
+        tested=True,
+    ),
+    "null_server": ServerPreset(
+        "{python} -m labkit.engine.openai.null_server --port {port}",
+        model="null",
+        eos_handling=EosHandling.ignore_eos,
+        tested=True,
+    ),
+    "llama_server": ServerPreset(
+        "llama-server --model {gguf} --threads {threads} " + LOCAL,
+        token_prompts=True,
+        eos_handling=EosHandling.ignore_eos,
+    ),
+    # This server runs one request at a time. By default, a new request aborts the running one.
+    "llama_cpp_python": ServerPreset(
+        "{python} -m llama_cpp.server --model {gguf} --n_threads {threads} --n_ctx 4096 "
+        "--interrupt_requests False " + LOCAL,
+        eos_handling=EosHandling.logit_bias,
+    ),
+    "vllm": ServerPreset(
+        "vllm serve {model} " + LOCAL,
+        token_prompts=True,
+        token_ids=True,
+        eos_handling=EosHandling.ignore_eos,
+        prompt_logprobs=True,
+        is_script=True,
+    ),
+    "vllm_metal": ServerPreset(
+        "vllm serve {model} " + LOCAL,
+        token_prompts=True,
+        token_ids=True,
+        eos_handling=EosHandling.ignore_eos,
+        prompt_logprobs=True,
+        is_script=True,
+    ),
+    "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL, is_script=True),
+    "exo": ServerPreset(""),
+    "lm_studio": ServerPreset("lms server start --port {port}"),
+    "ollama": ServerPreset(""),
+    "other": ServerPreset(""),
+}
+SERVED = ReadBy("engine.name", ("openai",))
+
+
+@dataclass
+class OpenAIServer(Group, place="engine.server"):
+    """OpenAI-compatible server that is measured over HTTP (engine=openai)."""
+
+    preset: str = option(
+        "mlx_lm",
+        "Known server, whose start command, prompt format and way to ignore the end token apply "
+        "(docs/opponents.md).",
+        choices=tuple(PRESETS),
+        read_by=SERVED,
+    )
+    command: str | None = option(
+        None,
+        "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
+        "{threads} and {labkit} are filled in.",
+        null_means="the preset's",
+        read_by=SERVED,
+    )
+    args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
+    python: str | None = option(
+        None,
+        "Python interpreter for {python}; a preset that starts a package's script (vllm, omlx) "
+        "starts the one beside it.",
+        null_means="labkit's own",
+        read_by=SERVED,
+    )
+    url: str | None = option(
+        None,
+        "URL of a running server, such as http://127.0.0.1:8000, to use instead of starting one.",
+        null_means="a server that is started",
+        read_by=SERVED,
+    )
+    api_key: str | None = option(
+        None,
+        "API key that requests send (Authorization: Bearer), named by an environment variable: "
+        "'${oc.env:NAME}'. The study's files hold this expression, never the value.",
+        null_means="no key",
+        read_by=SERVED,
+    )
+    pause: bool = option(
+        False,
+        "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
+        "other arms, so that it can take part in a study with design.isolation=live.",
+        read_by=SERVED,
+    )
+    model: str | None = option(
+        None, "Model name in requests.", null_means="the preset's", read_by=SERVED
+    )
+    api: Api = option(Api.completions, read_by=SERVED)
+    start_timeout_s: float = option(
+        300.0,
+        "Timeout from the start command to the first generated token.",
+        gt=0,
+        le=3600,
+        unit="seconds",
+        read_by=SERVED,
+    )
+    silence_s: float = option(
+        120.0,
+        "Time without an event after which a stream counts as failed.",
+        gt=0,
+        le=3600,
+        unit="seconds",
+        read_by=SERVED,
+    )
+    most_late_ms: float = option(
+        50.0,
+        "Maximum delay of the client (99th percentile of its event loop's lag, of late sends, or "
+        "of its own share of TTFT); beyond it the block counts as disturbed and, if it happens in "
+        "more than a fifth of an arm's runs (two at least, or half), the cell is not healthy.",
+        gt=0,
+        le=10_000,
+        unit="milliseconds",
+        read_by=SERVED,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the rules between options."""
+        super().__post_init__()
+        self._check_url()
+        require(
+            self.api_key is None or isinstance(self.api_key, EnvironmentText),
+            "engine.server.api_key: the key would be written to the study's files; put it into an "
+            "environment variable and set engine.server.api_key='${oc.env:NAME}'",
+        )
+        require(
+            self.api_key is None or re.fullmatch(r"[!-~]+", self.api_key) is not None,
+            "engine.server.api_key: the variable's value must be visible ASCII characters",
+        )
+        if self.command is not None:
+            names = _placeholder_names(self.command)
+            unknown = next((name for name in names if name not in PLACEHOLDERS), None)
+            require(
+                unknown is None,
+                f"engine.server.command: {{{unknown}}} is not a placeholder; the placeholders are "
+                f"{', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
+            )
+            require(
+                "port" in names,
+                "engine.server.command: must contain {port}, the port that labkit connects to",
+            )
+        is_script = self.command is None and self.server_preset.is_script
+        require(
+            self.python is None or is_script or "{python}" in self.command_line,
+            f"engine.server.python={self.python}: the server's command has no {{python}}; leave it "
+            "null, or set engine.server.command",
+        )
+
+    def _check_url(self) -> None:
+        if self.url is None:
+            self.require_default("pause", "labkit always pauses the servers that it starts")
+            return
+        require(
+            self.url.startswith(("http://", "https://")),
+            f"engine.server.url={self.url}: must begin with http:// or https://",
+        )
+        for name in ("command", "args", "python"):
+            self.require_default(name, "engine.server.url names a running server")
+
+    @property
+    def server_preset(self) -> ServerPreset:
+        return PRESETS[self.preset]
+
+    @property
+    def command_line(self) -> str:
+        """The start command and its arguments, with placeholders; empty if there is none.
+
+        The program of a preset that is a Python package's script is the one beside
+        ``engine.server.python``.
+        """
+        command = self.command or self.server_preset.command
+        folder = os.path.dirname(self.python or "")
+        if folder and self.command is None and self.server_preset.is_script:
+            command = os.path.join(shlex.quote(folder), command)
+        return " ".join([command, self.args]).strip()
+
+    def check_startable(self) -> None:
+        """Raise ``ConfigError`` if the server has neither a start command nor a URL."""
+        require(
+            self.url is not None or bool(self.command or self.server_preset.command),
+            f"engine.server.preset={self.preset} has no start command; start the server "
+            "and set engine.server.url=http://..., or set engine.server.command",
+        )
+
+
+def _placeholder_names(command: str) -> list[str]:
+    """Return the placeholders of a command; raise ``ConfigError`` if its braces do not match."""
+    from string import Formatter
+
+    try:
+        return [name for _, name, _, _ in Formatter().parse(command) if name is not None]
+    except ValueError as error:
+        require(False, f"engine.server.command: {error}; write {{{{ for a literal brace")
+        return []

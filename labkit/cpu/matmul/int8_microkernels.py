@@ -1,0 +1,346 @@
+"""The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
+
+``int8_activations`` describes the rows. Weights come from a span (the memory layout of
+``low_precision_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
+before. An unpacked panel is::
+
+    group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
+               operand 0, operand 1, ...                           PANEL_COLUMNS lanes of 32 bits
+    group 1 ...
+
+Addresses are int64, strides are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numba import extending, types
+
+from labkit.cpu.matmul import int8_activations
+from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
+from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
+from labkit.cpu.matmul.low_precision_matmul import ELEMENTS, unpacked
+from labkit.cpu.matmul.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
+from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
+from labkit.cpu.precision.gguf_block_formats import WORD_BITS
+from labkit.cpu.simd.simd_emitter import (
+    F32,
+    F32_VECTOR,
+    FLOAT_BYTES,
+    I32,
+    I32_VECTOR,
+    I64,
+    VECTOR_BYTES,
+    Emitter,
+)
+from labkit.cpu.simd.vector_registers import HOST_REGISTERS, LANES
+
+# Rows of a register tile, whose sums of integers stay in registers. Its sums of floats are in
+# memory, because they are needed only once per group.
+TILE_ROWS = 8 if HOST_REGISTERS.lanes == LANES else 4
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Format:
+    """The format of quantised weights, and the form of their dot products with activations.
+
+    ``element`` is the type of scales and biases, ``bits`` the bits per weight.
+    """
+
+    element: str
+    bits: int
+    group_size: int
+    form: DotForm
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of a span's records."""
+        return WeightFormat(ELEMENTS[self.element], self.bits)
+
+    @property
+    def group_words(self) -> int:
+        """Number of words of a column's weights in a group."""
+        return self.group_size * self.bits // WORD_BITS
+
+    @property
+    def group_operands(self) -> int:
+        """Number of operands of a dot product in a group."""
+        return self.group_size // self.form.lane_steps
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a span's record, which is a group of all its columns."""
+        return self.weights.header_bytes + self.group_words * _WORD_BYTES * SPAN_COLUMNS
+
+    @property
+    def panel_group_bytes(self) -> int:
+        """Bytes of a group of an unpacked panel."""
+        return (2 + self.group_operands) * PANEL_ROW_BYTES
+
+    @property
+    def activations_bytes(self) -> int:
+        """Bytes of a row's activations in a group."""
+        return self.group_size * self.form.activation_bytes
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a row's header of a group."""
+        return FLOAT_BYTES * int8_activations.header_floats(self.form)
+
+
+# The compiled functions of a format contain its index in this list as a constant.
+FORMATS = [
+    Int8Format(element, bits, group_size, host_form(bits))
+    for element in ELEMENTS
+    for bits in BITS
+    for group_size in GROUP_SIZES
+]
+
+
+class RowCall(NamedTuple):
+    """The arguments of ``multiply_row``: int64 or, inside the intrinsic, their LLVM values."""
+
+    x: Any  # address of the row
+    groups: Any
+    span: Any
+    bias: Any  # address of the biases of the span's columns
+    sums: Any  # address of SPAN_COLUMNS float32 that start on a cache line
+    out: Any
+
+
+class UnpackCall(NamedTuple):
+    """The arguments of ``unpack_panel``, as in ``RowCall``."""
+
+    span: Any
+    groups: Any
+    panel: Any  # index of the panel in the span
+    target: Any
+
+
+class Int8TileCall(NamedTuple):
+    """The arguments of ``multiply_tile``, as in ``RowCall``."""
+
+    x: Any  # address of the first row
+    x_row_bytes: Any
+    rows: Any  # 1 to TILE_ROWS; a tile with fewer rows computes the last row repeatedly
+    groups: Any
+    panel: Any
+    bias: Any  # address of the biases of the panel's columns
+    sums: Any  # address of TILE_ROWS * PANEL_COLUMNS float32 that start on a cache line
+    out: Any  # address of the first element of the result
+    out_row_bytes: Any
+
+
+class QuantizeCall(NamedTuple):
+    """The arguments of ``quantize_row``, as in ``RowCall``."""
+
+    x: Any  # address of the row, float32
+    groups: Any
+    target: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A group of weights, for some vectors of columns.
+
+    ``pairs`` are (scale, bias) of each vector. ``operand(i)`` emits code that loads operand ``i``
+    of the group, and returns it for each vector. It must be called once for each ``i``, in order.
+    """
+
+    pairs: Sequence[tuple[Any, Any]]
+    operand: Callable[[int], list[Any]]
+
+
+def _emit_group(
+    code: Emitter,
+    spec: Int8Format,
+    weights: _Weights,
+    rows: Sequence[tuple[Any, Any]],
+    sums: Sequence[Any],
+) -> None:
+    """Emit code that adds a group's terms to the sums of some rows.
+
+    ``rows`` has the addresses of each row's activations and of its header of this group. ``sums``
+    has the address of each row's sums.
+    """
+    dots = _emit_dots(code, spec, weights, [activations for activations, _ in rows])
+    for (_, header), total, dots_of_row in zip(rows, sums, dots, strict=True):
+        factor, addend, *offset = (
+            code.splat(code.load(header, FLOAT_BYTES * i, F32))
+            for i in range(spec.header_bytes // FLOAT_BYTES)
+        )
+        for v, ((scale, bias), dot) in enumerate(zip(weights.pairs, dots_of_row, strict=True)):
+            number = code.builder.sitofp(dot, F32_VECTOR)
+            if offset:
+                number = code.builder.fadd(number, offset[0])  # exact: integers below 2**24
+            value = code.load(total, VECTOR_BYTES * v)
+            value = code.fma(number, code.builder.fmul(scale, factor), value)
+            code.store(code.fma(bias, addend, value), total, VECTOR_BYTES * v)
+
+
+def _emit_dots(
+    code: Emitter, spec: Int8Format, weights: _Weights, rows: Sequence[Any]
+) -> list[list[Any]]:
+    """Return the dot products of a group: for each row an int32 vector per vector of columns."""
+    form, count = spec.form, len(weights.pairs)
+    partial: list[list[Any]] = [[None] * count for _ in rows]
+    totals: list[list[Any]] = [[None] * count for _ in rows]
+    for i in range(spec.group_operands):
+        columns = weights.operand(i)
+        full = i + 1 == spec.group_operands or (i + 1) % form.max_terms == 0
+        for row, sums, dots in zip(rows, partial, totals, strict=True):
+            lane = code.splat(code.load(row, _WORD_BYTES * i, I32))
+            for v, column in enumerate(columns):
+                sums[v] = form.add(code, sums[v], column, lane)
+                if full:
+                    done, sums[v] = form.finish(code, sums[v]), None
+                    dots[v] = done if dots[v] is None else code.builder.add(dots[v], done)
+    return totals
+
+
+def _read_span(code: Emitter, spec: Int8Format, record: Any, panel: Any, vectors: int) -> _Weights:
+    """Return a group of weights, unpacked from a record of a span.
+
+    ``vectors`` vectors of columns are read, from panel ``panel`` of the span on.
+    """
+    header, row_bytes = spec.weights.header_bytes, _WORD_BYTES * SPAN_COLUMNS
+    prefetch(code, record, spec.record_bytes)
+    pairs = spec.weights.emit_header(code, WeightRecord(record, None, None, panel, vectors))
+    first = code.builder.add(record, code.offset(I64(header), panel, PANEL_ROW_BYTES))
+    ready: list[list[Any]] = []  # the operands of the last words
+
+    def operand(index: int) -> list[Any]:
+        word, part = divmod(index, spec.form.word_operands)
+        if part == 0:
+            words = [
+                code.load(first, word * row_bytes + VECTOR_BYTES * v, I32_VECTOR)
+                for v in range(vectors)
+            ]
+            ready[:] = [spec.form.operands(code, vector) for vector in words]
+        return [operands[part] for operands in ready]
+
+    return _Weights(pairs, operand)
+
+
+def _read_panel(code: Emitter, group: Any) -> _Weights:
+    """Return the weights of a group of an unpacked panel."""
+    vectors = range(PANEL_VECTORS)
+
+    def load(row: int, kind: Any = F32_VECTOR) -> list[Any]:
+        return [code.load(group, PANEL_ROW_BYTES * row + VECTOR_BYTES * v, kind) for v in vectors]
+
+    pairs = list(zip(load(0), load(1), strict=True))
+    return _Weights(pairs, lambda index: load(2 + index, I32_VECTOR))
+
+
+def _row_parts(code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any) -> tuple[Any, Any]:
+    """Return the addresses of the activations and the header of group ``index`` in row ``x``.
+
+    ``groups`` is the number of groups in a row.
+    """
+    headers = code.offset(x, groups, spec.activations_bytes)
+    return (
+        code.offset(x, index, spec.activations_bytes),
+        code.offset(headers, index, spec.header_bytes),
+    )
+
+
+@extending.intrinsic(prefer_literal=True)
+def multiply_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+    """Multiply one row by all panels of a span, whose words are unpacked in registers."""
+    spec, vectors = FORMATS[format_index.literal_value], SPAN_PANELS * PANEL_VECTORS
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        call = RowCall(*unpacked(builder, arguments[1], len(RowCall._fields)))
+        code = Emitter(builder)
+
+        def add_group(index: Any) -> None:
+            record = code.offset(call.span, index, spec.record_bytes)
+            weights = _read_span(code, spec, record, I64(0), vectors)
+            row = _row_parts(code, spec, call.x, call.groups, index)
+            _emit_group(code, spec, weights, [row], [call.sums])
+
+        code.copy_vectors(call.sums, call.bias, vectors)
+        code.for_each(call.groups, add_group)
+        code.copy_vectors(call.out, call.sums, vectors)
+        return context.get_dummy_value()
+
+    return types.void(format_index, call), emit
+
+
+@extending.intrinsic(prefer_literal=True)
+def unpack_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
+    """Unpack one panel of a span."""
+    spec = FORMATS[format_index.literal_value]
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        call = UnpackCall(*unpacked(builder, arguments[1], len(UnpackCall._fields)))
+        code = Emitter(builder)
+
+        def unpack_group(index: Any) -> None:
+            record = code.offset(call.span, index, spec.record_bytes)
+            weights = _read_span(code, spec, record, call.panel, PANEL_VECTORS)
+            target = code.offset(call.target, index, spec.panel_group_bytes)
+            rows = [[pair[i] for pair in weights.pairs] for i in range(2)]
+            for place, row in enumerate(rows):
+                _store_row(code, row, target, place)
+            for i in range(spec.group_operands):
+                _store_row(code, weights.operand(i), target, 2 + i)
+
+        code.for_each(call.groups, unpack_group)
+        return context.get_dummy_value()
+
+    return types.void(format_index, call), emit
+
+
+def _store_row(code: Emitter, vectors: Sequence[Any], target: Any, place: int) -> None:
+    for v, vector in enumerate(vectors):
+        code.store(vector, target, PANEL_ROW_BYTES * place + VECTOR_BYTES * v)
+
+
+@extending.intrinsic(prefer_literal=True)
+def multiply_tile(_typing, format_index, call):  # type: ignore[no-untyped-def]
+    """Multiply up to ``TILE_ROWS`` rows by an unpacked panel."""
+    spec = FORMATS[format_index.literal_value]
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        call = Int8TileCall(*unpacked(builder, arguments[1], len(Int8TileCall._fields)))
+        code, last = Emitter(builder), builder.sub(call.rows, I64(1))
+        numbers = [
+            builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)
+            for row in range(TILE_ROWS)
+        ]
+        sources = [code.offset(call.x, row, call.x_row_bytes) for row in numbers]
+        targets = [code.offset(call.out, row, call.out_row_bytes) for row in numbers]
+        sums = code.strided(call.sums, PANEL_ROW_BYTES, TILE_ROWS)
+
+        def add_group(index: Any) -> None:
+            group = code.offset(call.panel, index, spec.panel_group_bytes)
+            rows = [_row_parts(code, spec, x, call.groups, index) for x in sources]
+            _emit_group(code, spec, _read_panel(code, group), rows, sums)
+
+        for total in sums:
+            code.copy_vectors(total, call.bias, PANEL_VECTORS)
+        code.for_each(call.groups, add_group)
+        for target, total in zip(targets, sums, strict=True):
+            code.copy_vectors(target, total, PANEL_VECTORS)
+        return context.get_dummy_value()
+
+    return types.void(format_index, call), emit
+
+
+@extending.intrinsic(prefer_literal=True)
+def quantize_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+    """Quantise one row of float32."""
+    spec = FORMATS[format_index.literal_value]
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        call = QuantizeCall(*unpacked(builder, arguments[1], len(QuantizeCall._fields)))
+        int8_activations.emit_quantize(Emitter(builder), spec.form, spec.group_size, *call)
+        return context.get_dummy_value()
+
+    return types.void(format_index, call), emit

@@ -1,0 +1,45 @@
+"""numba's decorators with the options of this package's kernels, typed for mypy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba import extending
+
+from labkit.cpu.runtime import thread_pool
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def inner(function: F) -> F:
+    """Compile a function that is called by kernels and not launched by itself."""
+    return cast(F, numba.njit(error_model="numpy")(function))
+
+
+def inlined(function: F) -> F:
+    """Compile a function that kernels call, and force LLVM to inline it, which saves the call."""
+    return cast(F, numba.njit(error_model="numpy", forceinline=True)(function))
+
+
+def kernel(function: F) -> F:
+    """Compile a kernel: a function whose ``prange`` loops run on the thread pool."""
+    return cast(F, thread_pool.kernel(error_model="numpy")(function))
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an intrinsic: a call of it in a kernel is replaced by the instructions it emits.
+
+    The first parameter of ``function`` is numba's typing context. Kernels omit this argument.
+    """
+    return cast(Callable[..., Any], extending.intrinsic(function))
+
+
+def variants_of(function: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate a function that chooses the implementation of ``function`` by argument types.
+
+    The decorated function gets the numba types of a call's arguments. It returns the
+    implementation to compile, or None if it does not support these types.
+    """
+    return cast(Callable[[F], F], extending.overload(function, strict=False))

@@ -1,0 +1,226 @@
+"""The thread pool of all numba kernels, and the decorator for kernels that run on it.
+
+The loops that numba generates call a *threading layer* by symbol: ``numba_parallel_for`` and a few
+more. This module replaces the threading layer by a pool whose launches do not wait for threads that
+the operating system has suspended. ``labkit.cpu.runtime.thread_pool_code`` explains how.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+
+from labkit.cpu.runtime import kernel_cache
+
+kernel_cache.install()  # every module that caches machine code imports this one first
+
+POOL_BYTES = 1 << 20  # size of the pool's memory
+MAX_THREADS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTuning:
+    """The pool's parameters: the division of work, and the times for which threads spin.
+
+    Parameters
+    ----------
+    grain
+        Units per thread into which a ``prange`` is divided. All threads must wait for a unit that
+        a suspended thread has begun; more units make that wait shorter.
+    spin_us
+        How long a worker without work spins before it sleeps (us). This must be longer than the
+        host needs between two launches of a step.
+    aside_us
+        If the clock of a spinning worker jumps by more than this time (us), the worker counts as
+        having been suspended, and the pool as crowded. The time must be longer than any interrupt
+        and shorter than another process's time slice. A caller that has waited this long for units
+        of other workers goes to sleep, because these workers may need its core.
+    crowded_us
+        How long the pool counts as crowded after a worker was suspended (us).
+    crowded_spin_us
+        How long a worker without work spins while the pool is crowded (us). A longer spin would use
+        up the time slice that the next job needs.
+    """
+
+    grain: int = 4
+    spin_us: int = 2_000
+    aside_us: int = 500
+    crowded_us: int = 100_000
+    crowded_spin_us: int = 50
+
+
+def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
+
+    Parameters
+    ----------
+    *signature
+        A numba signature. If it is given, the kernel is compiled when its module is imported,
+        otherwise at the first call.
+    **options
+        Options of ``numba.njit``.
+    """
+    install()
+    compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
+        *signature, parallel=True, nogil=True, cache=True, **options
+    )
+    return compile_
+
+
+@cache
+def install() -> Pool:
+    """Start the pool and make numba use it. Every call returns the same pool.
+
+    The pool has ``NUMBA_NUM_THREADS`` threads, including the thread that calls a kernel. A kernel
+    uses ``numba.get_num_threads()`` of them. Kernels that numba linked before this call keep
+    numba's own threading layer.
+
+    Raises
+    ------
+    OSError
+        The operating system refused memory or a thread.
+    """
+    if numba.config.THREADING_LAYER == "default":
+        # numba's own layer is still used to store the number of threads. Its threads only sleep.
+        numba.config.THREADING_LAYER = "workqueue"
+    numba.get_num_threads()
+    return Pool(numba.config.NUMBA_NUM_THREADS)
+
+
+def copy_num_threads() -> Callable[[], None]:
+    """Return a function that sets the caller's ``numba.get_num_threads()`` in another thread.
+
+    numba stores that number per thread, and a new thread starts with all threads of the pool.
+    """
+    count = numba.get_num_threads()
+    return lambda: numba.set_num_threads(count)
+
+
+class Pool:
+    """Threads that take the units of a job from a shared counter. The caller takes units too.
+
+    Parameters
+    ----------
+    threads
+        Number of threads, including the caller.
+
+    Raises
+    ------
+    OSError
+        The operating system refused memory or a thread.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._memory = _reserve(self._libc, threads)
+        self._code = _link(self._memory)
+        self._workers = range(threads - 1)
+        self._tuning = PoolTuning()
+        self._threads: list[ctypes.c_void_p] = []
+        self._start()
+        os.register_at_fork(after_in_child=self._start)
+        atexit.register(self.close)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The pool's settings for a record: name, threads (including the caller), and tuning."""
+        return {"name": "labkit", "threads": len(self._workers) + 1, **asdict(self._tuning)}
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """The ``pthread_t`` of each running worker."""
+        return tuple(thread.value or 0 for thread in self._threads)
+
+    def close(self) -> None:
+        """Stop the workers after their current units. Later kernels run on the caller's thread."""
+        self._write(self._code.STOP, 1)
+        for k, thread in enumerate(self._threads):
+            lock = self._worker_address(k, self._code.OWN_LOCK)
+            self._libc.pthread_mutex_lock(lock)
+            self._libc.pthread_mutex_unlock(lock)
+            self._libc.pthread_cond_signal(self._worker_address(k, self._code.WAKE_UP))
+            self._libc.pthread_join(thread, None)
+        self._threads = []
+        self._write(self._code.WORKERS, 0)
+
+    def _start(self) -> None:
+        """Zero the pool's memory and start the workers.
+
+        Also called in the child after a fork, because threads do not survive one.
+        """
+        code, libc = self._code, self._libc
+        ctypes.memset(self._memory, 0, 8 * self._first_word(len(self._workers)))
+        for name, value in asdict(self._tuning).items():
+            self._write(getattr(code, name.upper()), value)
+        locks = [
+            self._address(code.LOCK),
+            *(self._worker_address(k, code.OWN_LOCK) for k in self._workers),
+        ]
+        signals = [
+            self._address(code.DONE),
+            *(self._worker_address(k, code.WAKE_UP) for k in self._workers),
+        ]
+        for lock, signal in zip(locks, signals, strict=True):
+            _check(libc.pthread_mutex_init(lock, None))
+            _check(libc.pthread_cond_init(signal, None))
+        self._threads = [ctypes.c_void_p() for _ in self._workers]
+        run = ctypes.c_void_p(code.worker.address)
+        for k, thread in enumerate(self._threads):
+            _check(libc.pthread_create(ctypes.byref(thread), None, run, ctypes.c_void_p(k + 1)))
+        self._write(code.WORKERS, len(self._threads))
+
+    def _address(self, word: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._memory + 8 * word)
+
+    def _worker_address(self, k: int, word: int) -> ctypes.c_void_p:
+        return self._address(self._first_word(k) + word)
+
+    def _first_word(self, k: int) -> int:
+        """Return the index of worker k's first word. Here, workers are numbered from 0."""
+        first, each = self._code.FIRST_WORKER, self._code.WORKER_WORDS
+        return int(first + k * each)
+
+    def _write(self, word: int, value: int) -> None:
+        ctypes.c_int64.from_address(self._memory + 8 * word).value = value
+
+
+def _reserve(libc: ctypes.CDLL, threads: int) -> int:
+    """Allocate zeroed memory for the pool and return its address.
+
+    The memory is never freed, because a thread may outlive the Python interpreter.
+    """
+    if not 1 <= threads <= MAX_THREADS:
+        raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
+    libc.calloc.restype = ctypes.c_void_p
+    memory: int | None = libc.calloc(POOL_BYTES, 1)
+    if memory is None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return memory
+
+
+def _link(memory: int) -> ModuleType:
+    """Compile the pool's code (or load it from the cache) and link it as the threading layer."""
+    llvm.add_symbol("labkit_pool", memory)
+    from labkit.cpu.runtime import thread_pool_code
+
+    llvm.add_symbol("numba_parallel_for", thread_pool_code.parallel_for.address)
+    llvm.add_symbol("get_thread_id", thread_pool_code.thread_id.address)
+    llvm.add_symbol("get_sched_size", thread_pool_code.num_units.address)
+    for name in ("do_scheduling_signed", "do_scheduling_unsigned"):
+        llvm.add_symbol(name, thread_pool_code.divide_range.address)
+    return thread_pool_code
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise OSError(status, os.strerror(status))

@@ -1,0 +1,327 @@
+"""The interface of a KV layout: bookkeeping of KV memory, and the arrays of keys and values.
+
+A layout has two parts. The ``KVCacheManager`` records which request has which memory, for the
+scheduler and the input builder. ``KVMemory`` has the arrays and prepares the attention of each
+step, for the model runner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.memory_budget.kv_demand import blocks_for
+
+if TYPE_CHECKING:
+    from labkit import config
+    from labkit.engine.attention.attention_protocol import Attention
+    from labkit.engine.attention.kv_shape import KVShape, StateShape
+    from labkit.engine.batch import Batch
+    from labkit.engine.recurrent_states.state_memory import StateStep
+    from labkit.engine.recurrent_states.state_slots import StatePlan
+    from labkit.engine.request import RequestState
+    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTable:
+    """A request's blocks in the order of its tokens: int32 [num_blocks].
+
+    In a layout without blocks the table has a single id, that of the request's row. Tables are
+    immutable: the same object always has the same blocks. ``windows`` has the block ids in each
+    group of layers with a sliding window, if these have pools of their own.
+    """
+
+    block_ids: NDArray[np.int32]
+    windows: tuple[NDArray[np.int32], ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.block_ids)
+
+
+class ComputedTokenCount:
+    """The number of computed tokens in the KV cache, and its peak.
+
+    A token that several requests share is counted for each of them, but the peak never exceeds the
+    number of tokens for which memory is reserved.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._total = 0
+        self.peak: float = 0
+
+    def update(self, request_id: str, tokens: int, reserved: float = math.inf) -> None:
+        """Set a request's computed tokens and update the peak.
+
+        ``reserved`` is the number of tokens for which all requests together have memory.
+        """
+        self._total += tokens - self._tokens.get(request_id, 0)
+        self._tokens[request_id] = tokens
+        self.peak = max(self.peak, min(self._total, reserved))
+
+    def remove(self, request_id: str) -> int:
+        """Remove a request; return the number of its computed tokens."""
+        tokens = self._tokens.pop(request_id, 0)
+        self._total -= tokens
+        return tokens
+
+    def reset(self, reserved: float = math.inf) -> None:
+        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller.
+
+        ``reserved`` is the number of tokens for which all requests together have memory.
+        """
+        self.peak = min(self._total, reserved)
+
+
+class KVCacheManager:
+    """Reserves KV memory for requests. This base class shares no memory between requests.
+
+    ``token_bytes`` is the size in bytes of one token's keys and values over all layers.
+    """
+
+    def __init__(self, token_bytes: int) -> None:
+        self.token_bytes = token_bytes
+        self._tables: dict[str, BlockTable] = {}
+        self._computed = ComputedTokenCount()
+        self._released_slots = self._released_tokens = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved for requests now, whether or not their tokens are computed."""
+        raise NotImplementedError
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The largest number of tokens that a single request can have in the KV cache."""
+        raise NotImplementedError
+
+    def refusal_reason(self, num_tokens: int) -> str | None:
+        """Return the reason that ``num_tokens`` tokens can never fit, or None if they can."""
+        raise NotImplementedError
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Reserve memory for a new request's first ``num_tokens`` tokens.
+
+        ``spare`` is the fraction of the whole memory that must stay free.
+
+        Returns
+        -------
+        int or None
+            The number of the request's tokens that are cached already. The last known token never
+            counts as cached, because it must be computed to sample the next token. None: too
+            little memory is free, and nothing was reserved.
+
+        Raises
+        ------
+        ValueError
+            The request has memory already.
+        """
+        raise NotImplementedError
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Ensure that a running request has memory for its first ``num_tokens`` tokens.
+
+        Return True if the request has this memory now, even if it had enough before. If too little
+        memory is free, change nothing and return False.
+        """
+        raise NotImplementedError
+
+    def cache_blocks(self, state: RequestState) -> None:
+        """Make a running request's computed tokens reusable, if the layout shares prefixes.
+
+        Call this only when ``num_computed_tokens`` includes no draft tokens that may still be
+        rejected.
+        """
+        self._computed.update(state.request_id, state.num_computed_tokens)
+
+    @property
+    def tables(self) -> Mapping[str, BlockTable]:
+        """The block tables of all running requests by request id."""
+        return self._tables
+
+    @property
+    def has_states(self) -> bool:
+        """Whether requests have a slot for recurrent states."""
+        return False
+
+    def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
+        """Return what a step does with states, or None if the model has no states.
+
+        Call this once for each step, because every call plans snapshots.
+        """
+        return None
+
+    @property
+    def grows_by_chunk(self) -> bool:
+        """Whether ``grow`` must be called for every chunk, even within reserved memory."""
+        return False
+
+    @property
+    def aligns_chunks(self) -> bool:
+        """Whether ``align_chunk`` must be called for every chunk of a prompt."""
+        return False
+
+    def align_chunk(self, state: RequestState, start: int, count: int) -> int:
+        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.
+
+        A layout with snapshots of states shortens the chunk, so that it ends where a snapshot can
+        be taken.
+        """
+        return count
+
+    def used_bytes(self, num_tokens: int) -> int:
+        """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
+        return min(self.reserved_bytes, num_tokens * self.token_bytes)
+
+    def table(self, request_id: str) -> BlockTable:
+        """Return a request's block table."""
+        return self._tables[request_id]
+
+    def release(self, request_id: str) -> None:
+        """Release a request's memory. Ids of requests without memory are ignored."""
+        table = self._tables.pop(request_id, None)
+        if table is not None:
+            self._released_tokens += self._computed.remove(request_id)
+            self._released_slots += self.num_slots(table)
+            self._free(request_id, table)
+
+    def num_slots(self, table: BlockTable) -> int:
+        """Return the number of tokens for which a request with this table has memory."""
+        raise NotImplementedError
+
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        raise NotImplementedError
+
+    def lingering_requests(self) -> Collection[str]:
+        """Return the ids of finished requests whose rows a static batch still computes."""
+        return ()
+
+    def clear(self) -> None:
+        """Empty the prefix cache, if the layout has one."""
+
+    def check(self, running: set[str]) -> None:
+        """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""
+        if set(self._tables) != running:
+            raise AssertionError(
+                f"requests with memory: {', '.join(sorted(self._tables))}; running requests: "
+                f"{', '.join(sorted(running))}"
+            )
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters since the last reset.
+
+        Every layout has ``peak_kv_bytes``, the peak of reserved bytes, and ``kv_used_bytes``, the
+        peak of bytes with computed keys and values. Two counters are sums over the released
+        requests: ``kv.slots_held``, the tokens for which they had memory, and
+        ``kv.slots_filled``, the tokens that they had computed.
+        """
+        return {
+            "kv_used_bytes": self._computed.peak * self.token_bytes,
+            "kv.slots_held": self._released_slots,
+            "kv.slots_filled": self._released_tokens,
+        }
+
+    def reset_counters(self) -> None:
+        """Set the counters to 0 and each peak to its present value."""
+        self._computed.reset()
+        self._released_slots = self._released_tokens = 0
+
+
+class StepAttention(NamedTuple):
+    """The attention of one step, shared by all layers.
+
+    The layers call ``attention`` with ``metadata``. ``counters`` has the layout's counters for the
+    step, for example ``layout.<name>``. ``rows`` has, for each packed token, its index among the
+    tokens that the model computes (None: the same index). ``states`` are the recurrent states of
+    the step's requests, if the model has any.
+    """
+
+    attention: Attention
+    metadata: Any
+    counters: Mapping[str, float]
+    rows: NDArray[np.int64] | None = None
+    states: StateStep | None = None
+
+
+class KVMemory(Protocol):
+    """The arrays of keys and values of all layers."""
+
+    @property
+    def attention(self) -> Attention:
+        """The attention that writes and reads the arrays."""
+
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Prepare the attention of a step. This may reallocate arrays.
+
+        Returns
+        -------
+        tuple
+            The batch that the model computes, and its attention. A padded layout adds padding
+            rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """The two parts of a KV layout: its manager and its memory."""
+
+    manager: KVCacheManager
+    memory: KVMemory
+
+
+@dataclass(frozen=True)
+class KVCacheFactory:
+    """Creates KV caches of one layout: for serving, for the self-test, for profiling.
+
+    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
+    shape of a request's state for each layer that has a state. For serving there are ``num_slots``
+    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout
+    for serving if windows have pools of their own (None: ``create_layout`` does).
+    """
+
+    kv: config.KV
+    create_layout: Callable[[tuple[KVShape, ...], int], KVCache]
+    states: tuple[StateShape, ...] = ()
+    num_slots: int = 0
+    num_snapshots: int = 0
+    create_windowed: Callable[[tuple[KVShape, ...], int], KVCache] | None = None
+
+    def create(
+        self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
+    ) -> KVCache:
+        """Create a cache.
+
+        Parameters
+        ----------
+        shapes
+            The KV shape of each layer with keys and values.
+        num_blocks
+            The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
+            number includes the null block.
+        num_slots
+            The number of state slots, without snapshots, in one pool (None: as for serving).
+        """
+        create = self.create_layout
+        if num_slots is None and self.create_windowed is not None:
+            create = self.create_windowed
+        cache = create(shapes, num_blocks)
+        if not self.states:
+            return cache
+        from labkit.engine.kv_layout import hybrid
+
+        if num_slots is not None:
+            return hybrid.add_states(cache, self.states, num_slots, 0)
+        return hybrid.add_states(cache, self.states, self.num_slots, self.num_snapshots)
+
+    def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
+        """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
+        # Twice as many slots as requests, because the self-test also reserves slots for decoy
+        # requests.
+        return self.create(shapes, blocks_for(self.kv, [tokens] * requests), 2 * requests)

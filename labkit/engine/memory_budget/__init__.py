@@ -1,0 +1,112 @@
+"""Memory budgets: the size of the KV pool, decided before any weights are loaded.
+
+The package imports neither MLX nor numba, so the parent process can plan with it.
+"""
+
+from __future__ import annotations
+
+from labkit import config
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.budget_decision import (
+    BudgetDecision,
+    BudgetRefusal,
+    MemoryPart,
+    PolicyInputs,
+    apply_ceiling,
+)
+from labkit.engine.memory_budget.budget_policies import POLICIES
+from labkit.engine.memory_budget.model_footprint import ModelFootprint
+from labkit.engine.model import compute_dtype
+from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.memory_capacity import MemoryProfile
+
+__all__ = [
+    "BudgetDecision",
+    "BudgetRefusal",
+    "MemoryPart",
+    "ModelFootprint",
+    "check",
+    "kv_bytes_per_token",
+    "num_state_slots",
+    "num_state_snapshots",
+    "plan",
+]
+
+
+def plan(
+    engine: config.Engine,
+    model: ModelFootprint,
+    machine: MemoryProfile | None = None,
+    *,
+    activations: int | None = None,
+) -> BudgetDecision | BudgetRefusal:
+    """Size the KV pool by the configured policy, or return the policy's refusal.
+
+    The only side effect is reading the machine's memory, and only if ``machine`` is None.
+
+    ``engine``: the engine's options; ``engine.budget`` names the policy and its settings.
+    ``model``: the model's sizes. ``machine``: the memory to plan for. None: the machine that
+    ``engine.budget.machine`` names, or this computer as it is now. ``activations``: measured bytes
+    of the largest step's activations. None: they are estimated.
+    """
+    if activations is None:
+        scheduler = engine.scheduler
+        activations = model.activation_bytes(scheduler.max_step_tokens, scheduler.max_num_seqs)
+    if machine is None:
+        machine = memory_capacity.find_profile(engine.budget.machine)
+    model = model_footprint.with_cache_bytes(
+        model, kv_bytes_per_token(engine, model), model.state_bytes
+    )
+    inputs = PolicyInputs(
+        engine.budget,
+        engine.kv.block_size,
+        model,
+        machine,
+        activations,
+        num_state_slots(engine),
+        engine.scheduler.max_num_seqs,
+    )
+    return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+
+
+def num_state_slots(engine: config.Engine) -> int:
+    """Return the number of slots for the recurrent states of running requests and snapshots."""
+    return engine.scheduler.max_num_seqs + num_state_snapshots(engine)
+
+
+def num_state_snapshots(engine: config.Engine) -> int:
+    """Return the number of slots for snapshots of states, which prefix caching needs."""
+    if engine.prefix_cache is config.PrefixCache.none:
+        return 0
+    given = engine.kv.state_snapshots
+    return engine.scheduler.max_num_seqs if given is None else given
+
+
+def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
+    """Return the bytes of one token's keys and values in all layers, in the engine's KV dtype."""
+    bits = compute_dtype.kv_bits(engine, model.float_bytes)
+    return bits * model.kv_bytes_per_token // (8 * model_footprint.FLOAT32_BYTES)
+
+
+def check(experiment: config.Experiment) -> BudgetDecision | None:
+    """Size an arm's KV pool before anything runs.
+
+    Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
+    returns None if the model's config.json lacks sizes that the plan needs; the worker then sizes
+    the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget. The
+    message is one line that ends in the setting to change.
+    """
+    if not experiment.workload.serves:
+        return None
+    if experiment.engine.name in config.EXTERNAL_ENGINES:
+        return None
+    engine = experiment.engine
+    model = model_footprint.from_model(
+        experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
+    )
+    if model is None:
+        return None
+    result = plan(engine, model)
+    if isinstance(result, BudgetRefusal):
+        raise config.ConfigError(str(result))
+    return result

@@ -1,0 +1,266 @@
+"""A budget policy's inputs, its memory ceiling, and the pool size or refusal that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from labkit import config
+from labkit.engine.memory_budget.model_footprint import ModelFootprint
+from labkit.machine.facts.memory_capacity import MemoryProfile
+
+Setting = tuple[str, int | float | str]  # an option's key and the value to set
+# The smallest pool that a user may ask for: the null block and one block that holds tokens.
+MIN_EXPLICIT_BLOCKS = 2
+# The smallest pool that a policy may choose, null block included, as in vllm-metal.
+MIN_AUTO_BLOCKS = 16
+# The size assumed for a block of a model without keys and values, so that the number of blocks
+# stays bounded.
+MIN_BLOCK_BYTES = 1024
+# (unit, bytes, decimals shown), largest unit first.
+BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """A named consumer of memory and its size in bytes."""
+
+    name: str
+    bytes: int
+
+    def __str__(self) -> str:
+        """Return for example ``weights 24.5 MiB``."""
+        return f"{self.name} {format_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
+    """Everything that a budget policy may depend on.
+
+    ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
+    (bytes), estimated or measured. ``num_state_slots`` is the number of slots for recurrent states,
+    ``max_num_seqs`` the number of requests in the largest step.
+    """
+
+    budget: config.Budget
+    block_size: int
+    model: ModelFootprint
+    machine: MemoryProfile
+    activations: int
+    num_state_slots: int = 0
+    max_num_seqs: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block over all layers, at least ``MIN_BLOCK_BYTES``."""
+        return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
+
+    @property
+    def fraction(self) -> float:
+        """``engine.budget.fraction``, or the policy's default if the option is not set."""
+        if self.budget.fraction is not None:
+            return self.budget.fraction
+        if self.budget.policy is config.BudgetPolicy.free_memory:
+            return config.DEFAULT_FREE_FRACTION
+        return config.DEFAULT_FRACTION
+
+    @property
+    def policy(self) -> str:
+        """The policy's name, as configured."""
+        return self.budget.policy.value
+
+    def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
+        """Return the memory needed besides the pool: weights, states and, by default, activations.
+
+        Recurrent states need memory twice: for all slots, and for the batch of the running step.
+        """
+        parts = [MemoryPart("weights", self.model.weight_bytes)]
+        if self.model.state_bytes:
+            slots, batch = self.num_state_slots, self.max_num_seqs
+            name = f"{slots} state slots and a batch of {batch}"
+            parts.append(MemoryPart(name, (slots + batch) * self.model.state_bytes))
+        if with_activations:
+            parts.append(MemoryPart("activations", self.activations))
+        return tuple(parts)
+
+    def fixed_bytes(self, *, with_activations: bool = True) -> int:
+        """Return the sum of ``fixed_parts`` in bytes."""
+        return sum(part.bytes for part in self.fixed_parts(with_activations=with_activations))
+
+    def blocks_under(self, ceiling: int, *, with_activations: bool = True) -> int:
+        """Return the number of KV blocks that fit under ``ceiling`` bytes beside ``fixed_parts``.
+
+        The number is negative if not even the fixed parts fit.
+        """
+        free = ceiling - self.fixed_bytes(with_activations=with_activations)
+        return free // self.block_bytes
+
+    def pool_part(self, num_blocks: int) -> MemoryPart:
+        """Return a pool of ``num_blocks`` KV blocks as a memory part."""
+        return MemoryPart(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
+
+
+@dataclass(frozen=True)
+class BudgetDecision:
+    """A KV pool that fits, and the memory parts that the policy counted.
+
+    ``blocks`` includes the null block. ``ceiling`` is the number of bytes that the policy allows
+    for all ``parts`` together: weights, the pool, and activations if the policy counts them.
+    """
+
+    policy: str
+    machine: str
+    ceiling: int
+    blocks: int
+    block_bytes: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.blocks * self.block_bytes
+
+    def __str__(self) -> str:
+        """Return one line with the policy, its ceiling, the machine's name and the parts."""
+        return (
+            f"engine.budget.policy={self.policy} divides {format_bytes(self.ceiling)} on "
+            f"{self.machine}: {'; '.join(map(str, self.parts))}"
+        )
+
+
+@dataclass(frozen=True)
+class BudgetRefusal:
+    """The reason that a pool cannot be sized, and the advice at the end of the message.
+
+    Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
+    24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
+    or less``.
+    """
+
+    option: str  # the option at fault, as ``engine.budget.fraction=0.9``
+    problem: str  # the memory that the option asks for, or the reason that it is refused
+    free: str  # the free memory as text
+    parts: tuple[MemoryPart, ...]
+    settings: tuple[Setting, ...] = ()  # settings that would fit; empty if no setting fits
+    direction: str = ""  # ``or more``, ``or less`` or empty
+    otherwise: str = ""  # the advice if no setting fits
+
+    def __post_init__(self) -> None:
+        """Check that the refusal gives either a setting or other advice, not both."""
+        if bool(self.settings) == bool(self.otherwise):
+            raise ValueError("a refusal must have either settings or other advice, not both")
+
+    def __str__(self) -> str:
+        """Return one line: option, problem, free memory, parts, advice."""
+        advice = self.otherwise
+        if self.settings:
+            options = " ".join(f"{key}={_format_setting(value)}" for key, value in self.settings)
+            advice = f"set {options} {self.direction}".rstrip()
+        parts = map(str, self.parts)
+        return "; ".join([f"{self.option}: {self.problem}", self.free, *parts, advice])
+
+
+@dataclass(frozen=True)
+class MemoryCeiling:
+    """The bytes that a policy allows for weights, activations and pool together."""
+
+    bytes: int
+    refuse: Callable[[int], BudgetRefusal]  # builds the refusal of a pool of that many blocks
+    blocks: int | None = None  # the requested pool; None: as many blocks as fit
+    free: int | None = None  # bytes free now; None: the policy does not check free memory
+    with_activations: bool = True  # whether the policy subtracts the activations
+
+
+def apply_ceiling(
+    inputs: PolicyInputs, ceiling: MemoryCeiling | BudgetRefusal
+) -> BudgetDecision | BudgetRefusal:
+    """Size the pool under a policy's ceiling, or return a refusal.
+
+    The pool is refused if the ceiling exceeds the free memory or does not hold the requested
+    blocks, or if the pool would have fewer blocks than a pool needs (``MIN_EXPLICIT_BLOCKS`` for a
+    requested size, else ``MIN_AUTO_BLOCKS``). If ``ceiling`` is a refusal, it is returned as it is.
+    """
+    if isinstance(ceiling, BudgetRefusal):
+        return ceiling
+    max_blocks = inputs.blocks_under(ceiling.bytes, with_activations=ceiling.with_activations)
+    min_blocks = MIN_AUTO_BLOCKS if ceiling.blocks is None else MIN_EXPLICIT_BLOCKS
+    blocks = max_blocks if ceiling.blocks is None else ceiling.blocks
+    is_free = ceiling.free is None or ceiling.bytes <= ceiling.free
+    if not (is_free and min_blocks <= blocks <= max_blocks):
+        return ceiling.refuse(blocks)
+    fixed = inputs.fixed_parts(with_activations=ceiling.with_activations)
+    return BudgetDecision(
+        policy=inputs.policy,
+        machine=inputs.machine.name,
+        ceiling=ceiling.bytes,
+        blocks=blocks,
+        block_bytes=inputs.block_bytes,
+        parts=(*fixed, inputs.pool_part(blocks)),
+    )
+
+
+def make_refusal(
+    inputs: PolicyInputs,
+    problem: str,
+    pool: MemoryPart | None,
+    *,
+    settings: Sequence[Setting] = (),
+    direction: str = "",
+    missing: int,
+    option: str = "",
+    free: str = "",
+    with_activations: bool = True,
+) -> BudgetRefusal:
+    """Build a refusal that advises either ``settings`` or freeing ``missing`` bytes.
+
+    Parameters
+    ----------
+    problem
+        The memory that the option asks for, or the reason that the option is refused.
+    pool
+        The pool that was requested; None if the weights alone do not fit.
+    settings
+        Settings that would fit; empty if no setting fits.
+    direction
+        ``or more`` if larger values of the setting fit as well, ``or less`` if smaller values fit,
+        else empty.
+    missing
+        The bytes that are missing. The message shows them only if ``settings`` is empty.
+    option
+        The option at fault; by default ``engine.budget.policy``.
+    free
+        The free memory as text; by default the machine's available bytes.
+    with_activations
+        Whether the activations are listed among the parts.
+    """
+    machine = inputs.machine
+    remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+    otherwise = (
+        f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a smaller "
+        "model"
+    )
+    fixed = inputs.fixed_parts(with_activations=with_activations)
+    return BudgetRefusal(
+        option=option or f"engine.budget.policy={inputs.policy}",
+        problem=problem,
+        free=f"{free or format_bytes(machine.available)} are free on {machine.name}",
+        parts=fixed if pool is None else (*fixed, pool),
+        settings=tuple(settings),
+        direction=direction,
+        otherwise="" if settings else otherwise,
+    )
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes in the largest fitting binary unit, for example ``24.5 MiB``."""
+    for unit, scale, decimals in BYTE_UNITS:
+        if abs(count) >= scale:
+            return f"{count / scale:.{decimals}f} {unit}"
+    return f"{count} bytes"
+
+
+def _format_setting(value: int | float | str) -> str:
+    """Format an option's value for the command line, a float without an exponent."""
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0")
+    return str(value)

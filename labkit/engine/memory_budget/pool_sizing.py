@@ -1,0 +1,154 @@
+"""How the worker sizes the KV pool: from the loaded model's KV shapes and its activations."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import config
+from labkit.engine.batch import Batch
+from labkit.engine.engine_protocol import Counters, EngineError
+from labkit.engine.memory_budget import model_footprint, plan
+from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
+from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
+from labkit.engine.model import compute_dtype
+from labkit.engine.request import Request, RequestState
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.kv_shape import KVShape, StateShape
+    from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+    from labkit.engine.runner.packed_forward import PackedForward
+    from labkit.machine.facts.memory_capacity import MemoryProfile
+
+# A profiling forward of more operations than this takes seconds, so the activations are estimated
+# instead.
+MAX_PROFILING_FLOPS = 200e9
+# Measurements are rounded up to multiples of this, so that equal arms get equal pools.
+ROUNDING_BYTES = 1 << 20
+
+
+def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
+    """Check the budget before the weights are loaded.
+
+    Nothing is checked if config.json lacks a size that the plan needs. Raises ``EngineError`` if
+    the policy refuses the budget. The message is one line that ends in the setting to change.
+    """
+    model = model_footprint.from_directory(
+        model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    )
+    result = None if model is None else plan(options, model, machine)
+    if isinstance(result, BudgetRefusal):
+        raise EngineError(str(result))
+
+
+def size_pool(
+    options: config.Engine,
+    model_dir: Path,
+    machine: MemoryProfile,
+    shapes: tuple[KVShape, ...],
+    measure: Callable[[], int],
+    states: tuple[StateShape, ...] = (),
+) -> BudgetDecision:
+    """Size the KV pool of a loaded model.
+
+    Parameters
+    ----------
+    machine
+        The memory before the model was loaded.
+    shapes
+        The KV shape of each layer: what the layer caches per token.
+    measure
+        Runs the largest step and returns the bytes of its activations. It is called if the policy
+        subtracts the activations and the step is cheap, or if config.json lacks the sizes to
+        estimate them.
+    states
+        The shape of a request's state in each layer that has one.
+
+    Raises
+    ------
+    EngineError
+        The policy refuses the budget. The message is one line that ends in the setting to change.
+    """
+    # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
+    per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
+    weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    model = model_footprint.from_directory(*weights)
+    can_estimate = model is not None
+    model = model_footprint.with_cache_bytes(
+        model or model_footprint.from_weights(*weights),
+        per_token,
+        options.parallel.size * sum(state.nbytes for state in states),
+    )
+    flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
+    profile = not can_estimate or (
+        options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
+    )
+    result = plan(options, model, machine, activations=measure() if profile else None)
+    if isinstance(result, BudgetRefusal):
+        raise EngineError(str(result))
+    return result
+
+
+def measure_activation_bytes(
+    forward: PackedForward,
+    kind: KVCacheFactory,
+    shapes: tuple[KVShape, ...],
+    scheduler: config.Scheduler,
+) -> int:
+    """Run the largest step and return its peak bytes, NumPy's and MLX's together.
+
+    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, and each request
+    samples a token. It runs twice: the first forward compiles and fills caches, so only the second
+    is measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
+    """
+    lengths = prompt_lengths(scheduler)
+    kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
+    batch, step = kv_cache.memory.prepare_step(largest_step(lengths, kv_cache.manager))
+    forward(batch, step, Counters())
+    mlx_before = _mlx_active()
+    tracemalloc.start(1)
+    try:
+        forward(batch, step, Counters())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    peak += max(0, _mlx_peak() - mlx_before)
+    return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
+
+
+def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
+    """Return the number of prompt tokens of each request in the largest step."""
+    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
+    return [tokens // rows + (row < tokens % rows) for row in range(rows)]
+
+
+def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
+    """Return a batch that prefills one prompt for each of ``lengths``. All token ids are 0."""
+    states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
+    for state in states:
+        cache.reserve(state, state.num_tokens)
+    chunks = tuple(ScheduledChunk(state, 0, state.num_tokens) for state in states)
+    return InputBuilder(cache).build(SchedulerOutput(chunks))
+
+
+def _mlx_active() -> int:
+    """Reset MLX's peak memory and return its active bytes, or 0 if MLX is not imported."""
+    if "mlx.core" not in sys.modules:
+        return 0
+    import mlx.core as mx
+
+    mx.reset_peak_memory()
+    return int(mx.get_active_memory())
+
+
+def _mlx_peak() -> int:
+    if "mlx.core" not in sys.modules:
+        return 0
+    import mlx.core as mx
+
+    return int(mx.get_peak_memory())

@@ -1,0 +1,486 @@
+"""The cell composer: compose and check a cell with all its arms, before any run starts.
+
+A cell is defined by its overrides. An arm is the same cell with the arm's own overrides appended,
+so an arm wins over the command line. The arms returned here hold plain dataclasses and JSON values,
+so that workers need no Hydra.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.config import (
+    CONTROL,
+    Ablation,
+    ConfigError,
+    Design,
+    Experiment,
+    Isolation,
+    require,
+    to_plain,
+    user_classes,
+)
+from labkit.config.environment_text import EXPRESSION
+from labkit.config.option_index import did_you_mean
+from labkit.config.size_text import sizes_in_bytes
+from labkit.config.sweep import key_parts
+from labkit.experiment.cell import Cell
+from labkit.experiment.compose import engaged_claim_validation, published_rows
+from labkit.experiment.compose.cell_name import cell_name, named_overrides
+from labkit.experiment.compose.legacy_design import as_begun
+from labkit.experiment.compose.reachable_looks import with_reachable_looks
+from labkit.experiment.compose.sweep_as_arms import with_swept_arms
+from labkit.experiment.compose.user_class_check import check_workload_class
+from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote
+from labkit.experiment.launch.python_environment import (
+    Imports,
+    PythonEnvironment,
+    default_options,
+    imports_of,
+    known_options,
+)
+from labkit.experiment.worker.turn_protocol import VERSION
+from labkit.machine.facts import memory_capacity
+from labkit.records import PROCESSES_SUFFIX, Arm
+
+ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
+ENGINE_KEYS = ("engine", "model")  # of these keys, those left out if the workload has no engine
+ENVIRONMENT = "environment"  # the only key of an arm that is not an option
+LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same time
+
+
+@dataclass(frozen=True)
+class ComposedCell:
+    """A composed and checked cell.
+
+    Parameters
+    ----------
+    name
+        The name of the cell's folder.
+    experiment
+        The cell's config, without any arm's overrides.
+    arms
+        The baseline first, the control (if any) last.
+    experiments
+        The config of each arm.
+    isolation
+        ``in_process``, ``live`` or ``process``, never ``auto``.
+    separate_processes_reason
+        Why the arms do not share a process; None if they do. With isolation ``process`` it also
+        says why the arms' processes do not take turns.
+    overrides
+        The overrides that name the cell.
+    blocks_given
+        Whether an override sets ``design.blocks``.
+    config_dirs
+        The folders of the user's files, as ``--config-dir`` names them.
+    """
+
+    name: str
+    experiment: Experiment
+    arms: tuple[Arm, ...]
+    experiments: Mapping[str, Experiment]
+    isolation: Isolation
+    separate_processes_reason: str | None = None
+    overrides: tuple[str, ...] = ()
+    blocks_given: bool = False
+    config_dirs: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The primary metrics (:attr:`labkit.config.Experiment.primary_metrics`)."""
+        return self.experiments[self.arms[0].name].primary_metrics
+
+    @property
+    def tested_arms(self) -> int:
+        """The number of arms that are tested together; the settings of a sweep are ranked."""
+        arms = sum(arm.role == "arm" for arm in self.arms)
+        return 1 if self.experiment.ablation.sweep else max(1, arms)
+
+
+def compose_cell(
+    hydra_overrides: Sequence[str],
+    task_overrides: Sequence[str],
+    composer: Composer | None = None,
+) -> ComposedCell:
+    """Compose and check one cell with all its arms. Hydra must be initialised.
+
+    ``composer`` caches parsed files for all cells of a command.
+
+    Raises
+    ------
+    ConfigError
+        An arm or a claim is invalid. The message is one line with the arm and the key.
+    """
+    composer = composer or Composer()
+    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
+    experiment = _base_of(cell, composer)
+    if experiment.ablation.sweep:
+        experiment = with_swept_arms(experiment)
+    require(
+        bool(experiment.ablation.sweep) or not experiment.design.eliminate,
+        "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
+        "engine.kv.block_size=8,16,32, or choose another design",
+    )
+    ablation = experiment.ablation
+    baseline = ablation.baseline_arm
+    names = [baseline, *(name for name in ablation.arms if name != baseline)]
+    experiments: dict[str, Experiment] = {}
+    imports: dict[str, Imports] = {}
+    arms: list[Arm] = []
+    for name in names:
+        overrides = {key: v for key, v in ablation.arms[name].items() if key != ENVIRONMENT}
+        experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
+        arm = _arm(name, ablation, experiments[name])
+        if ENVIRONMENT in ablation.arms[name]:
+            arm, imports[name] = _with_environment(
+                arm, experiments[name], ablation.arms[name][ENVIRONMENT]
+            )
+        else:
+            _check_classes(name, experiments[name], _is_importable)
+        _check_arm(name, experiments[name], overrides)
+        _check_distinct(arm, arms)
+        arms.append(arm)
+    engines = {name: experiment.engine for name, experiment in experiments.items()}
+    engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
+    _check_out_of_memory(ablation, engines.keys() | _dropped_arms(cell))
+    engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
+    engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
+    if experiment.design.control:
+        arms.append(replace(arms[0], name=CONTROL, role="control"))
+        experiments[CONTROL] = experiments[baseline]
+    isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
+    name = cell_name(task_overrides)
+    named = tuple(named_overrides(task_overrides))
+    given = any(override.startswith("design.blocks=") for override in task_overrides)
+    return ComposedCell(
+        name,
+        experiment,
+        tuple(arms),
+        experiments,
+        isolation,
+        reason,
+        named,
+        given,
+        config_folders(hydra_overrides),
+    )
+
+
+def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
+    """Return a cell's overrides, preceded by those of the experiment's scale.
+
+    The cell's own overrides take precedence.
+
+    Raises
+    ------
+    ConfigError
+        The overrides are invalid, or the experiment lacks the selected scale.
+    """
+    experiment = _base_of(overrides, composer)
+    given = {override.split("=", 1)[0] for override in overrides}
+    scaled = experiment.scales.get(experiment.scale.value, {})
+    # ``++``: a scale may add an arm, whose keys do not exist yet.
+    add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
+    scale_overrides = [
+        f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
+    ]
+    return [*scale_overrides, *overrides]
+
+
+def _base_of(overrides: Sequence[str], composer: Composer) -> Experiment:
+    """Return a cell's config without any arm's overrides.
+
+    If its options contradict each other and those of its baseline do not (a server's options, and
+    ``engine=openai`` in every arm), the config of the baseline is returned: only arms run.
+    """
+    try:
+        return composer.compose(overrides)
+    except ConfigError as error:
+        arm = composer.baseline_overrides(overrides)
+        if not arm:
+            raise
+        try:
+            return composer.compose(_with_arm(overrides, arm))
+        except ConfigError:
+            raise error from None
+
+
+def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> None:
+    """Replace the config that Hydra wrote for a job by the config that the job runs.
+
+    Hydra composes a job without the overrides of the experiment's scale and without the arms of a
+    sweep, so its file would lack both. An arm's config is this file with the arm's overrides.
+    Hydra must be initialised.
+    """
+    from omegaconf import OmegaConf
+
+    composer = Composer()
+    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
+    experiment = _base_of(cell, composer)
+    if experiment.ablation.sweep:
+        experiment = with_swept_arms(experiment)
+    OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
+
+
+def _check_out_of_memory(ablation: Ablation, arms: Collection[str]) -> None:
+    """Refuse the claim that an unknown arm, or the baseline, runs out of memory."""
+    for name in ablation.claims.out_of_memory:
+        where = f"ablation.claims.out_of_memory={name}"
+        known = ", ".join(ablation.arms)
+        require(
+            name in arms,
+            f"{where}: no such arm{did_you_mean(name, arms)}; the arms are {known}",
+        )
+        require(
+            name != ablation.baseline_arm,
+            f"{where}: it is the baseline, with which the others are compared",
+        )
+
+
+def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
+    plain = to_plain(experiment)
+    absent = () if experiment.workload.has_engine else ENGINE_KEYS
+    return Arm(
+        name=name,
+        role="baseline" if name == ablation.baseline_arm else "arm",
+        overrides=to_plain(ablation.arms[name]),
+        config={key: plain[key] for key in ARM_CONFIG_KEYS if key not in absent},
+        identity=ablation.claims.identity.value,
+        engaged=tuple(ablation.claims.engaged.get(name, [])),
+        all_served=ablation.claims.all_served,
+        out_of_memory=name in ablation.claims.out_of_memory,
+        quality=ablation.claims.quality.limits(),
+    )
+
+
+def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm, Imports]:
+    """Build an arm's environment, and import labkit in it as a test.
+
+    Returns the arm with this environment, and the results of the import. Options that the
+    environment's revision of labkit lacks are left out of the arm's config.
+    """
+    modules = {path.partition(":")[0] for path in user_classes(experiment.engine).values()}
+    try:
+        environment = PythonEnvironment.resolve(plain)
+        imports = imports_of(environment, tuple(sorted(modules)))
+        config = arm.config
+        if environment.replaces_labkit:
+            config = known_options(config, imports.defaults, default_options())
+            # This option is as old as expressions in an arm's file.
+            knows = "api_key" in imports.defaults.get("engine", {}).get("server", {})
+            named = EXPRESSION.search(json.dumps(config))
+            require(
+                named is None or knows,
+                f"{named and named.group()}: the arm's revision of labkit would take this for the "
+                "value",
+            )
+    except ConfigError as error:
+        raise type(error)(f"arm {arm.name}: {error}") from None
+    _check_classes(arm.name, experiment, lambda module: module not in imports.missing)
+    return replace(arm, config=config, environment=environment.identity()), imports
+
+
+def resolve_isolation(
+    design: Design, experiments: Sequence[Experiment], imports: Mapping[str, Imports] | None = None
+) -> tuple[Isolation, str | None]:
+    """Return the isolation of the arms' runs, and the reason if they do not share a process.
+
+    ``imports``: what the arms with environments of their own import, by the arm's name.
+
+    Raises
+    ------
+    ConfigError
+        The arms do not allow the isolation that the design sets (``in_process`` or ``live``). Or
+        the workload compares arms while they run, and these arms would run one after another.
+    """
+    from labkit import workload
+
+    requested, imports = design.isolation, imports or {}
+    if requested in (Isolation.process, Isolation.live):
+        reason: str | None = f"design.isolation={requested.value} requires it"
+    elif imports:
+        reason = f"arm {next(iter(imports))} has an environment of its own"
+    else:
+        reason = workload.apart(experiments)
+    if reason is None:
+        if design.confirm:
+            workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
+        return Isolation.in_process, None
+    if requested is Isolation.process:
+        workload.check_apart(experiments, reason)
+        return Isolation.process, reason
+    if requested is Isolation.in_process:
+        raise _refusal(requested, reason)
+    obstacle = _other_protocol(imports) or workload.not_live(experiments) or _too_large(experiments)
+    if obstacle is None:
+        if design.confirm:
+            workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
+        return Isolation.live, reason
+    if requested is Isolation.live:
+        raise _refusal(requested, obstacle)
+    whole_reason = reason if reason == obstacle else f"{reason}; not live: {obstacle}"
+    workload.check_apart(experiments, whole_reason)
+    return Isolation.process, whole_reason
+
+
+def _refusal(requested: Isolation, reason: str) -> ConfigError:
+    return ConfigError(
+        f"design.isolation={requested.value}: {reason}; set design.isolation to process or auto"
+    )
+
+
+def _other_protocol(imports: Mapping[str, Imports]) -> str | None:
+    """Return the reason that an environment's worker cannot take turns with others, or None."""
+    for name, imported in imports.items():
+        if imported.protocol != VERSION:
+            theirs = imported.protocol or "none"
+            return (
+                f"the worker of arm {name} uses version {theirs} of the turn protocol, and this "
+                f"labkit uses version {VERSION}"
+            )
+    return None
+
+
+def _too_large(experiments: Sequence[Experiment]) -> str | None:
+    """Return the reason that these arms do not fit into memory at the same time, or None."""
+    from labkit import workload
+
+    needed = sum(workload.estimate(experiment).bytes for experiment in experiments)
+    total = memory_capacity.this_machine().total
+    if needed <= LIVE_MEMORY_SHARE * total:
+        return None
+    return (
+        f"{len(experiments)} arms need about {needed / 2**30:.1f} GiB at the same time, more than "
+        f"{LIVE_MEMORY_SHARE:.0%} of this machine's {total / 2**30:.1f} GiB"
+    )
+
+
+def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
+    """Return the cells to run: the cell itself and, with ``design.confirm``, one that confirms it.
+
+    Interleaved runs show neither how arms affect each other in a shared process nor how results
+    vary between processes. The confirming cell repeats the comparison with ``design.confirm``
+    blocks in separate processes. It exists only if the first cell is interleaved.
+    """
+    cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
+    if not confirm or not cell.design.isolation.takes_turns:
+        return [cell]
+    separate = replace(
+        composed.experiment.design,
+        isolation=Isolation.process,
+        blocks=confirm,
+        looks=[],
+        confirm=0,
+    )
+    folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
+    design = as_begun(separate, Isolation.process, folder, blocks_given=False)
+    design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
+    return [cell, replace(cell, dir=folder, name=cell.name + PROCESSES_SUFFIX, design=design)]
+
+
+def to_cell(composed: ComposedCell, folder: Path) -> Cell:
+    """Return the cell that runs a composed cell in ``folder``."""
+    experiment, given = composed.experiment, composed.blocks_given
+    design = as_begun(experiment.design, composed.isolation, folder, given)
+    return Cell(
+        dir=folder,
+        name=composed.name,
+        arms=composed.arms,
+        design=with_reachable_looks(design, composed.tested_arms, folder, given),
+        seed=experiment.seed,
+        question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
+        sweep=experiment.ablation.sweep,
+        overrides=composed.overrides,
+        config_dirs=composed.config_dirs,
+        published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
+        scale=experiment.scale.value if experiment.scales else None,
+        metrics=composed.metrics,
+    )
+
+
+def _default_question(ablation: Ablation) -> str:
+    others = [name for name in ablation.arms if name != ablation.baseline_arm]
+    if not others:
+        return "How fast is it, and how noisy is this machine?"
+    verb = "does" if len(others) == 1 else "do"
+    return f"How {verb} {' and '.join(others)} compare with {ablation.baseline_arm}?"
+
+
+def _dropped_arms(overrides: Sequence[str]) -> list[str]:
+    """Return the arms that overrides such as ``~ablation.arms.NAME`` remove."""
+    keys = (o[1:].split("=", 1)[0] for o in overrides if o.startswith("~"))
+    return [key.removeprefix("ablation.arms.") for key in keys]
+
+
+def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
+    others = [o for o in cell if o.split("=", 1)[0] not in overrides]
+    own = (sizes_in_bytes(f"{key}={hydra_quote(value)}") for key, value in overrides.items())
+    return [*others, *own]
+
+
+def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
+    """Check that an arm differs from the earlier ones in some option.
+
+    Arms with environments of their own may have equal options.
+    """
+    for other in earlier:
+        same = arm.config == other.config and not arm.environment and not other.environment
+        require(
+            not same,
+            f"arm {arm.name}: every option has the same value as in arm {other.name}; change one, "
+            f"or drop the arm with ~ablation.arms.{arm.name} (the control already repeats the "
+            "baseline)",
+        )
+
+
+def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
+    """Check everything about an arm that can be checked without a worker process.
+
+    An arm may override only options of ``engine``, ``model`` and ``workload``.
+    """
+    for key in overrides:
+        require(
+            key_parts(key.lstrip("+~").split("@")[0])[0] in ("engine", "model", "workload"),
+            f"arm {name}: {key} must be the same for every arm; "
+            "an arm may change options of engine, model and workload, and have an environment",
+        )
+    if arm.model.shape is None:
+        from labkit.models import resolve
+
+        resolve(arm.model)
+    from labkit import workload
+    from labkit.engine import memory_budget, parallel
+    from labkit.workload import device_availability
+
+    try:
+        device_availability.check(arm)
+        check_workload_class(arm)
+        workload.check(arm)
+        memory_budget.check(arm)
+        parallel.check(arm)
+    except ConfigError as error:
+        raise ConfigError(f"arm {name}: {error}") from None
+
+
+def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:
+    """Check that the modules of the user's own classes exist."""
+    for key, path in user_classes(arm.engine).items():
+        module = path.partition(":")[0]
+        require(
+            is_importable(module),
+            f"arm {name}: {key}={path}: no module {module!r} on the Python path; "
+            "start the command in its folder, or set PYTHONPATH",
+        )
+
+
+def _is_importable(module: str) -> bool:
+    """Return whether a module exists. This imports its parent packages, but not the module."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

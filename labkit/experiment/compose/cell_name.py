@@ -1,0 +1,109 @@
+"""The name of a cell's folder, made from the cell's overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
+MAX_LENGTH = 120  # bytes
+ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
+SWEEP = "ablation.sweep"
+SWEPT_VALUES = re.compile(r"([\w./]+):\[(.*?)\](?=,[\w./]+:\[|\}$)")
+
+
+def cell_name(task_overrides: Iterable[str]) -> str:
+    """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
+
+    Characters that are awkward in paths become ``_``; letters of any script stay. If the command
+    line defines arms or claims, the name omits the definitions. It has only the arms' names, after
+    the name of the ablation, and ends in a hash of all overrides:
+    ``ablation=seq_map+numpy-1f2e3d4c``. The hash distinguishes cells with different definitions,
+    which stand in the files of the arms. A sweep of arms is named as it was typed:
+    ``engine.threads=1,2``. A name of over 120 bytes is cut and ends in a hash.
+
+    Earlier versions of labkit wrote all definitions into the name and kept no letters but ASCII's,
+    and some of their experiments did not sweep the model. If the study's folder (``out=DIR``) has
+    this cell under its earlier name, the earlier name is returned.
+    """
+    overrides = _as_begun(list(task_overrides))
+    named = sorted(named_overrides(overrides))
+    arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
+    plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
+    written_out = _cut(",".join(named), named)
+    earlier = re.sub(r"[^\x00-\x7f]", "_", written_out)
+    for name in (earlier, written_out):
+        if any((folder / name).is_dir() for folder in _study_folders(overrides)):
+            return name
+    if plain == named:
+        return written_out
+    words = "".join(f"+{arm}" for arm in arms)
+    ablation = next((i for i, o in enumerate(plain) if _key(o) == "ablation"), None)
+    if ablation is not None:
+        plain[ablation] += words
+    elif words:
+        plain.insert(0, words)
+    name = ",".join(plain) or "default"
+    return _cut(f"{name}-{_digest(named)[:8]}", named)
+
+
+def _as_begun(overrides: list[str]) -> list[str]:
+    """Return the overrides without an experiment's model if the study's folder has that cell.
+
+    The cell's arms must run this model: without the override it may have been another one.
+    """
+    models = [o.partition("=")[2] for o in overrides if _key(o) == "model"]
+    if len(models) != 1 or not any(_key(o) == "experiment" for o in overrides):
+        return overrides
+    others = [o for o in overrides if _key(o) != "model"]
+    cells = [folder / cell_name(others) for folder in _study_folders(overrides)]
+    return others if any(models == _arm_models(cell) for cell in cells) else overrides
+
+
+def _arm_models(cell: Path) -> list[str]:
+    try:
+        arms = [json.loads(path.read_text("utf-8"))["config"] for path in cell.glob("arms/*.json")]
+        return list({str(config["model"]["name"]) for config in arms if "model" in config})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []  # whoever reads the cell's arms names the mistake
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def named_overrides(task_overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that name a cell. A sweep of arms is returned as it was typed."""
+    overrides = (one for override in task_overrides for one in _swept_apart(override))
+    return [override for override in overrides if _key(override) not in KEYS_NOT_IN_NAME]
+
+
+def _swept_apart(override: str) -> list[str]:
+    """Split a sweep of arms into one ``option=values`` per option; keep any other override."""
+    if _key(override) != SWEEP:
+        return [override]
+    return [f"{key}={values}" for key, values in SWEPT_VALUES.findall(override)] or [override]
+
+
+def _defines(override: str, prefix: str) -> bool:
+    """Return whether an override sets a key below ``prefix``, rather than deleting it."""
+    return _key(override).startswith(prefix) and not override.startswith("~")
+
+
+def _study_folders(overrides: Sequence[str]) -> list[Path]:
+    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if _key(o) == "out"]
+
+
+def _cut(name: str, overrides: Sequence[str]) -> str:
+    name = re.sub(r"[^\w=,.+~-]", "_", name) or "default"
+    if len(name.encode()) <= MAX_LENGTH:
+        return name
+    kept = name.encode()[: MAX_LENGTH - 13].decode(errors="ignore")
+    return f"{kept}-{_digest(overrides)[:12]}"
+
+
+def _digest(overrides: Sequence[str]) -> str:
+    return hashlib.sha256(",".join(overrides).encode()).hexdigest()

@@ -1,0 +1,141 @@
+"""Sweeps of options as arms: a command's comma-separated values become arms of one cell.
+
+Hydra's sweeper makes one cell per combination of values. Runs of different cells are not randomised
+together, so no test compares them. Arms of one cell share random blocks. So swept options of
+``engine`` and ``model`` become arms if the command's ablation has a single arm. Sweeps of
+``workload``, ``seed``, ``ablation`` and other groups still make cells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
+from labkit.config.option import Group
+from labkit.config.sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
+from labkit.experiment.compose.cell_name import cell_name
+from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep
+
+SWEPT_KEY = re.compile(rf"(?:{'|'.join(SWEPT_GROUPS)})(?:[./]\w+)*")
+SWEEP_ABLATION = "sweep"  # conf/ablation/sweep.yaml
+QUESTION_KEYS = ("ablation", "experiment", "scale")  # sweeps of these ask several questions
+
+
+def sweep_as_arms(
+    overrides: Sequence[str], composer: Composer, hydra: Sequence[str] = ()
+) -> list[str]:
+    """Return a command's overrides with its swept options as one sweep of arms.
+
+    The overrides are returned unchanged if no swept option can become arms or if the ablation has
+    arms of its own. They are also unchanged if the study's folder already has a cell for one of the
+    combinations, because the command then continues the study with one cell per combination.
+    ``hydra``: the command's overrides of Hydra itself, for example of its search path. Hydra must
+    be initialised.
+    """
+    given = list(overrides)
+    swept, others = _split(given)
+    keys = {override.split("=", 1)[0] for override in given}
+    if not swept or any(_is_swept(override) for override in others if _asks(override)):
+        return given
+    cells = expand_sweep(given)
+    if any((folder / cell_name(cell)).is_dir() for folder in _folders(given) for cell in cells):
+        return given
+    if keys.isdisjoint(("ablation", "experiment")) or "ablation=none" in given:
+        others = [o for o in others if o != "ablation=none"]
+        others.append(f"ablation={SWEEP_ABLATION}")
+    try:
+        ablation = composer.compose([*hydra, *expand_sweep(others)[0]]).ablation
+    except ConfigError:
+        return given  # composing the cells will raise the error
+    if len(ablation.arms) != 1 or ablation.sweep:
+        return given
+    values = ",".join(f"{key}:[{','.join(texts)}]" for key, texts in swept.items())
+    return [*others, f"++ablation.sweep={{{values}}}"]
+
+
+def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Split overrides into the values of swept options by key, and all other overrides."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    swept: dict[str, list[str]] = {}
+    others: dict[str, str] = {}  # by key, as the last override of a key replaces the others
+    for text in overrides:
+        (override,) = OverridesParser.create().parse_overrides([text])
+        key = override.get_key_element()
+        swept.pop(key, None)
+        others.pop(key, None)
+        if SWEPT_KEY.fullmatch(key) and override.is_discrete_sweep():
+            swept[key] = list(override.sweep_string_iterator())
+        else:
+            others[key] = text
+    return swept, list(others.values())
+
+
+def _asks(override: str) -> bool:
+    return override.split("=", 1)[0] in QUESTION_KEYS
+
+
+def _is_swept(override: str) -> bool:
+    return len(expand_sweep([override])) > 1
+
+
+def _folders(overrides: Sequence[str]) -> list[Path]:
+    named = (o.partition("=")[2] for o in overrides if o.startswith("out="))
+    return [Path(name.strip("'\"")) for name in named]
+
+
+def with_swept_arms(experiment: Experiment) -> Experiment:
+    """Return an experiment whose ablation has an arm for every combination of its sweep.
+
+    The baseline is the combination of the values that the experiment has without the sweep. If the
+    sweep does not contain it, the first combination is the baseline.
+
+    Raises
+    ------
+    ConfigError
+        The ablation has several arms.
+    """
+    ablation = experiment.ablation
+    require(
+        len(ablation.arms) == 1,
+        f"ablation.sweep: ablation={ablation.name} has {len(ablation.arms)} arms; a sweep needs "
+        "an ablation with one arm, such as ablation=sweep",
+    )
+    ((name, own),) = ablation.arms.items()
+    combinations = swept_overrides(ablation.sweep)
+    configured = (arm for arm, overrides in combinations.items() if _has(experiment, overrides))
+    engaged = ablation.claims.engaged.get(name)
+    claims = ablation.claims
+    if engaged is not None:
+        claims = replace(claims, engaged={arm: engaged for arm in combinations})
+    swept = replace(
+        ablation,
+        arms={arm: {**own, **overrides} for arm, overrides in combinations.items()},
+        baseline=next(configured, next(iter(combinations))),
+        claims=claims,
+        question=_question(ablation),
+    )
+    return replace(experiment, ablation=swept)
+
+
+def _question(ablation: Ablation) -> str:
+    if ablation.name != SWEEP_ABLATION:
+        return ablation.question
+    return f"Which {' and '.join(short_names(list(ablation.sweep)).values())} is best?"
+
+
+def _has(experiment: Experiment, overrides: dict[str, Any]) -> bool:
+    """Return whether an experiment's options already have the values that ``overrides`` set."""
+    return all(_configured(experiment, key) == value for key, value in overrides.items())
+
+
+def _configured(experiment: Experiment, key: str) -> Any:
+    """Return the value of an option, or the name of a group's choice; None if there is none."""
+    value: Any = experiment
+    for part in key_parts(key):
+        value = getattr(value, part, None)
+    return to_plain(getattr(value, "name", None) if isinstance(value, Group) else value)

@@ -1,0 +1,107 @@
+"""Import users' classes in a separate process, so that a plan finds mistakes in them.
+
+The parent never imports a user's engine, backend or resolver, because the import may start threads,
+take memory or end the process. The parent needs a user's kind of workload, and imports it
+after a child has done so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+from labkit.config import Experiment, is_class_path, require, user_classes
+
+if TYPE_CHECKING:
+    from labkit.experiment.compose.cell_composer import ComposedCell
+
+IMPORT_TIMEOUT_S = 120.0
+ENDED = "importing it ended the process, or took too long"
+CODE = dedent("""
+    import json, sys
+    from labkit.engine.user_classes import import_error
+    for path in sys.argv[1:]:
+        print("\\n" + json.dumps([path, import_error(path)]), flush=True)
+""")
+
+
+def check_imports(cells: Iterable[ComposedCell]) -> None:
+    """Import the classes of every arm that runs in the study's own environment.
+
+    Raises
+    ------
+    ConfigError
+        A class cannot be imported. The message is one line with the arm, the option, the reason
+        and the last traceback line in the user's code.
+    """
+    from labkit.experiment.compose.cell_composer import ENVIRONMENT
+
+    named = {
+        path: f"arm {name}: {key}={path}"
+        for cell in cells
+        for name, experiment in cell.experiments.items()
+        if ENVIRONMENT not in cell.experiment.ablation.arms.get(name, {})
+        for key, path in user_classes(experiment.engine).items()
+    }
+    if named:
+        _require_imported(named, _import(list(named)))
+
+
+def check_workload_class(experiment: Experiment) -> None:
+    """Import the class that ``workload.kind`` names in a child process, if it names a class.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be imported, or importing it ended the child. The message is one line.
+    """
+    path = experiment.workload.kind
+    if is_class_path(path):
+        _require_imported({path: f"workload.kind={path}"}, {path: _import_once(path)})
+
+
+def _require_imported(named: Mapping[str, str], errors: Mapping[str, str | None]) -> None:
+    """Raise ``ConfigError`` for the first class that was not imported, with its place."""
+    for path, where in named.items():
+        error = errors.get(path, ENDED)
+        require(error is None, f"{where}: {error}")
+
+
+@cache
+def _import_once(path: str) -> str | None:
+    """Return the error of a class, or None; a process imports each class in one child only."""
+    return _import([path]).get(path, ENDED)
+
+
+def _import(paths: Sequence[str]) -> dict[str, str | None]:
+    """Return the error of each class's import, or None for a class that was imported.
+
+    If an import ends the process, its class and all later classes are absent. If the imports take
+    too long, the result is empty.
+    """
+    folders = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])  # where this process looks
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, *paths],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}
+    errors: dict[str, str | None] = {}
+    for line in done.stdout.splitlines():
+        try:
+            path, error = json.loads(line)
+        except (ValueError, TypeError):  # a line that the user's module printed
+            continue
+        errors[path] = error
+    return errors

@@ -1,0 +1,275 @@
+"""A child process: started in its own session, watched, and killed with all its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.experiment.launch.interrupt_signals import InterruptSignals
+from labkit.machine.facts import linux
+from labkit.machine.processes import process_memory_limit
+from labkit.machine.processes.process_tree import ProcessTree
+from labkit.machine.processes.signal_names import signal_name
+
+TICK_S = 1.0
+TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
+MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between checks of a child that is about to end
+EMPTY_LOG = "its log is empty"
+MAX_CRASH_LINES = 500
+FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
+PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+NOT_OWN = (PACKAGE, f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen ")
+# Signals by which a cluster stops or warns a job; every process of the job gets them.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """The end of a process. ``code`` is its exit status, or minus the signal's number."""
+
+    code: int
+    timed_out: bool
+    oom_kills: int
+    wall_s: float
+
+    @property
+    def signal_name(self) -> str | None:
+        """The name of the signal that ended the process, or None."""
+        return None if self.code >= 0 else signal_name(-self.code)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed the process because memory ran out."""
+        return self.code == -signal.SIGKILL and self.oom_kills > 0 and not self.timed_out
+
+
+class Ticker:
+    """Calls a function about once a second while children are watched."""
+
+    def __init__(self, on_tick: Callable[[], None]) -> None:
+        self._on_tick = on_tick
+        self.due = time.monotonic() + TICK_S
+
+    def tick(self, now: float) -> None:
+        """Call the function if it is due at ``now`` (seconds, monotonic clock)."""
+        if now >= self.due:
+            self._on_tick()
+            self.due = max(self.due + TICK_S, now)
+
+
+class ChildProcess:
+    """A child in its own session, with its output in ``log``; ``close`` ends all descendants.
+
+    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
+    a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
+
+    Parameters
+    ----------
+    pass_fds
+        Further file descriptors that the child inherits.
+
+    Raises
+    ------
+    OSError
+        The log can't be written or the command can't be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        lifeline, self._lifeline_writer = os.pipe()
+        self._done, done_writer = os.pipe()  # `_done` becomes readable when the child ends
+        self._kills_before, self.started = _oom_kills(), time.monotonic()
+        try:
+            log.unlink(missing_ok=True)  # a link is not followed
+            with open(log, "xb") as output:
+                arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
+                arguments += ["--spawned", time.monotonic_ns()]
+                self._child = subprocess.Popen(
+                    [*command, *map(str, arguments)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                    pass_fds=(lifeline, done_writer, *pass_fds),
+                )
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            os.close(lifeline)
+            os.close(done_writer)
+        self.pid = self._child.pid
+        self.tree = ProcessTree(self.pid, whole_group=True)
+
+    @property
+    def ended(self) -> bool:
+        return self._child.poll() is not None
+
+    def wait(
+        self, deadline: float, signals: InterruptSignals, ticker: Ticker, fds: Sequence[int] = ()
+    ) -> bool:
+        """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
+
+        Returns
+        -------
+        bool
+            Whether the deadline has passed. If so, the child has received SIGABRT and has had
+            time to print its traceback.
+
+        Raises
+        ------
+        Interrupted
+            A signal was received.
+        """
+        while True:
+            timeout = max(0.0, min(ticker.due, deadline) - time.monotonic())
+            readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
+            signals.check()
+            if any(fd in readable for fd in fds):
+                return False
+            ending = self._done in readable or self._child.poll() is not None
+            # The pipe closes when the process ends; the exit status follows at once.
+            if ending and _ends_before(deadline, self._child):
+                return False
+            now = time.monotonic()
+            if now >= deadline:
+                self._child.send_signal(signal.SIGABRT)
+                _ends_before(now + TRACEBACK_S, self._child)
+                return True
+            ticker.tick(now)
+
+    def await_stop(self) -> None:
+        """Wait until the child has stopped or ended after a SIGSTOP to ``tree``."""
+        with contextlib.suppress(ChildProcessError):  # it has ended, and was waited for
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def close(self, *, timed_out: bool = False) -> ProcessExit:
+        """Kill the child and its descendants, wait for the child, and return how it ended."""
+        self.tree.kill()
+        self._child.wait()
+        self._close_pipes()
+        wall = time.monotonic() - self.started
+        kills = _oom_kills() - self._kills_before
+        kills += process_memory_limit.release_memory_limit(self.pid)
+        return ProcessExit(self._child.returncode, timed_out, kills, wall)
+
+    def _close_pipes(self) -> None:
+        os.close(self._done)
+        os.close(self._lifeline_writer)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    on_tick: Callable[[int], None] = lambda pid: None,
+    pass_fds: Sequence[int] = (),
+) -> ProcessExit:
+    """Run ``command`` to its end, as a :class:`ChildProcess`.
+
+    Parameters
+    ----------
+    timeout_s
+        Seconds (monotonic clock) after which the child and its descendants are killed.
+    on_tick
+        Called about once a second with the process id.
+    pass_fds
+        Further file descriptors that the child inherits.
+
+    Raises
+    ------
+    Interrupted
+        A signal was received; the child and its descendants have been killed.
+    OSError
+        The log can't be written or the command can't be started.
+    """
+    with InterruptSignals() as signals:
+        child = ChildProcess(command, environment=environment, log=log, pass_fds=pass_fds)
+        timed_out = False
+        try:
+            ticker = Ticker(lambda: on_tick(child.pid))
+            timed_out = child.wait(child.started + timeout_s, signals, ticker)
+        finally:
+            ending = child.close(timed_out=timed_out)
+        await_signal_of_job([ending], signals)
+    signals.check()  # a signal may arrive after the last check
+    return ending
+
+
+def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignals) -> None:
+    """If SIGINT or SIGTERM ended a child, wait briefly until this process receives it, too.
+
+    A signal to a whole job may reach the child first.
+    """
+    if any(-ending.code in STOP_SIGNALS for ending in endings):
+        select.select(signals.fds, [], [], TRACEBACK_S)
+
+
+def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
+    """Wait until the child ends or the deadline (monotonic clock) passes; return whether it ended.
+
+    ``Popen.wait`` with a timeout sleeps until an absolute time. If a simulated clock (libfaketime)
+    is set back, this sleep fails with EINVAL, but the timeout of ``select`` still works.
+    """
+    pause = MIN_POLL_S
+    while child.poll() is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        select.select([], [], [], min(pause, left))
+        pause = min(2 * pause, MAX_POLL_S)
+    return True
+
+
+def _oom_kills() -> int:
+    try:
+        return linux.oom_kills()
+    except (OSError, LookupError, ValueError):
+        return 0  # not Linux, or the kernel does not report it
+
+
+def crash_reason(log: Path) -> str:
+    """Return the line of a dead process's log that says most about its death.
+
+    It is the last line or, after a fatal signal, the innermost Python frame outside labkit and the
+    installed packages. For a log without lines it says so.
+    """
+    lines = last_lines(log, MAX_CRASH_LINES)
+    dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    if not dumps:
+        return lines[-1] if lines else EMPTY_LOG
+    frames = [match for line in lines[dumps[-1] :] if (match := FRAME.fullmatch(line))]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in NOT_OWN)]
+    error = lines[dumps[-1]].removeprefix("Fatal Python error: ")
+    if not frames:
+        return error
+    frame = (own or frames)[0]
+    return f"{error} ({frame['file']}:{frame['line']}, in {frame['function']})"
+
+
+def last_lines(log: Path, count: int = 10) -> list[str]:
+    """Return the last lines of a log that are not blank."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

@@ -1,0 +1,479 @@
+"""Run launchers: carry out runs in fresh worker processes, and collect their records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from labkit.config import Engine, Isolation, from_plain, user_classes
+from labkit.experiment import StudyError
+from labkit.experiment.cell import Cell
+from labkit.experiment.launch import child_process, turn_coordinator
+from labkit.experiment.launch.python_environment import PythonEnvironment
+from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
+from labkit.experiment.launch.unprepared_arms import failed_records, preparation_failure
+from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.progress_display import Progress
+from labkit.experiment.worker import differing_outputs
+from labkit.experiment.worker.run_failures import RunFailure
+from labkit.experiment.worker.worker_status import SharedStatus
+from labkit.machine import cache_dir, worker_environment
+from labkit.machine.facts import code_revision, fingerprint
+from labkit.machine.facts.machine_observer import MachineObserver
+from labkit.machine.processes.listening_processes import NoListener, find_listeners
+from labkit.records import Arm, Record, RecordError, read_record
+from labkit.workload import in_process_rules
+
+PREPARE_TIMEOUT_S = 1800.0
+WORKER_COMMAND = (sys.executable, "-m", "labkit.experiment.worker")
+
+
+class RunLauncher(Protocol):
+    """Carries out runs and returns their records. Simulations implement it without processes."""
+
+    def prepare(self, cell: Cell) -> None:
+        """Build and compile what the cell's arms need, before their first run."""
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        """Do one run, or all runs that share a process; return all records, including failed ones.
+
+        Raises
+        ------
+        Interrupted
+            A signal was received; no process of the runs is left.
+        StudyError, OSError
+            An error that would also stop every further run (full disk, ...).
+        """
+
+
+@dataclass
+class LaunchHistory:
+    """What the launchers of one study have done: failures, and the last run."""
+
+    failures: dict[Path, RunFailure] = field(default_factory=dict)  # of preparations, by marker
+    previous: tuple[str, float] | None = None  # the last arm, and when it ended
+
+
+class ProcessLauncher:
+    """``design.isolation=process``: a fresh process for each run.
+
+    The command line is ``command arms/ARM.json runs/pending/RUN.json``.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] = WORKER_COMMAND,
+        progress: Progress | None = None,
+        history: LaunchHistory | None = None,
+    ) -> None:
+        self.command = tuple(command)
+        self.progress = Progress() if progress is None else progress
+        self._history = LaunchHistory() if history is None else history
+        self._unprepared: dict[str, RunFailure] = {}  # by arm of the current cell
+
+    def prepare(self, cell: Cell) -> None:
+        """Build and compile what the arms need, except arms prepared earlier with the same code.
+
+        The runs of an arm whose preparation fails will fail, unless the arm is to run out of
+        memory.
+        """
+        markers = {arm.name: _marker(arm) for arm in cell.arms}
+        new: dict[Path, Arm] = {}
+        for name, marker in markers.items():
+            if not marker.exists() and marker not in self._history.failures:
+                new.setdefault(marker, cell.arm(name))
+        for arms in self._preparations(new):
+            self._prepare(arms, cell)
+        failures = self._history.failures
+        self._unprepared = {
+            name: failures[marker] for name, marker in markers.items() if marker in failures
+        }
+
+    def _preparations(self, new: Mapping[Path, Arm]) -> list[Mapping[Path, Arm]]:
+        """Divide the arms to prepare among processes."""
+        return [{marker: arm} for marker, arm in new.items()]
+
+    def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: Cell) -> None:
+        """Prepare arms in one process, and write their markers if that succeeds."""
+        names = [arm.name for arm in arms_by_marker.values()]
+        arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
+        self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
+        log = cell.paths.runs / f"prepare-{names[0]}.log"
+        ending = child_process.run(
+            [
+                *self._command(cell.arm(names[0])),
+                "--prepare",
+                *(str(cell.paths.arm(name)) for name in names),
+            ],
+            environment=_environment(cell.arm(names[0])).variables,
+            log=log,
+            timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
+            on_tick=lambda pid: self.progress.tick(),
+        )
+        failure = preparation_failure(ending, log)
+        if failure is None:
+            for marker, arm in arms_by_marker.items():
+                _write_marker(marker, arm)
+            return
+        self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
+        if not any(arm.out_of_memory for arm in arms_by_marker.values()):
+            self._history.failures |= dict.fromkeys(arms_by_marker, failure)
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        """Start the workers of ``runs``, watch them, and return the records.
+
+        Runs of arms that are not prepared are not started, nor are others in their process.
+        """
+        ready = self._ready(runs)
+        unprepared = [run for run in runs if run not in ready]
+        failed = failed_records(unprepared, cell, self._unprepared) if unprepared else []
+        return [*failed, *(self._launch(ready, cell) if ready else ())]
+
+    def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
+        return [run for run in runs if run.arm not in self._unprepared]
+
+    def _launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        arms = [cell.arm(run.arm) for run in runs]
+        observer = MachineObserver()
+        before, started = fingerprint.surroundings(), fingerprint.utc_now()
+        endings, in_turn = self._run_workers(runs, cell, observer)
+        wall_s = max(ending.wall_s for ending in endings)
+        after = fingerprint.surroundings()
+        seconds = round(wall_s / len(runs), 6)
+        notes = {
+            "isolation": cell.design.isolation.value,
+            "observer": observer.report(),
+            "removed_environment": _environment(arms[0]).removed,
+            **self._set_notes(runs),
+            **self._order_notes(arms[-1].name, wall_s),
+        }
+        records = []
+        for run, arm, ending in zip(runs, arms, endings, strict=True):
+            log = cell.paths.log(self._log_owner(run, runs))
+            record = _record(run, cell, ending, log, started, seconds, in_turn)
+            where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
+            records.append(
+                replace(
+                    record,
+                    environment={**record.environment, **before, **_tree_state(arm)},
+                    environment_end={**record.environment_end, **after, **_tree_state(arm)},
+                    notes={**record.notes, **notes, **where, "config": config_digest(arm)},
+                    seconds={**record.seconds, "process": seconds},
+                )
+            )
+        return records
+
+    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Return notes on the processes that were alive together."""
+        return {}
+
+    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
+        """Return the run that gives the log of ``run`` its name."""
+        return runs[0]
+
+    def _run_workers(
+        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+    ) -> tuple[list[child_process.ProcessExit], Run | None]:
+        """Run the workers of a launch to their ends, while the machine is observed.
+
+        Returns
+        -------
+        tuple
+            The end of each run's process, and the run whose arm had the turn last in a shared
+            process (None: it is unknown, or no process is shared).
+        """
+        arm = cell.arm(runs[0].arm)
+        with SharedStatus() as status:
+            ending = child_process.run(
+                [*self._command(arm), *_arguments(runs, cell)],
+                environment=_environment(arm).variables | status.environment,
+                log=cell.paths.log(runs[0]),
+                timeout_s=cell.design.timeout_s * len(runs),
+                on_tick=self._ticker(runs, [status], observer),
+                pass_fds=(status.fd,),
+            )
+            return [ending] * len(runs), _turn_holder(runs, status)
+
+    def _ticker(
+        self, runs: Sequence[Run], statuses: Sequence[SharedStatus], observer: MachineObserver
+    ) -> Callable[[int], None]:
+        """Return a function that observes the machine and shows what the workers do."""
+
+        def tick(pid: int) -> None:
+            observer.sample(pid)
+            self.progress.working(_work_text(runs, statuses))
+            self.progress.tick()
+
+        return tick
+
+    def _command(self, arm: Arm) -> list[str]:
+        return PythonEnvironment.of(arm.environment).command(self.command)
+
+    def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
+        """Return notes on the arm that ran before this process and the idle seconds since then.
+
+        Remembers ``arm``, the last one of this process, for the next launch.
+        """
+        ended, previous = time.monotonic(), self._history.previous
+        self._history.previous = (arm, ended)
+        if previous is None:
+            return {}
+        return {"predecessor": previous[0], "gap_s": round(ended - wall_s - previous[1], 3)}
+
+
+class InProcessLauncher(ProcessLauncher):
+    """``design.isolation=in_process``: one fresh process for all runs of a launch."""
+
+    def _preparations(self, new: Mapping[Path, Arm]) -> list[Mapping[Path, Arm]]:
+        return [new] if new else []
+
+    def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
+        return runs if len(super()._ready(runs)) == len(runs) else []
+
+
+class LiveLauncher(ProcessLauncher):
+    """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
+
+    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+        return {"together": [run.name for run in runs]}
+
+    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
+        return run
+
+    def _run_workers(
+        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+    ) -> tuple[list[child_process.ProcessExit], Run | None]:
+        with ExitStack() as stack:
+            statuses = [stack.enter_context(SharedStatus()) for _ in runs]
+            tick = self._ticker(runs, statuses, observer)
+            return self._run_set(runs, cell, statuses, lambda: tick(os.getpid())), None
+
+    def _run_set(
+        self,
+        runs: Sequence[Run],
+        cell: Cell,
+        statuses: Sequence[SharedStatus],
+        tick: Callable[[], None],
+    ) -> list[child_process.ProcessExit]:
+        """Run one process for each of ``runs``. The processes take turns."""
+        commands = {
+            run.arm: LiveCommand(
+                (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
+                _environment(cell.arm(run.arm)).variables,
+                cell.paths.log(run),
+                status,
+                _paused_servers(cell.arm(run.arm)),
+            )
+            for run, status in zip(runs, statuses, strict=True)
+        }
+        order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
+        engines = [_engine(cell.arm(run.arm)) for run in runs]
+        long = in_process_rules.use_servers(engines)
+        return turn_coordinator.run(
+            commands,
+            order=order,
+            timeout_s=cell.design.timeout_s,
+            on_tick=tick,
+            slice_s=LONG_SLICE_S if long else SLICE_S,
+            load_together=not in_process_rules.size_pools_by_free_memory(engines),
+        )
+
+
+class WorkerLauncher:
+    """Launches the runs of every cell as the cell's ``design.isolation`` says."""
+
+    def __init__(
+        self, command: Sequence[str] = WORKER_COMMAND, progress: Progress | None = None
+    ) -> None:
+        progress, history = Progress() if progress is None else progress, LaunchHistory()
+        self._launchers = {
+            isolation: kind(command, progress, history) for isolation, kind in LAUNCHERS.items()
+        }
+
+    def of(self, cell: Cell) -> ProcessLauncher:
+        """Return the launcher of a cell's isolation."""
+        return self._launchers[cell.design.isolation]
+
+    def prepare(self, cell: Cell) -> None:
+        self.of(cell).prepare(cell)
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        return self.of(cell).launch(runs, cell)
+
+
+LAUNCHERS: dict[Isolation, type[ProcessLauncher]] = {
+    Isolation.process: ProcessLauncher,
+    Isolation.in_process: InProcessLauncher,
+    Isolation.live: LiveLauncher,
+}
+
+
+def config_digest(arm: Arm) -> str:
+    """Return a hash of an arm's resolved config."""
+    text = json.dumps(arm.to_json()["config"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tree_state(arm: Arm) -> dict[str, Any]:
+    """Return the record's ``git_changes`` of an arm that imports labkit from a revision.
+
+    An exported revision has no uncommitted changes. Returns an empty dict for other arms.
+    """
+    environment = PythonEnvironment.of(arm.environment)
+    return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
+
+
+def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
+    for run in runs:
+        yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
+    if runs[0].block == differing_outputs.BLOCK:
+        yield from ("--keep", str(cell.dir))
+
+
+def _turn_holder(runs: Sequence[Run], status: SharedStatus) -> Run | None:
+    """Return the run whose arm had the turn last; None if it is unknown or there is one run."""
+    turn = status.turn
+    return runs[turn] if turn is not None and len(runs) > 1 and turn < len(runs) else None
+
+
+def _work_text(runs: Sequence[Run], statuses: Sequence[SharedStatus]) -> str:
+    """Return what the workers do: ``loading base``, or a count such as ``8 of 32 requests``."""
+    in_turn = [status for status in statuses if status.turn is not None]
+    status = (in_turn or statuses)[0]
+    text, turn = status.text, status.turn
+    if not text or turn is None or len(runs) == 1 or text[0].isdigit():
+        return text
+    run = runs[turn] if len(statuses) == 1 else runs[statuses.index(status)]
+    return f"{text} {run.arm}"
+
+
+def _record(
+    run: Run,
+    cell: Cell,
+    ending: child_process.ProcessExit,
+    log: Path,
+    started: str,
+    seconds: float,
+    in_turn: Run | None,
+) -> Record:
+    """Return the worker's record, or one that says how the run ended without a record.
+
+    ``in_turn``: the run whose arm had the turn when the process that the runs share died.
+    """
+    collected = _collect(run, cell, ending, log)
+    if isinstance(collected, Record):
+        status = {} if ending.code == 0 else {"exit": ending.signal_name or ending.code}
+        return replace(collected, notes={**collected.notes, **status})
+    notes: dict[str, Any] = {"log_tail": child_process.last_lines(log)}
+    detail = collected.detail
+    if in_turn is not None and collected.outcome == "timeout":
+        detail = f"{detail} (in the turn of {in_turn.arm})"
+    elif in_turn is not None and in_turn != run:
+        notes["failed_by"] = in_turn.name
+        detail = f"in one process with {in_turn.name}: {detail}"
+    return Record(
+        run.arm,
+        cell.arm(run.arm).role,
+        run.block,
+        run.position,
+        cell.seed,
+        outcome=collected.outcome,
+        detail=detail,
+        started=started,
+        environment=fingerprint.take(),
+        seconds={"total": seconds},
+        notes=notes,
+    )
+
+
+def _collect(
+    run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path
+) -> Record | RunFailure:
+    """Return the worker's record, or the failure of a run without one."""
+    if ending.code == os.EX_IOERR:
+        lines = child_process.last_lines(log, 1) or ["the worker cannot write its record"]
+        raise StudyError(lines[0])
+    pending, last = cell.paths.pending_record(run), child_process.crash_reason(log)
+    if ending.timed_out:
+        return RunFailure("timeout", f"killed after {ending.wall_s:.0f} s: {last}")
+    if pending.exists():
+        try:
+            record = read_record(pending)
+        except RecordError as error:
+            cell.paths.move_to_abandoned(pending)
+            detail = str(error).replace(f"{pending.parent}{os.sep}", "")
+            return RunFailure("invalid_output", detail)
+        pending.unlink()
+        return record
+    if ending.out_of_memory:
+        return RunFailure("oom", "killed by the kernel because memory ran out")
+    if ending.signal_name is not None:
+        return RunFailure("crashed", f"{ending.signal_name}: {last}")
+    if ending.code == 0:
+        return RunFailure("crashed", "the worker ended without a record")
+    return RunFailure("crashed", f"exit status {ending.code}: {last}")
+
+
+class _Environment(NamedTuple):
+    """A worker's environment variables, and the names of those that it does not inherit."""
+
+    variables: dict[str, str]
+    removed: list[str]
+
+
+def _environment(arm: Arm) -> _Environment:
+    """Return the environment of the arm's worker."""
+    engine = _engine(arm)
+    cores = worker_environment.core_count()
+    environ, removed = worker_environment.worker_environment(
+        os.environ, threads=engine.threads or cores, cores=cores
+    )
+    environ = PythonEnvironment.of(arm.environment).variables(environ)
+    return _Environment(environ | engine.mlx.environment(), removed)
+
+
+def _engine(arm: Arm) -> Engine:
+    return from_plain(Engine, arm.config.get("engine", {}))
+
+
+def _paused_servers(arm: Arm) -> tuple[int, ...]:
+    """Return the ids of the server processes that are stopped while the arm has no turn."""
+    server = _engine(arm).server
+    if server.url is None or not server.pause:
+        return ()
+    try:
+        return tuple(find_listeners(server.url))
+    except NoListener as error:
+        raise StudyError(f"arm {arm.name}: engine.server.url={server.url}: {error}") from None
+
+
+def _marker(arm: Arm) -> Path:
+    """Return the path of the marker file of a prepared arm.
+
+    The file's name is a hash of everything that compiled code depends on. The file lies in numba's
+    cache, so that it is deleted with the cache.
+    """
+    package = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    cpu = str(fingerprint.facts().get("cpu_model"))
+    facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu, dict(arm.environment))
+    digest.update(repr(facts).encode())
+    return cache_dir.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
+
+
+def _write_marker(marker: Path, arm: Arm) -> None:
+    """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
+    if not user_classes(_engine(arm)):
+        cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

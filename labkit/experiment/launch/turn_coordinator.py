@@ -1,0 +1,399 @@
+"""A live set: one process per arm of a block. All are alive, but only one works at a time.
+
+The processes start and load together. They warm up one after the other, take turns in the
+order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
+process has no turn, it is stopped with all its descendants (SIGSTOP), so that neither its idle
+threads, nor a step that it computes ahead, nor a process that it has started takes time from
+another arm's turn. A server that labkit did not start is stopped too if ``engine.server.pause`` is
+set. The unit of inference is the set, just as it is the process if all arms share a process.
+
+An arm whose process ends has no further turns; the others finish. The coordinator runs in the
+parent's process. It waits with ``select`` while a worker works.
+
+A process's clock (:class:`labkit.workload.arm_clock.LiveClock`) stands still while the process is
+stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
+server, takes time on this clock, and is interrupted by the end of a turn without loss.
+
+However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
+not start continue. After a signal or an error the coordinator does this itself. If the coordinator
+is killed, another process does it (:mod:`labkit.machine.processes.orphan_cleanup`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from labkit.experiment import StudyError
+from labkit.experiment.launch.child_process import (
+    ChildProcess,
+    ProcessExit,
+    Ticker,
+    await_signal_of_job,
+)
+from labkit.experiment.launch.interrupt_signals import InterruptSignals
+from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.experiment.worker.worker_status import SharedStatus
+from labkit.machine.processes.orphan_cleanup import OrphanCleanup
+from labkit.machine.processes.process_tree import ProcessTree
+from labkit.machine.processes.thread_placement import ThreadPlacement
+from labkit.workload.turn_order import Part, RandomTurnOrder
+
+# The seconds of a slice: as long as in one process. With chat on model=tiny (two cores, 24 or 64
+# requests), the paired differences of two arms varied from set to set by 2.2 % (root mean square,
+# four studies of six sets). With slices of 0.1 s they varied by 3.3 %.
+SLICE_S = 0.03
+# The seconds of a slice if an arm is a server, a compromise. The first steps of a slice are slower:
+# with slices of 0.03, 0.05 and 0.1 s, a server of labkit had 4,000, 4,500 and 4,800 tok/s (a study
+# of five sets each). With longer slices, copies seem to vary more (docs/sensitivity.md).
+LONG_SLICE_S = 0.05
+TURNS_PER_PLACEMENT = 5
+
+
+@dataclass(frozen=True)
+class LiveCommand:
+    """A worker's command (``--turns FD`` is appended to it), environment variables and log.
+
+    ``servers``: the ids of server processes that labkit did not start. They and their descendants
+    are stopped together with the worker, but never killed.
+    ``status``: memory that the worker inherits; the durations of its stops are written to it.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    status: SharedStatus
+    servers: tuple[int, ...] = ()
+
+
+class LiveWorker:
+    """A worker process of the set. It is stopped except while it answers a message.
+
+    ``ending``: how the process ended; None while it is alive.
+    """
+
+    def __init__(self, command: LiveCommand, timeout_s: float, cleanup: OrphanCleanup) -> None:
+        own, theirs = socket.socketpair()
+        with theirs:
+            turns = ("--turns", str(theirs.fileno()))
+            self._child = ChildProcess(
+                (*command.command, *turns),
+                environment={**command.environment, **command.status.environment},
+                log=command.log,
+                pass_fds=(theirs.fileno(), command.status.fd),
+            )
+        cleanup.kill_at_exit(self._child.pid)
+        self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
+        for pid in command.servers:
+            cleanup.resume_at_exit(pid)
+        self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
+        self._status = command.status
+        self._stopped_at: float | None = None
+        self._channel = Channel(own)
+        self._left_s = timeout_s  # working time that is left
+        self.ending: ProcessExit | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self.ending is None
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the process and of its descendants."""
+        return self._child.tree.pids
+
+    def send(self, verb: str, value: Any = None) -> None:
+        """Send a message and let the process continue."""
+        with contextlib.suppress(OSError):  # the process has ended
+            self._channel.send(verb, value)
+        self._resume()
+
+    def answer(self, signals: InterruptSignals, ticker: Ticker) -> Message:
+        """Wait for the next message, and stop the process.
+
+        Returns
+        -------
+        Message
+            The answer; ``("ended", None)`` if the process has ended.
+        """
+        start = time.monotonic()
+        fds = [self._channel.fileno()]
+        timed_out = self._child.wait(start + self._left_s, signals, ticker, fds)
+        message = None if timed_out else self._channel.receive()
+        if message is None:
+            self._wait_for_the_end(timed_out, start, signals, ticker)
+            return "ended", None
+        self._stop()
+        now = time.monotonic()
+        self._left_s -= now - start
+        ticker.tick(now)
+        return message
+
+    def _stop(self) -> None:
+        """Stop the process and its servers, and register their new descendants for the cleanup."""
+        for tree in (self._child.tree, *self._servers):
+            tree.signal(signal.SIGSTOP)
+        self._stopped_at = time.perf_counter()
+        self._child.await_stop()
+        for pid in self._child.tree.stop_new():
+            self._cleanup.kill_at_exit(pid)
+            self._watched.append(pid)
+        for server in self._servers:
+            for pid in server.stop_new():
+                self._cleanup.resume_at_exit(pid)
+                self._watched.append(pid)
+
+    def _resume(self) -> None:
+        """Let the process and its servers continue, after the duration of the stop is written."""
+        trees = (*self._servers, self._child.tree)
+        for tree in trees:
+            tree.search()
+        if self._stopped_at is not None:
+            self._status.add_stop(time.perf_counter() - self._stopped_at)
+            self._stopped_at = None
+        for tree in trees:
+            tree.signal(signal.SIGCONT)
+
+    def _wait_for_the_end(
+        self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
+    ) -> None:
+        if not timed_out:
+            timed_out = self._child.wait(start + self._left_s, signals, ticker)
+        self.close(timed_out=timed_out)
+
+    def close_if_ended(self) -> None:
+        """Note the end of a process that has ended without having a turn."""
+        if self.alive and self._child.ended:
+            self.close()
+
+    def close(self, *, timed_out: bool = False) -> None:
+        """Kill the process and its descendants if it is alive, and note how it ended."""
+        if self.ending is None:
+            self._channel.close()
+            for server in self._servers:
+                server.resume()
+            self.ending = self._child.close(timed_out=timed_out)
+            for pid in self._watched:
+                self._cleanup.release(pid)
+
+
+class LiveSet:
+    """The processes of one block; ``run`` grants all their turns.
+
+    Parameters
+    ----------
+    workers
+        The workers by the name of their arm, in the order in which they were started.
+    order
+        Random stream for the order of turns.
+    on_tick
+        Called about once a second.
+    slice_s
+        Seconds of a slice.
+    load_together
+        Whether the processes load at the same time.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[str, LiveWorker],
+        order: random.Random,
+        signals: InterruptSignals,
+        on_tick: Callable[[], None],
+        slice_s: float = SLICE_S,
+        load_together: bool = True,
+    ) -> None:
+        self._names = list(workers)
+        self._workers = list(workers.values())
+        self._order = order
+        self._signals = signals
+        self._on_tick = on_tick
+        self._slice_s = slice_s
+        self._load_together = load_together
+        self._placement = ThreadPlacement()
+        self._turns = [0] * len(self._workers)
+        self._ticker = Ticker(self._tick)
+        self._active_arm: int | None = None  # the arm that has the turn
+
+    def run(self) -> None:
+        """Greet the workers, let them load, grant all turns, and wait for every process to end."""
+        self._greet()
+        arms = range(len(self._workers))
+        for arm in arms:
+            self._ask(arm, "probe")
+        self._load(arms)
+        answers = {arm: self._ask(arm, "warm_up") for arm in arms}
+        while answers := {arm: one for arm, one in answers.items() if one[0] != "ended"}:
+            answers = self._take_stage(answers)
+
+    def _load(self, arms: Sequence[int]) -> None:
+        for together in [arms] if self._load_together else [[arm] for arm in arms]:
+            for arm in together:
+                self._send(arm, "load")
+            for arm in together:
+                self._answer(arm)
+
+    def _greet(self) -> None:
+        """Wait until all processes have started, and check that they use this protocol."""
+        for arm, (name, worker) in enumerate(zip(self._names, self._workers, strict=True)):
+            self._active_arm = arm
+            if not worker.alive:
+                continue
+            verb, version = worker.answer(self._signals, self._ticker)
+            if verb == "hello" and version != VERSION:
+                raise StudyError(
+                    f"arm {name}: its worker uses version {version} of the turn protocol, and "
+                    f"this labkit uses version {VERSION}; set design.isolation=process"
+                )
+
+    def _tick(self) -> None:
+        """Call ``on_tick``, and close workers that something has killed while they had no turn.
+
+        A server that such a worker has started would otherwise stay stopped until the next turn.
+        """
+        self._on_tick()
+        for arm, worker in enumerate(self._workers):
+            if arm != self._active_arm:
+                worker.close_if_ended()
+
+    def _ask(self, arm: int, verb: str, value: Any = None) -> Message:
+        """Send a message to a worker and return its answer; ``("ended", None)`` if it has ended."""
+        self._send(arm, verb, value)
+        return self._answer(arm)
+
+    def _send(self, arm: int, verb: str, value: Any = None) -> None:
+        """Send a message to a worker, unless it has ended."""
+        if self._workers[arm].alive:
+            self._workers[arm].send(verb, value)
+
+    def _answer(self, arm: int) -> Message:
+        """Return a worker's answer; ``("ended", None)`` if it has ended."""
+        worker, self._active_arm = self._workers[arm], arm
+        return worker.answer(self._signals, self._ticker) if worker.alive else ("ended", None)
+
+    def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
+        """Run the stage that the workers are ready for, and return their next answers by arm.
+
+        Raises ``ProtocolError`` if the workers are ready for different stages.
+        """
+        values = {arm: value for arm, (_, value) in answers.items()}
+        verbs = {verb for verb, _ in answers.values()}
+        if verbs == {"parts"}:
+            self._take_rounds({arm: dict(parts) for arm, parts in values.items()})
+            self._release_threads()
+            return {arm: self._ask(arm, "end") for arm in self._shuffled(answers)}
+        if verbs == {"slices"}:
+            return self._take_slices(list(answers))
+        if verbs == {"values"}:
+            return self._exchange(values)
+        raise ProtocolError(
+            "turn protocol: the arms are at different stages: "
+            f"workers sent {' and '.join(sorted(verbs))}"
+        )
+
+    def _take_rounds(self, counts: Mapping[int, Mapping[str, int]]) -> None:
+        """Run all rounds of all parts. ``counts``: by arm, the number of rounds by part name."""
+        names = dict.fromkeys(name for parts in counts.values() for name in parts)
+        parts = []
+        for name in names:
+            arms = tuple(sorted(arm for arm in counts if name in counts[arm]))
+            parts.append(Part(name, counts[arms[0]][name], arms))
+        for now in RandomTurnOrder(self._order).rounds(parts):
+            for arm, position in now.turns:
+                self._grant_turn(arm, [parts[now.part].name, position])
+
+    def _grant_turn(self, arm: int, value: Any) -> Message:
+        if self._workers[arm].alive and self._turns[arm] % TURNS_PER_PLACEMENT == 0:
+            self._placement.place(arm, self._workers[arm].pids)
+        self._turns[arm] += 1
+        return self._ask(arm, "turn", value)
+
+    def _release_threads(self) -> None:
+        for arm, worker in enumerate(self._workers):
+            self._placement.release(arm, worker.pids)
+
+    def _take_slices(self, arms: Sequence[int]) -> dict[int, Message]:
+        """Grant slices until every arm has finished, and return the arms' last answers."""
+        finished: dict[int, Message] = {}
+
+        def unfinished() -> list[int]:
+            return [arm for arm in arms if self._workers[arm].alive and arm not in finished]
+
+        for arm in RandomTurnOrder(self._order).slices(unfinished):
+            answer = self._grant_turn(arm, self._slice_s)
+            if answer[0] != "done":
+                finished[arm] = answer
+        self._release_threads()
+        return {arm: finished[arm] for arm in arms if arm in finished}
+
+    def _exchange(self, values: Mapping[int, Sequence[Any]]) -> dict[int, Message]:
+        """Send the values of all arms to each arm, and return the arms' next answers."""
+        gathered = [value for arm in sorted(values) for value in values[arm]]
+        firsts = accumulate((len(values[arm]) for arm in sorted(values)), initial=0)
+        first = dict(zip(sorted(values), firsts, strict=False))
+        return {
+            arm: self._ask(arm, "gathered", [gathered, first[arm]])
+            for arm in self._shuffled(values)
+        }
+
+    def _shuffled(self, arms: Mapping[int, Any]) -> list[int]:
+        return self._order.sample(sorted(arms), len(arms))
+
+
+def run(
+    commands: Mapping[str, LiveCommand],
+    *,
+    order: random.Random,
+    timeout_s: float,
+    on_tick: Callable[[], None],
+    slice_s: float = SLICE_S,
+    load_together: bool = True,
+) -> list[ProcessExit]:
+    """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
+
+    Parameters
+    ----------
+    commands
+        By arm, in the order in which the processes are started.
+    order
+        Random stream for the order of turns.
+    timeout_s
+        Seconds of work after which a process is killed. Time without a turn does not count.
+    on_tick
+        Called about once a second.
+    slice_s
+        Seconds of a turn of an engine or a server.
+    load_together
+        Whether the processes load at the same time, or one after the other.
+
+    Raises
+    ------
+    Interrupted
+        A signal was received; all processes have been killed.
+    StudyError
+        A worker uses another version of the protocol, or violates it.
+    OSError
+        A log can't be written or a command can't be started.
+    """
+    workers: dict[str, LiveWorker] = {}
+    with InterruptSignals() as signals:
+        with ExitStack() as stack:
+            cleanup = stack.enter_context(OrphanCleanup())
+            for name, command in commands.items():
+                workers[name] = LiveWorker(command, timeout_s, cleanup)
+                stack.callback(workers[name].close)
+            LiveSet(workers, order, signals, on_tick, slice_s, load_together).run()
+        endings = [worker.ending for worker in workers.values() if worker.ending is not None]
+        await_signal_of_job(endings, signals)
+    signals.check()
+    return endings

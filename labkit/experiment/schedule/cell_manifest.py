@@ -1,0 +1,385 @@
+"""The manifest of a cell, ``cell.json``: its arms and design, and the interim looks taken.
+
+The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
+early only at a predeclared look at which every comparison is decided. The looks, and the share of
+alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
+:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
+is in a package above this one, so the function that analyses at a look is a parameter
+(``AllDecided``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ConfigError, count_text, to_plain
+from labkit.experiment.cell import Cell
+from labkit.experiment.compose import legacy_design
+from labkit.experiment.compose.input_digests import input_digests
+from labkit.experiment.launch.python_environment import default_options, with_defaults
+from labkit.records import (
+    SCHEMA_VERSION,
+    Arm,
+    Record,
+    RecordError,
+    publish_arm,
+    publish_design,
+    read_arms,
+    read_cell,
+    write_json,
+)
+
+# Keys of the design that must not change in an existing folder; ``blocks`` may only grow.
+FIXED_DESIGN_KEYS = (
+    "isolation",
+    "seed",
+    "runs_per_block",
+    "control",
+    "alpha",
+    "margin_pct",
+    "looks",
+    "metrics",
+    "eliminate",
+)
+
+# Analyses a cell's folder and returns whether every comparison has its verdict.
+AllDecided = Callable[[Path], bool]
+# Analyses a sweep's folder and returns the names of the arms that may be the best.
+PossiblyBest = Callable[[Path], Sequence[str]]
+
+
+def _exists(cell: Cell) -> bool:
+    return (cell.dir / "cell.json").exists()
+
+
+def _old_design(cell: Cell) -> Mapping[str, Any]:
+    """Return the design in the cell's manifest, or an empty mapping if there is no manifest."""
+    design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
+    return design
+
+
+def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
+    """Return a cell's manifest before the analysis, with all its keys but without results.
+
+    ``blocks``: the number of blocks planned so far. If the design has looks, these are the blocks
+    up to the next look, otherwise all blocks.
+    """
+    unclaimed = {"status": "unclaimed", "reasons": []}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell": cell.name,
+        "question": cell.question,
+        "scale": cell.scale,
+        "arms": [
+            {"name": a.name, "role": a.role, "overrides": dict(a.overrides), "counters": {}}
+            for a in cell.arms
+        ],
+        "design": {
+            "seed": cell.seed,
+            "blocks": blocks,
+            "runs_per_block": cell.design.runs_per_block,
+            "control": cell.design.control,
+            "order": "permuted_blocks",
+            "isolation": cell.design.isolation.value,
+            "across_hosts": cell.design.across_hosts,
+            "eliminate": cell.design.eliminate,
+            "looks": [to_plain(look) for look in cell.design.looks],
+            "alpha": cell.design.alpha,
+            "margin_pct": cell.design.margin_pct,
+            "metrics": list(cell.metrics),
+        },
+        "identity": cell.identity,
+        "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
+        "rows": [],
+        "failures": [],
+        "environment": {},
+        "published": cell.published,
+        "overrides": list(cell.overrides),
+        **({"config_dirs": list(cell.config_dirs)} if cell.config_dirs else {}),
+        **({"sweep": dict(cell.sweep), "best": []} if cell.sweep else {}),
+    }
+
+
+def refuse_changes(cell: Cell) -> None:
+    """Check that the cell's folder does not hold different arms or a different design.
+
+    Raises
+    ------
+    ConfigError
+        The folder differs (only ``design.blocks`` may grow), or it holds a link. The message is one
+        line with the first difference.
+    """
+    refuse_links((cell.dir, *cell.dir.rglob("*")))
+    if not (cell.dir / "arms").is_dir() and not _exists(cell):
+        return
+    try:
+        difference = _difference(cell)
+    except RecordError as error:
+        raise ConfigError(f"{error}; set another folder, out=NAME") from None
+    if difference:
+        raise ConfigError(f"{cell.dir}: {difference}; set another folder, out=NAME")
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse a study's files or folders that are links: they lead to files of somebody else.
+
+    Raises
+    ------
+    ConfigError
+        One is a link. The message is one line.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link, and labkit writes a study to regular files only; remove it, or "
+                "set another folder, out=NAME"
+            )
+
+
+def _difference(cell: Cell) -> str | None:
+    """Return the first difference of arms or design from those in the cell's folder, or None."""
+    old = {arm.name: arm for arm in read_arms(cell.dir)}
+    new = {arm.name: arm for arm in cell.arms}
+    if not _exists(cell):  # killed before all arms and the manifest were written
+        new = {name: arm for name, arm in new.items() if name in old}
+    defaults = default_options()
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            return f"arm {name} was removed"
+        if name not in old:
+            return f"arm {name} was added"
+        change = first_difference(
+            _comparable(old[name], defaults), _comparable(new[name], defaults)
+        )
+        change = change or _changed_input(old[name], new[name])
+        if change:
+            return f"arm {name}: {change}"
+    return _design_difference(cell)
+
+
+def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an arm without its inputs, and with the options that its version did not have yet."""
+    parts = {key: with_defaults(part, defaults.get(key)) for key, part in arm.config.items()}
+    return dataclasses.replace(arm, config=parts, inputs={}).to_json()
+
+
+def _changed_input(old: Arm, new: Arm) -> str | None:
+    """Return the first of an arm's files that differs from the file it began with, or None.
+
+    Studies of older versions have no digests.
+    """
+    if not old.inputs:
+        return None
+    files = input_digests(new.config, new.environment)
+    for name in sorted(old.inputs.keys() | files.keys()):
+        before, now = old.inputs.get(name, "absent"), files.get(name, "absent")
+        if before != now:
+            return (
+                f"the file of {name} was changed: its SHA-256 was {before}... when the study "
+                f"began, now {now}..."
+            )
+    return None
+
+
+def refuse_changed_inputs(cell: Cell) -> None:
+    """Check that no file which an arm reads has changed since the cell began.
+
+    Raises
+    ------
+    ConfigError
+        A file differs. The message is one line.
+    """
+    arms = {arm.name: arm for arm in read_arms(cell.dir)}
+    for arm in cell.arms:
+        change = _changed_input(arms[arm.name], arm) if arm.name in arms else None
+        if change:
+            raise ConfigError(f"{cell.dir}: arm {arm.name}: {change}; restore it to continue")
+
+
+def _design_difference(cell: Cell) -> str | None:
+    old, new = _old_design(cell), new_manifest(cell, cell.design.blocks)["design"]
+    for key in FIXED_DESIGN_KEYS:
+        if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
+            name = {"seed": "seed", "metrics": "ablation.metric"}.get(key, f"design.{key}")
+            return f"{name} was {old[key]}, now {new[key]}{_older_blocks(key, cell, old)}"
+    if old.get("blocks", 0) > new["blocks"]:
+        return (
+            f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
+            f"{_older_blocks('blocks', cell, old)}"
+        )
+    return None
+
+
+def _older_blocks(key: str, cell: Cell, old: Mapping[str, Any]) -> str:
+    """Return a hint if the cell may have been begun by an earlier version, else an empty string.
+
+    If arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
+    """
+    blocks, looks = cell.design.blocks, old.get("looks")
+    end = looks[-1]["blocks"] if looks else old.get("blocks")
+    turns = cell.design.isolation.takes_turns
+    if key not in ("blocks", "looks") or not turns or end != legacy_design.RUNS_PER_BLOCK * blocks:
+        return ""
+    return (
+        f" (if an older version of labkit began this study with design.blocks={blocks}, set "
+        f"design.blocks={end})"
+    )
+
+
+def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether two lists of looks agree. The last look may move if ``design.blocks`` grew."""
+    last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
+    if last_blocks[0] == last_blocks[1]:
+        return list(old) == list(new)
+    earlier = min(last_blocks)
+    old_early, new_early = (
+        [look for look in looks if look["blocks"] < earlier] for looks in (old, new)
+    )
+    return old_early == new_early
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Return the first difference of two JSON values (``engine.blas was x, now y``), or None."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            key_path = f"{path}.{key}" if path else str(key)
+            if key not in new:
+                return f"{key_path} was {old[key]}, now it is not set"
+            if key not in old:
+                return f"{key_path} was not set, now {new[key]}"
+            change = first_difference(old[key], new[key], key_path)
+            if change:
+                return change
+        return None
+    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        changes = (first_difference(a, b, f"{path}[{i}]") for i, (a, b) in pairs)
+        return next(filter(None, changes), None)
+    return None if old == new else f"{path} was {old}, now {new}"
+
+
+def write_manifest(cell: Cell, blocks: int) -> None:
+    """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
+
+    ``blocks``: see :func:`new_manifest`. A larger number in the existing manifest stays.
+
+    Raises
+    ------
+    OSError
+        The folder can't be written.
+    """
+    paths = cell.paths
+    for folder in (paths.arms, paths.pending):
+        folder.mkdir(parents=True, exist_ok=True)
+    for arm in cell.arms:
+        if not paths.arm(arm.name).exists():
+            inputs = input_digests(arm.config, arm.environment)
+            publish_arm(cell.dir, dataclasses.replace(arm, inputs=inputs))
+    old = _old_design(cell)
+    across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
+    if old.get("blocks", 0) < blocks or across_hosts_changed:
+        manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
+        manifest["design"] |= {key: old[key] for key in ("looks_taken",) if key in old}
+        if old and "metrics" not in old:  # an older version began it: the records name the metric
+            del manifest["design"]["metrics"]
+        manifest["design"]["shown"] = blocks_when_shown(cell)
+        if not _exists(cell):
+            fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
+            publish_design(cell.dir, fixed)
+        write_json(cell.dir / "cell.json", manifest)
+
+
+def blocks_when_shown(cell: Cell) -> list[int]:
+    """Return the numbers of blocks after which the cell's results were shown.
+
+    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. An
+    older manifest may have results but no such numbers. Its results count as shown after its last
+    block.
+    """
+    if not _exists(cell):
+        return []
+    manifest = read_cell(cell.dir)
+    unnoted = [manifest["design"]["blocks"]] if manifest["rows"] else []
+    return [int(blocks) for blocks in manifest["design"].get("shown", unnoted)]
+
+
+def exploratory_warning(cell: Cell) -> str | None:
+    """Return a warning if blocks are added to a cell whose results were already shown, or None.
+
+    Results that were shown at an interim look do not count.
+    """
+    looks = [look.blocks for look in cell.design.looks]
+    shown = [n for n in blocks_when_shown(cell) if n < cell.design.blocks and n not in looks]
+    if not shown:
+        return None
+    return (
+        f"results were shown after {count_text(shown[0], 'block')}, so a study of "
+        f"{cell.design.blocks} blocks is "
+        "exploratory and claims nothing; for a claim, start a new study (another out=) with "
+        f"design.looks at {shown[0]} and {cell.design.blocks} blocks"
+    )
+
+
+def kept_arms(cell: Cell) -> dict[int, list[str]]:
+    """Return the names of the arms that remain after each look that dropped arms.
+
+    The keys are the looks' numbers of blocks.
+    """
+    taken = _old_design(cell).get("looks_taken", [])
+    return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
+
+
+def take_interim_look(
+    cell: Cell,
+    blocks: int,
+    records: list[Record],
+    all_decided: AllDecided | None,
+    possibly_best: PossiblyBest | None = None,
+) -> bool:
+    """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
+
+    With ``design.eliminate``, arms that cannot be the best are dropped. The look lists the
+    remaining arms, always with the baseline and the control. The result is added to ``cell.json``.
+    A look is taken only if no later block has been run. If an earlier command ran later blocks,
+    the look's recorded result stays.
+    """
+    look = next((look for look in cell.design.looks if look.blocks == blocks), None)
+    if look is None or any(record.block >= blocks for record in records):
+        return False
+    if all_decided is None:
+        raise ValueError(f"cell {cell.name}: its design has looks, but all_decided is None")
+    decided = all_decided(cell.dir)
+    manifest = read_cell(cell.dir)
+    old_looks = manifest["design"].get("looks_taken")
+    taken = [item for item in old_looks or [] if item["blocks"] < blocks]
+    result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
+    if cell.design.eliminate and not decided and blocks < cell.design.blocks:
+        result["kept"] = _remaining_arms(cell, taken, possibly_best)
+    taken.append(result)
+    if old_looks != taken:
+        manifest["design"]["looks_taken"] = taken
+        write_json(cell.dir / "cell.json", manifest)
+    return decided
+
+
+def _remaining_arms(
+    cell: Cell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
+) -> list[str]:
+    """Return the arms that a look keeps: baseline, control, and those that may be the best."""
+    if possibly_best is None:
+        raise ValueError(f"cell {cell.name}: its design eliminates arms, but possibly_best is None")
+    remaining = set(possibly_best(cell.dir))
+    before = next((look["kept"] for look in reversed(taken) if "kept" in look), None)
+    arms = [arm for arm in cell.arms if before is None or arm.name in before]
+    return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]
+
+
+def ended_at_look(cell: Cell) -> bool:
+    """Return whether the last look in the cell's manifest ended the cell."""
+    taken = _old_design(cell).get("looks_taken", [])
+    return bool(taken) and bool(taken[-1]["decided"])

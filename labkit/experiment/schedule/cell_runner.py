@@ -1,0 +1,331 @@
+"""The runner of a cell: plan its blocks, then launch, check and record the runs of each.
+
+    for block in blocks that are not finished:      # each a random permutation of the arms' runs
+        for runs in processes of block:             # isolation=process: one run per process
+            for record in launcher.launch(runs):    # a fresh process; a crash gives a record too
+                write record to runs/
+        if an interim look is due and every comparison is decided: break
+
+A block is finished when all its records exist. The same command on the same folder runs what is
+missing. The records of an unfinished block move to ``runs/abandoned`` and the whole block runs
+again, because half a block is not a randomised comparison. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+
+from labkit.config import Isolation, count_text
+from labkit.experiment import StudyError
+from labkit.experiment.cell import Cell
+from labkit.experiment.launch.interrupt_signals import InterruptSignals
+from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
+from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.progress_display import Progress
+from labkit.experiment.schedule.cell_lock import cell_lock
+from labkit.experiment.schedule.cell_manifest import (
+    AllDecided,
+    PossiblyBest,
+    ended_at_look,
+    exploratory_warning,
+    kept_arms,
+    refuse_changed_inputs,
+    refuse_changes,
+    take_interim_look,
+    write_manifest,
+)
+from labkit.experiment.schedule.timing_lock import timing_lock
+from labkit.experiment.worker import differing_outputs
+from labkit.experiment.worker.worker_stages import without_values
+from labkit.machine.cache_dir import CacheError
+from labkit.machine.facts import fingerprint
+from labkit.records import Record, RecordError, publish_record, read_digests, read_record
+
+Block = Sequence[Run]  # all runs of one block, in their order
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """The result of :func:`run_cell`.
+
+    Parameters
+    ----------
+    ran, already_done
+        The number of runs done by this call, and of runs whose records existed before.
+    failed
+        The names of failed runs.
+    seconds
+        Wall time of the call.
+    """
+
+    ran: int
+    already_done: int
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def run_cell(
+    cell: Cell,
+    launcher: RunLauncher | None = None,
+    progress: Progress | None = None,
+    *,
+    redo_failed: bool = False,
+    all_decided: AllDecided | None = None,
+    possibly_best: PossiblyBest | None = None,
+) -> CellOutcome:
+    """Run the missing runs of a cell, while holding the cell's lock.
+
+    The host's timing lock is held from the first missing run on, so a finished cell never waits
+    for another study.
+
+    Parameters
+    ----------
+    launcher
+        Carries out the runs; by default, every run gets a fresh process.
+    redo_failed
+        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``.
+    all_decided
+        Analyses the cell's folder at an interim look and returns whether every comparison is
+        decided. Needed if the design has looks.
+    possibly_best
+        Analyses the cell's folder at an interim look and returns the arms that may be the best.
+        Needed if the design eliminates arms.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds records of other arms or another design.
+    StudyError
+        The disk is full, the folder can't be written, ... Records already written stay.
+    Interrupted
+        SIGINT or SIGTERM was received. Running the same command again continues the cell.
+    """
+    progress = Progress() if progress is None else progress
+    launcher = WorkerLauncher(progress=progress) if launcher is None else launcher
+    start = time.monotonic()
+    with (
+        _disk_errors_as_one_line(cell),
+        InterruptSignals() as signals,
+        cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
+    ):
+        blocks, old_records = _plan_blocks(cell, progress, redo_failed)
+        runner = _BlockRunner(cell, launcher, progress, signals, possibly_best)
+        new_records = runner.run_blocks(blocks, old_records, all_decided)
+    records = [*old_records, *new_records]
+    failed = tuple(record.run for record in records if not record.ok)
+    return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
+
+
+@dataclass(frozen=True)
+class _BlockRunner:
+    """Runs a cell's blocks while the cell's lock is held."""
+
+    cell: Cell
+    launcher: RunLauncher
+    progress: Progress
+    signals: InterruptSignals
+    possibly_best: PossiblyBest | None = None
+
+    def run_blocks(
+        self,
+        blocks: Sequence[Block],
+        old_records: Sequence[Record],
+        all_decided: AllDecided | None,
+    ) -> list[Record]:
+        """Run the blocks until a look decides every comparison, and return the new records."""
+        cell, records, holds_timing_lock = self.cell, list(old_records), False
+        with ExitStack() as held:
+            self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
+            held.callback(self.progress.end)
+            for end in cell.stopping_points:
+                write_manifest(cell, end)
+                due = [block for block in blocks if _index(block) < end]
+                blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
+                if due and not holds_timing_lock:
+                    held.enter_context(self._timing_lock())
+                    holds_timing_lock = True
+                if due:
+                    self.launcher.prepare(cell)
+                for block in due:
+                    records += self._run_block(block)
+                    if _index(block) == differing_outputs.BLOCK:
+                        differing_outputs.drop_equal(cell.dir, records)
+                if take_interim_look(cell, end, records, all_decided, self.possibly_best):
+                    self._note_decided(end)
+                    break
+                blocks = self._without_dropped_arms(blocks)
+        return records[len(old_records) :]
+
+    def _note_decided(self, blocks: int) -> None:
+        decided = "has one best setting" if self.cell.sweep else "is decided"
+        self.progress.note(
+            f"every primary row {decided} at the look after {count_text(blocks, 'block')}"
+        )
+
+    def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return the blocks to run without the arms that looks have dropped."""
+        if not self.cell.design.eliminate:
+            return blocks
+        left = {_index(block) for block in blocks}
+        return [block for block in _scheduled_blocks(self.cell) if _index(block) in left]
+
+    def _timing_lock(self) -> AbstractContextManager[None]:
+        holder, note = str(self.cell.dir.absolute()), self.progress.note
+        return timing_lock(holder, on_wait=note, check=self.signals.check)
+
+    def _run_block(self, block: Block) -> list[Record]:
+        """Launch the processes of a block one after the other, and write each record."""
+        records: list[Record] = []
+        refuse_changed_inputs(self.cell)
+        for runs in _runs_by_process(block, self.cell.design.isolation):
+            self.signals.check()
+            self.progress.started(runs)
+            launched = self.launcher.launch(runs, self.cell)
+            ended = [without_values(record, self.cell.arms) for record in launched]
+            for record in ended:
+                publish_record(self.cell.dir, record)
+                self._show(record)
+            records += ended
+            self.progress.launch_ended(ended)
+        return records
+
+    def _show(self, record: Record) -> None:
+        compiled = record.notes.get("compiles", {}).get("measure", 0)
+        if compiled:
+            kernels = "1 kernel was" if compiled == 1 else f"{compiled} kernels were"
+            self.progress.note(f"{record.run}: {kernels} compiled while measuring")
+        self.progress.run_ended(record)
+
+
+def _index(block: Block) -> int:
+    return block[0].block
+
+
+def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
+    """Return the runs that are launched together: the block's runs if arms take turns.
+
+    Otherwise every run is launched alone.
+    """
+    return [[run] for run in block] if isolation is Isolation.process else [block]
+
+
+def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
+    """Return the runs that :func:`run_cell` would do, without changing anything."""
+    if ended_at_look(cell) and not redo_failed:
+        return []
+    return [
+        run
+        for block in _scheduled_blocks(cell)
+        if _block_status(block, cell, redo_failed).run_reason is not None
+        for run in block
+    ]
+
+
+def _scheduled_blocks(cell: Cell) -> list[Block]:
+    runs = cell.schedule_after_looks(kept_arms(cell))
+    return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
+
+
+@dataclass(frozen=True)
+class _BlockStatus:
+    """A block's records so far.
+
+    ``run_reason``: why the block must run (again); None if the block is finished.
+    """
+
+    records: list[Record]
+    run_reason: str | None
+
+
+def _block_status(block: Block, cell: Cell, redo_failed: bool) -> _BlockStatus:
+    records, digests = list[Record](), read_digests(cell.dir)
+    for run in block:
+        path = cell.paths.record(run)
+        if not path.exists():
+            return _BlockStatus(records, "unfinished")
+        try:
+            records.append(read_record(path, digests.get(f"runs/{path.name}")))
+        except RecordError as error:
+            return _BlockStatus(records, str(error))
+    redo = redo_failed and not all(record.ok for record in records)
+    return _BlockStatus(records, "failed" if redo else None)
+
+
+def _plan_blocks(
+    cell: Cell, progress: Progress, redo_failed: bool
+) -> tuple[list[Block], list[Record]]:
+    """Check the cell's folder, move leftovers aside, and find the blocks to run.
+
+    Returns
+    -------
+    blocks to run, records of the finished blocks
+    """
+    refuse_changes(cell)
+    warning = exploratory_warning(cell)
+    if warning is not None:
+        progress.note(warning)
+    write_manifest(cell, cell.stopping_points[0])
+    _move_unpublished_files(cell)
+    blocks: list[Block] = []
+    records: list[Record] = []
+    for block in _scheduled_blocks(cell):
+        status = _block_status(block, cell, redo_failed)
+        if status.run_reason is None:
+            records += status.records
+        else:
+            blocks.append(block)
+            _abandon_block(block, cell, progress, status.run_reason)
+    if blocks:
+        _refuse_another_host(cell, records)
+    differing_outputs.drop_equal(cell.dir, records)
+    return blocks, records
+
+
+def _move_unpublished_files(cell: Cell) -> None:
+    """Move unchecked and half-written records of killed processes to ``runs/abandoned``."""
+    paths = cell.paths
+    for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
+        paths.move_to_abandoned(path)
+
+
+def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) -> None:
+    """Move the records and logs of a block that will run again to ``runs/abandoned``."""
+    paths = cell.paths
+    files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
+    for path in files:
+        paths.move_to_abandoned(path)
+    if files:
+        noun = "file" if len(files) == 1 else "files"
+        moved = f"{len(files)} {noun} moved to {paths.abandoned}"
+        progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
+
+
+def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
+    """Refuse to continue a cell on another host, unless its design allows several."""
+    this_host = fingerprint.host_hash()
+    hosts = {str(record.environment.get("host", this_host)) for record in records}
+    others = sorted(hosts - {this_host})
+    if others and not cell.design.across_hosts:
+        raise StudyError(
+            f"the cell's runs are from host {', '.join(others)}, but this is host {this_host}; "
+            "continue there, or set design.across_hosts=true (each block stays on one host)"
+        )
+
+
+@contextmanager
+def _disk_errors_as_one_line(cell: Cell) -> Iterator[None]:
+    """Convert file-system errors in the body to a :class:`StudyError` with a one-line message."""
+    try:
+        yield
+    except CacheError as error:
+        raise StudyError(str(error)) from error
+    except OSError as error:
+        where = error.filename or cell.dir
+        reason = error.strerror or str(error)
+        raise StudyError(
+            f"{where}: {reason}; no record is lost; run the same command again to continue"
+        ) from error

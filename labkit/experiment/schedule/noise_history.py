@@ -1,0 +1,149 @@
+"""Study history: the noise and cost of earlier studies of a workload on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from labkit.analysis.statistics.power import alpha_share, degrees_of_freedom
+from labkit.config import Experiment, Isolation, to_plain
+from labkit.experiment.compose.cell_composer import ComposedCell
+from labkit.machine.facts import fingerprint
+from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
+
+MAX_CELLS = 40  # number of newest cells that are read
+MIN_DEGREES_OF_FREEDOM = 3  # for an estimate of noise
+
+
+class StudyHistory:
+    """The newest cells measured on this kind of machine, each read once.
+
+    Parameters
+    ----------
+    out
+        A folder to search for cells, besides ``outputs``.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._roots = (out, Path("outputs"))
+
+    def studies(
+        self, composed: ComposedCell, isolation: Isolation | None = None
+    ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Yield the folder and manifest of comparable cells, the newest first.
+
+        A cell is comparable if its baseline has the same workload (and the same model, if it
+        serves requests) and its isolation is ``isolation``, by default that of ``composed``.
+        """
+        experiment = composed.experiments[composed.arms[0].name]
+        isolation_name = (isolation or composed.isolation).value
+        for folder, manifest, baseline in self._cells:
+            old_isolation = manifest["design"].get("isolation", "process")
+            if old_isolation == isolation_name and _same_workload(baseline, experiment):
+                yield folder, manifest
+
+    @cached_property
+    def _cells(self) -> Sequence[tuple[Path, Mapping[str, Any], Arm]]:
+        """The folder, manifest and baseline of every cell of this kind of machine."""
+        cells, this_machine = [], fingerprint.take()
+        files = {path for root in self._roots for path in _manifests(root)}
+        newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in newest[:MAX_CELLS]:
+            try:
+                manifest, arms = read_cell(path.parent), read_arms(path.parent)
+            except RecordError:
+                continue
+            environment = manifest.get("environment", {})
+            same = machine_difference(environment, this_machine) is None
+            if same and arms and arms[0].role == "baseline":
+                cells.append((path.parent, manifest, arms[0]))
+        return cells
+
+
+def _same_workload(old: Arm, experiment: Experiment) -> bool:
+    """Return whether workload and model are the same; options newer than ``old`` are ignored."""
+    options = to_plain(experiment.workload)
+    same = all(options.get(key) == value for key, value in old.config["workload"].items())
+    loads_model = experiment.workload.loads_model
+    return same and (not loads_model or old.config["model"]["name"] == experiment.model.name)
+
+
+def _manifests(root: Path) -> Iterator[Path]:
+    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json"):
+        yield from root.glob(pattern)
+
+
+@dataclass(frozen=True)
+class CellNoise:
+    """The noise of a cell: medians over its arms and over its rows of certain metrics.
+
+    ``sd``: standard deviation between runs (log scale). ``alpha_share``: the share of an arm's
+    alpha that each of its rows gets; None if no p-value could reach alpha.
+    ``degrees_of_freedom``: those of ``sd``, the smallest of all rows and arms.
+    """
+
+    sd: float
+    alpha_share: float | None
+    degrees_of_freedom: int
+
+
+def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> CellNoise | None:
+    """Return the noise in a cell's manifest, or None if it has no results or too few blocks.
+
+    ``metrics``: the metrics whose rows count; if empty, the cell's primary metrics.
+    """
+    runs = int(manifest["design"]["runs_per_block"])
+    measured = [
+        (row["primary"], comparison)
+        for row in manifest.get("rows", [])
+        if (row["metric"] in metrics if metrics else row["primary"]) and not row["skipped"]
+        for comparison in row["comparisons"]
+        if comparison.get("sd") is not None
+        and degrees_of_freedom(comparison["blocks"], runs) >= MIN_DEGREES_OF_FREEDOM
+    ]
+    if not measured:
+        return None
+    comparisons = [comparison for _, comparison in measured]
+    roles = {arm["name"]: arm["role"] for arm in manifest["arms"]}
+    arms = sum(role == "arm" for role in roles.values())
+    shares = [
+        alpha_share(c["alpha_row"], c["blocks"], runs, (1.0 - c["level"]) / arms)
+        for primary, c in measured
+        if primary and c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
+    ]
+    return CellNoise(
+        median(c["sd"] for c in comparisons),
+        median(shares) if shares else None,
+        min(degrees_of_freedom(c["blocks"], runs) for c in comparisons),
+    )
+
+
+def median_block_s(cell_dir: Path) -> float | None:
+    """Return the median wall seconds of a cell's complete blocks, or None if there are none."""
+    try:
+        records = read_runs(cell_dir)
+    except RecordError:
+        return None
+    blocks: dict[int, list[float | None]] = {}
+    for record in records:
+        spent = record.seconds.get("process") if record.ok else None
+        blocks.setdefault(record.block, []).append(spent)
+    complete = [sum(s for s in spent if s) for spent in blocks.values() if all(spent)]
+    return median(complete) if complete else None
+
+
+def median_start_up_s(cell_dir: Path) -> float | None:
+    """Return the median seconds that a cell's runs take outside their measurement.
+
+    Returns None if no run has recorded them.
+    """
+    try:
+        records = read_runs(cell_dir)
+    except RecordError:
+        return None
+    spent = [s for record in records if record.ok and (s := record.start_up_s) is not None]
+    return median(spent) if spent else None

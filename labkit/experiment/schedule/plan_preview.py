@@ -1,0 +1,237 @@
+"""The plan of a study (``plan=true``): its runs, time, memory and smallest detectable effects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import workload
+from labkit.config import CONTROL, Isolation, count_text
+from labkit.experiment.cell import Cell
+from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
+from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.schedule import noise_history, power_forecast
+from labkit.experiment.schedule.cell_runner import unfinished
+from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.machine import cache_dir
+from labkit.machine.facts import memory_capacity
+from labkit.workload.measurement import Estimate
+from labkit.workload.workload_protocols import START_SECONDS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MEMORY_UNITS = {
+    Isolation.in_process: "block (all its runs share one process)",
+    Isolation.live: "block (its processes are alive at the same time)",
+    Isolation.process: "run",
+}
+SEPARATE = {
+    Isolation.live: "every run in a process of its own, in turns with the block's other runs",
+    Isolation.process: "every run in a separate process",
+}
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """A cell's schedule and estimates.
+
+    Parameters
+    ----------
+    to_run
+        The number of runs not done yet.
+    seconds, bytes
+        The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
+        largest run or, if arms take turns, of all arms of a block together.
+    measured_in
+        The folder of the earlier cell whose blocks gave ``seconds``; None if a model of the
+        workload's cost gave it.
+    detectable_effect, one_minute, start_up
+        Lines of text for the plan, from the functions ``detectable_effect_line``,
+        ``one_minute_line`` and ``start_up_line`` of
+        :mod:`labkit.experiment.schedule.power_forecast`. ``one_minute`` is None for the cell that
+        ``design.confirm`` adds.
+    separate_processes_reason
+        The reason that the arms do not share a process; None if they do.
+    warnings
+        Warnings, for example that the server will refuse some of the arms' requests.
+    """
+
+    cell: Cell
+    to_run: int
+    seconds: float
+    bytes: int
+    measured_in: Path | None
+    detectable_effect: str
+    one_minute: str | None
+    start_up: str
+    separate_processes_reason: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def runs(self) -> int:
+        """The number of all runs of the design."""
+        return len(self.cell.schedule())
+
+
+def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
+    """Plan a cell and, if declared, the cell that confirms it. Nothing is run."""
+    cell, *confirming = to_cells(composed, out / composed.name)
+    first = _plan(cell, composed, history, power_forecast.one_minute_line(composed, history))
+    return [first, *(_plan(other, composed, history, None) for other in confirming)]
+
+
+def _plan(
+    cell: Cell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
+) -> CellPlan:
+    costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
+    to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
+    combine = sum if cell.design.isolation.takes_turns else max
+    seconds, measured_in = _measured_run_s(cell, composed, history)
+    return CellPlan(
+        cell=cell,
+        to_run=len(to_run),
+        seconds=_modelled_s(cell, costs, to_run) if seconds is None else seconds * len(to_run),
+        bytes=combine(cost.bytes for cost in costs.values()),
+        measured_in=measured_in,
+        detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
+        one_minute=one_minute,
+        start_up=power_forecast.start_up_line(composed, history),
+        separate_processes_reason=composed.separate_processes_reason,
+        warnings=(
+            *_growth(cell, composed),
+            *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
+        ),
+    )
+
+
+def _growth(cell: Cell, composed: ComposedCell) -> Iterator[str]:
+    """Yield a line if the cell has more blocks than its design, for its number of arms."""
+    declared, blocks = composed.experiment.design.blocks, cell.design.blocks
+    if blocks > declared and cell.design.runs_per_block == 1 and not composed.blocks_given:
+        arms = count_text(composed.tested_arms, "arm")
+        yield f"{blocks} blocks instead of {declared}: {arms} could claim nothing with fewer"
+
+
+def _measured_run_s(
+    cell: Cell, composed: ComposedCell, history: StudyHistory
+) -> tuple[float | None, Path | None]:
+    """Return a run's wall seconds in the newest cell of the same workload and arms, and its folder.
+
+    Returns None twice if there is none.
+    """
+    names = [arm.name for arm in cell.arms]
+    for path, manifest in history.studies(composed, cell.design.isolation):
+        if [arm["name"] for arm in manifest["arms"]] == names:
+            block_s = noise_history.median_block_s(path)
+            if block_s is not None:
+                return block_s / (len(names) * int(manifest["design"]["runs_per_block"])), path
+    return None, None
+
+
+def _modelled_s(cell: Cell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
+    """Return the seconds of runs by the workload's own estimate of each."""
+    seconds = sum(costs[run.arm].seconds for run in runs)
+    if cell.design.isolation is not Isolation.in_process:
+        return seconds
+    # The runs of a block start one process.
+    return seconds - START_SECONDS * (len(runs) - len({run.block for run in runs}))
+
+
+def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
+    """Yield each warning once, preceded by the names of its arms unless all arms share it."""
+    arms: dict[str, list[str]] = {}
+    for arm, cost in costs.items():
+        for sentence in cost.warnings if arm != CONTROL else ():
+            arms.setdefault(sentence, []).append(arm)
+    arm_count = len(costs) - (CONTROL in costs)
+    for sentence, names in arms.items():
+        yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
+
+
+def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> None:
+    """Print every cell's schedule and estimates, and the cache entries written for them.
+
+    ``written``: the entries of the cache that composing and planning the cells has written
+    (:func:`labkit.machine.cache_dir.recorded_entries`).
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    console, history = Console(highlight=False), StudyHistory(out)
+    plans = [plan for cell in composed for plan in plan_cells(cell, out, history)]
+    for plan in plans:
+        console.print(_schedule_table(plan.cell))
+        for line in _plan_lines(plan):
+            console.print(escape(line))
+        console.print()
+    total = sum(plan.seconds for plan in plans)
+    if len(plans) > 1:
+        console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
+    console.print(escape(_written_line(written)), soft_wrap=True)
+
+
+def _written_line(written: Sequence[Path]) -> str:
+    """Return the plan's last line, on the files that planning has written to the cache."""
+    if not written:
+        return "plan=true: nothing was run, nothing was written"
+    sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
+    return (
+        "plan=true: nothing was run; written to the cache (LABKIT_CACHE), for the runs to read: "
+        f"{', '.join(sizes)}"
+    )
+
+
+def _schedule_table(cell: Cell) -> Table:
+    """Return a cell's schedule as a table with one row per block."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = cell.name if cell.scale is None else f"{cell.name} (scale={cell.scale})"
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table.add_column("block", justify="right")
+    table.add_column("runs, in this order", overflow="fold")
+    for block, runs in groupby(cell.schedule(), key=lambda run: run.block):
+        table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
+    return table
+
+
+def _plan_lines(plan: CellPlan) -> Iterator[str]:
+    """Yield a cell's estimates, warnings and forecasts, one line each."""
+    design = plan.cell.design
+    process = MEMORY_UNITS[design.isolation]
+    missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
+    yield (
+        f"{count_text(plan.runs, 'run')} ({count_text(design.blocks, 'block')} x "
+        f"{design.runs_per_block} x {count_text(len(plan.cell.arms), 'arm')}){missing}; "
+        f"estimated: {_duration(plan.seconds)}{_measured_in(plan)} "
+        f"and {plan.bytes / 2**30:.1f} GiB per {process}"
+    )
+    memory = memory_capacity.this_machine().total
+    if plan.bytes > memory:
+        yield f"this exceeds this machine's {memory / 2**30:.1f} GiB of memory, so it will not fit"
+    yield from plan.warnings
+    if plan.separate_processes_reason is not None:
+        yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
+    if design.looks:
+        looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+        done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
+        yield f"ends at the first look that {done}; looks after blocks {looks}"
+    if design.eliminate:
+        yield "each look may drop settings, so these runs and this time are upper limits"
+    yield plan.start_up
+    yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
+    if plan.one_minute is not None:
+        yield plan.one_minute
+
+
+def _measured_in(plan: CellPlan) -> str:
+    return "" if plan.measured_in is None else f" (as measured in {plan.measured_in})"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

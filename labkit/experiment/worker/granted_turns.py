@@ -1,0 +1,82 @@
+"""Granted turns: the turn order of a live worker, whose coordinator grants each turn.
+
+The time in which this process waits for a turn, stopped by the coordinator, is not counted in any
+stage (:class:`labkit.experiment.worker.run_draft.StageTimer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from labkit.experiment.worker.run_draft import StageTimer
+from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message
+from labkit.workload.arm_clock import ArmClock, LiveClock
+from labkit.workload.turn_order import Part, Round
+
+
+class GrantedTurns:
+    """A ``TurnOrder`` that passes on the coordinator's turns to the only arm of this process.
+
+    Parameters
+    ----------
+    channel
+        The connection to the coordinator.
+    timer
+        The stage timer, which pauses while this process waits for a turn.
+    stopped_s
+        Returns the seconds for which this process has been stopped so far.
+    """
+
+    other_processes = True
+
+    def __init__(self, channel: Channel, timer: StageTimer, stopped_s: Callable[[], float]) -> None:
+        self._channel = channel
+        self._timer = timer
+        self._stopped_s = stopped_s
+        self.slice_s = 0.0  # of the current turn
+
+    def clock(self) -> ArmClock:
+        """Return a clock that stands still while this process is stopped."""
+        return LiveClock(self._stopped_s)
+
+    def wait_to_probe(self) -> None:
+        """Tell the coordinator that this process has started, and wait until it may probe."""
+        self._ask("hello", VERSION, "probe")
+
+    def wait_to_load(self) -> None:
+        """Tell the coordinator that this process has probed, and wait until it may load."""
+        self._ask("probed", None, "load")
+
+    def wait_to_warm_up(self) -> None:
+        """Tell the coordinator that this process has loaded, and wait until it may warm up."""
+        self._ask("loaded", None, "warm_up")
+
+    def _ask(self, verb: str, value: Any, *answers: str) -> Message:
+        """Send a message, and return the reply, which must have one of the verbs ``answers``."""
+        with self._timer.paused():
+            self._channel.send(verb, value)
+            return self._channel.expect(*answers)
+
+    def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
+        """Yield the rounds that are granted, each with only this process's arm."""
+        index = {part.name: number for number, part in enumerate(parts)}
+        counts = [[part.name, part.rounds] for part in parts]
+        verb, turn = self._ask("parts", counts, "turn", "end")
+        while verb == "turn":
+            name, position = turn
+            yield Round(index[name], ((0, position),))
+            verb, turn = self._ask("done", None, "turn", "end")
+
+    def slices(self, unfinished: Callable[[], list[int]]) -> Iterator[int]:
+        """Yield 0, the index of the only arm, for each granted slice until the arm has finished."""
+        _, self.slice_s = self._ask("slices", None, "turn")
+        while unfinished():
+            yield 0
+            if unfinished():
+                _, self.slice_s = self._ask("done", None, "turn")
+
+    def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
+        """Exchange values with the other processes; see ``TurnOrder.gather``."""
+        _, (gathered, first) = self._ask("values", list(values), "gathered")
+        return gathered, first

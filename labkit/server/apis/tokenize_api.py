@@ -1,0 +1,114 @@
+"""``/tokenize`` and ``/detokenize``, compatible with vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.responses import Response
+
+from labkit.server.apis.chat_api import contents, to_template_messages
+from labkit.server.apis.endpoint_helpers import check_model
+from labkit.server.generation.prompt_encoding import (
+    check_contents,
+    encode_conversation,
+    encode_text,
+    is_long,
+)
+from labkit.server.generation.serving_service import Service
+from labkit.server.types.api_error import invalid
+from labkit.server.types.openai_types import ChatMessage, TokenId
+from labkit.server.types.request_decoder import decode
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True):
+    """The body of a ``POST /tokenize`` request: either a prompt or a conversation.
+
+    A conversation is rendered with the model's chat template.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Struct, frozen=True):
+    """The response to a ``TokenizeRequest``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True):
+    """The body of a ``POST /detokenize`` request."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class DetokenizeResponse(Struct, frozen=True):
+    """The response to a ``DetokenizeRequest``."""
+
+    prompt: str
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(service: Service, body: bytes) -> Response:
+    """Return the token ids of a prompt or conversation.
+
+    Raises
+    ------
+    ApiError
+        The request is invalid.
+    """
+    request = decode(_tokenize_decoder, body)
+    check_model(service, request.model or service.name)
+    if (request.prompt is None) is (request.messages is None):
+        raise invalid("set either prompt or messages", "prompt")
+    if request.prompt is not None:
+        tokens = await encode_text(service, request.prompt)
+    else:
+        messages = request.messages or []
+        check_contents(service, contents(messages), "messages")
+        tokens = await encode_conversation(service, to_template_messages(messages))
+    strings = (
+        await service.run_in_thread(
+            lambda: [service.token_text(token) for token in tokens], long=is_long(tokens)
+        )
+        if request.return_token_strs
+        else UNSET
+    )
+    return _json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
+
+
+async def detokenize(service: Service, body: bytes) -> Response:
+    """Return the text of token ids.
+
+    Raises
+    ------
+    ApiError
+        The request is invalid, or an id is not in the vocabulary.
+    """
+    request = decode(_detokenize_decoder, body)
+    check_model(service, request.model or service.name)
+    if len(request.tokens) > service.max_model_len:
+        raise invalid(
+            f"tokens: {len(request.tokens)} ids; the limit is {service.max_model_len}", "tokens"
+        )
+    if max(request.tokens, default=0) >= service.vocab_size:
+        raise invalid(f"tokens: every token id must be 0 to {service.vocab_size - 1}", "tokens")
+    text = await service.run_in_thread(
+        service.tokenizer.decode, request.tokens, long=is_long(request.tokens)
+    )
+    return _json_response(DetokenizeResponse(text))
+
+
+def _json_response(value: Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

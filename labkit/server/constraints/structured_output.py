@@ -1,0 +1,193 @@
+"""Structured output: token masks from llguidance grammars, computed on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit import config
+from labkit.engine.request import SamplingError
+from labkit.server.constraints.grammar_compiler import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarSource,
+    error_text,
+)
+from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.types.api_error import invalid
+
+
+class Grammars:
+    """Builds grammar constraints for a model's vocabulary.
+
+    A grammar is compiled in a process of its own first, within the limits of the options. Only if
+    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
+    grammar is not shared between requests, because it is unusable after it exceeds a limit.
+
+    Parameters
+    ----------
+    options
+        The server's part of the config.
+    tokenizer_json
+        The model's tokenizer.json.
+    vocab_size, eos_token_ids
+        The model's vocabulary size and end-of-text token ids.
+    """
+
+    def __init__(
+        self,
+        options: config.Server,
+        tokenizer_json: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self._max_bytes = options.max_grammar_bytes
+        self._eos_token_ids = list(eos_token_ids)
+        self._compiler = GrammarCompiler(tokenizer_json, vocab_size, eos_token_ids)
+        self._processes = GrammarProcesses(options, tokenizer_json, vocab_size, eos_token_ids)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def load_tokenizer(self) -> None:
+        """Read the tokenizer now, because reading it while requests run would hold the GIL.
+
+        If llguidance does not support the tokenizer, requests with a grammar are refused.
+        """
+        with contextlib.suppress(GrammarError):
+            _ = self._compiler.tokenizer
+
+    async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
+        """Return a constraint that enforces a JSON schema.
+
+        ``param`` is the request's field that contains the schema, for error messages.
+
+        Raises
+        ------
+        ApiError
+            llguidance cannot enforce the schema within the limits, or the model has no end-of-text
+            token (400). Too many grammars are being compiled (429).
+        """
+        try:
+            text = msgspec.json.encode(schema).decode()
+        except RecursionError:
+            raise invalid(f"{param}: the schema is nested too deeply", param) from None
+        return await self._build(GrammarSource("json_schema", text), param)
+
+    async def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
+        """Return a constraint that enforces a grammar in llguidance's Lark syntax.
+
+        Raises the same errors as ``from_schema``.
+        """
+        return await self._build(GrammarSource("lark", grammar), param)
+
+    async def from_regex(self, pattern: str, param: str) -> GrammarConstraint:
+        """Return a constraint that enforces a regular expression, which matches the entire output.
+
+        Raises the same errors as ``from_schema``.
+        """
+        return await self._build(GrammarSource("regex", pattern), param)
+
+    async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
+        """Return a constraint that allows only the given texts.
+
+        Raises the same errors as ``from_schema``.
+        """
+        self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
+        texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
+        return await self.from_lark(f"start: {texts}\n", param)
+
+    async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
+        if not self._eos_token_ids:
+            raise invalid(f"{param}: the model has no end-of-text token", param)
+        self._check_size(len(source.text.encode()), param)
+        try:
+            await self._processes.check(source)
+            matcher = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._compiler.compile, source
+            )
+        except GrammarError as error:
+            raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
+        return GrammarConstraint(matcher, self._eos_token_ids, param)
+
+    def _check_size(self, size: int, param: str) -> None:
+        if size > self._max_bytes:
+            raise invalid(
+                f"{param}: the grammar has {size} bytes or more; the maximum is {self._max_bytes} "
+                "(server.max_grammar_bytes)",
+                param,
+            )
+
+    async def close(self) -> None:
+        """Kill the processes that try grammars. Requests that wait for them fail (503)."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        await self._processes.close()
+
+
+class GrammarConstraint:
+    """A grammar and its parser state after a request's output so far.
+
+    Implements ``labkit.engine.request.Constraint``. ``param`` is the request's field that contains
+    the grammar, for error messages.
+    """
+
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int], param: str) -> None:
+        self._matcher = matcher
+        self._param = param
+        self._eos_token_ids = list(eos_token_ids)
+        self._consumed: list[int] = []
+
+    def copy(self) -> GrammarConstraint:
+        matcher = self._matcher.deep_copy()
+        matcher.reset()
+        return GrammarConstraint(matcher, self._eos_token_ids, self._param)
+
+    def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
+        """Return a boolean mask over the vocabulary: which token ids may follow ``output``.
+
+        If the grammar is complete after ``output``, only end-of-text ids may follow.
+
+        Raises
+        ------
+        SamplingError
+            ``output`` violates the grammar, or the grammar exceeds a limit of llguidance.
+        """
+        self._advance(output)
+        mask = np.zeros(vocab_size, np.bool_)
+        if self._matcher.is_stopped():
+            mask[self._eos_token_ids] = True
+        else:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+            mask[: len(allowed)] = allowed
+        # After an error, llguidance allows the end-of-text ids: the output would end anywhere.
+        if self._matcher.is_error():
+            reason = error_text(self._matcher)
+            raise SamplingError(f"{self._param}: the grammar cannot be enforced: {reason}")
+        return mask
+
+    def _advance(self, output: Sequence[int]) -> None:
+        """Roll the matcher back to the prefix shared with ``output``, then feed it the rest.
+
+        Draft tokens may violate the grammar. The matcher then stays before the first such token,
+        so that it can continue with other tokens.
+        """
+        tokens = list(output)
+        if tokens[: len(self._consumed)] != self._consumed:
+            pairs = zip(self._consumed, tokens, strict=False)
+            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._matcher.rollback(len(self._consumed) - common)
+            del self._consumed[common:]
+        new_tokens = tokens[len(self._consumed) :]
+        num_consumed = self._matcher.try_consume_tokens(new_tokens) if new_tokens else 0
+        self._consumed += new_tokens[:num_consumed]
+        if num_consumed < len(new_tokens) and not self._matcher.is_error():
+            raise SamplingError(f"{self._param}: the output violates the grammar")

@@ -1,0 +1,199 @@
+"""The only thread that calls the engine.
+
+Other threads queue commands for it (submit, abort, stop). It passes them the result of each step.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.engine.engine_protocol import EngineError, InferenceEngine, Observable, TokenEvent
+from labkit.engine.request import Request, SamplingParams
+
+Command = Callable[[InferenceEngine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """The result of one step of the engine.
+
+    ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` contains the
+    ids of the requests that started running in this step. ``counters`` are the engine's counters
+    after the step. ``kv_bytes`` is the KV memory reserved after the step, or None if the engine
+    does not report it.
+    """
+
+    started: float
+    ended: float
+    events: list[TokenEvent]
+    admitted: list[str]
+    counters: Mapping[str, float]
+    kv_bytes: int | None
+
+
+class EngineThread:
+    """Runs engine steps while the engine has work, and queued commands between the steps.
+
+    Kernels use as many threads of the pool as in the thread that creates this object.
+
+    Parameters
+    ----------
+    engine
+        A warmed-up engine. After ``start``, only this thread may call the engine. The thread closes
+        the engine when it is stopped.
+    on_step
+        Called in this thread after each step.
+    on_end
+        Called in this thread when the thread ends, with the exception that ended it or None.
+    clock
+        Returns the current time (seconds).
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        on_step: Callable[[EngineStep], None],
+        on_end: Callable[[BaseException | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from labkit.cpu.runtime.thread_pool import copy_num_threads
+
+        self._copy_num_threads = copy_num_threads()
+        self._engine = engine
+        self._on_step = on_step
+        self._on_end = on_end
+        self._clock = clock
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._observable = engine if isinstance(engine, Observable) else None
+        self._busy_since: float | None = None
+        self._queued: set[str] = set()  # ids of requests submitted but not running yet
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Its tokens, or the engine's refusal, are passed to ``on_step``."""
+
+        def submit(engine: InferenceEngine) -> None:
+            self._queued.add(request.request_id)
+            engine.submit(request)
+
+        self._commands.put(submit)
+
+    def abort(self, request_id: str) -> None:
+        """Queue the abort of a request. Its events of earlier steps may still arrive."""
+
+        def abort(engine: InferenceEngine) -> None:
+            self._queued.discard(request_id)
+            engine.abort(request_id)
+
+        self._commands.put(abort)
+
+    def clear_cache(self, on_cleared: Callable[[], object]) -> None:
+        """Queue the eviction of the prefix cache, after which ``on_cleared`` is called."""
+
+        def clear(engine: InferenceEngine) -> None:
+            engine.clear_cache()
+            on_cleared()
+
+        self._commands.put(clear)
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Stop the thread after the current step and wait until it ends, at most ``timeout_s``."""
+        self._commands.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the current step or command started, or 0 while the thread is idle."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
+
+    def _run(self) -> None:
+        ended_by: BaseException | None = None
+        try:
+            self._copy_num_threads()
+            while self._run_commands():
+                if self._engine.has_work():
+                    self._step()
+            self._engine.close()
+        except BaseException as error:
+            traceback.print_exc()
+            ended_by = error
+        finally:
+            self._busy_since = None
+            self._on_end(ended_by)
+
+    def _step(self) -> None:
+        engine, started = self._engine, self._clock()
+        events = engine.step()
+        observable = self._observable
+        admitted: list[str] = []
+        if self._queued:
+            with_events = {event.request_id for event in events}
+            admitted = [
+                request_id
+                for request_id in self._queued
+                if request_id in with_events or (observable and observable.is_running(request_id))
+            ]
+            self._queued.difference_update(admitted)
+        kv_bytes = observable.kv_bytes().reserved if observable else None
+        counters = engine.counters()
+        self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_bytes))
+
+    def _run_commands(self) -> bool:
+        """Run the queued commands and return False if the thread must end.
+
+        If the engine has no work, wait for a command first.
+        """
+        wait = not self._engine.has_work()
+        self._busy_since = None if wait else self._clock()
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            self._busy_since = self._clock()
+            if command is None:
+                return False
+            command(self._engine)
+            wait = False
+
+
+def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
+    """Compile kernels and touch memory by generating tokens.
+
+    First one request runs alone, then ``num_requests`` run together.
+    The engine's cache and counters are reset afterwards.
+
+    Raises
+    ------
+    EngineError, RuntimeError
+        The engine cannot generate.
+    """
+    for count in dict.fromkeys((1, num_requests)):
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        for number in range(count):
+            prompt = tuple((number * 7 + at) % vocab_size for at in range(8))
+            engine.submit(Request(f"warm-up-{count}-{number}", prompt, params))
+        events: list[Any] = []
+        while engine.has_work():
+            events += engine.step()
+        errors = [event.error for event in events if event.finish_reason == "error"]
+        if errors:
+            raise EngineError(f"the engine cannot generate: {errors[0]}")
+    engine.clear_cache()
+    engine.reset_counters()

@@ -1,0 +1,148 @@
+"""HTTP responses of generations, as one body or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from labkit.server.generation.api_generation import Generation
+from labkit.server.types.api_error import ApiError, internal_error
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def timeout_error(timeout_s: float) -> ApiError:
+    """Return the error of a request that has taken ``timeout_s`` seconds."""
+    return ApiError(504, f"the request took longer than {timeout_s:g} s (server.timeout_s)")
+
+
+class GenerationResponse(Response):
+    """The HTTP response of a generation: one body, or a stream of server-sent events.
+
+    The generation is aborted when the client disconnects or the time limit is reached. The status
+    is not sent before the first output, so that a request refused by the engine gets an error
+    status instead of 200.
+
+    Parameters
+    ----------
+    generation
+        The generation to send. It is closed when the response ends.
+    timeout_s
+        Time limit of the entire response (seconds).
+    body
+        Returns the JSON body, for a response that is not streamed. Give either ``body`` or
+        ``events``.
+    events
+        Yields the stream in parts of one or more events, for a streamed response.
+    encode_error
+        Encodes the event that ends a stream after an error. Default: ``stream_error_event``.
+
+    Attributes
+    ----------
+    spent_s
+        How much of the time limit had passed when the generation began (seconds).
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        timeout_s: float,
+        *,
+        body: Callable[[], Awaitable[bytes]] | None = None,
+        events: AsyncIterator[bytes] | None = None,
+        encode_error: Callable[[ApiError], bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self._generation = generation
+        self._timeout_s = timeout_s
+        self.spent_s = 0.0
+        self._body = body
+        self._events = events
+        self._encode_error = encode_error or stream_error_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response until it is complete, the client disconnects or time runs out."""
+        sending = asyncio.create_task(self._respond(send))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait(
+                {sending, disconnected},
+                timeout=self._timeout_s - self.spent_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not sending.done() and not disconnected.done():
+                self._generation.fail(timeout_error(self._timeout_s))
+                # A client that does not read must not delay the end of the response.
+                await asyncio.wait({sending, disconnected}, timeout=1.0)
+            if sending.done():
+                sending.result()
+        finally:
+            self._generation.close()
+            for task in (sending, disconnected):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _respond(self, send: Send) -> None:
+        if self._body is not None:
+            body = await self._body()
+            length = (b"content-length", str(len(body)).encode())
+            await _start(send, [(b"content-type", b"application/json"), length])
+            await _send(send, body, more=False)
+        elif self._events is not None:
+            await self._stream(self._events, send)
+
+    async def _stream(self, events: AsyncIterator[bytes], send: Send) -> None:
+        started = False
+        try:
+            async for part in events:
+                if not started:
+                    await _start(send, STREAM_HEADERS)
+                    started = True
+                await _send(send, part, more=True)
+        except Exception as error:
+            if not started:
+                raise
+            api_error = error if isinstance(error, ApiError) else internal_error(error)
+            await _send(send, self._encode_error(api_error), more=True)
+        await _send(send, b"", more=False)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected. Parts of the request's body are dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse_event(encoded: bytes) -> bytes:
+    """Return a server-sent event whose data is ``encoded``."""
+    return b"data: " + encoded + b"\n\n"
+
+
+def named_sse_event(name: str, encoded: bytes) -> bytes:
+    """Return a server-sent event whose ``event`` field is ``name``."""
+    return b"event: " + name.encode() + b"\n" + sse_event(encoded)
+
+
+def stream_error_event(error: ApiError) -> bytes:
+    """Return the events that end a stream of the OpenAI API after an error."""
+    return sse_event(error.encode()) + DONE

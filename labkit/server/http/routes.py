@@ -1,0 +1,353 @@
+"""The HTTP routes and the API key check."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from labkit import __version__
+from labkit.machine.facts import memory_capacity
+from labkit.server.apis import (
+    chat_api,
+    completions_api,
+    messages_api,
+    messages_writer,
+    responses_api,
+    tokenize_api,
+)
+from labkit.server.apis.endpoint_helpers import model_not_found
+from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
+from labkit.server.generation.response_streams import (
+    GenerationResponse,
+    timeout_error,
+    wait_for_disconnect,
+)
+from labkit.server.generation.serving_service import Service
+from labkit.server.http.host_check import HostCheck
+from labkit.server.http.openapi_schema import BodylessRoute, PostRoute, openapi_document
+from labkit.server.types.api_error import ApiError
+from labkit.server.types.messages_types import (
+    CountTokensRequest,
+    MessageError,
+    MessageObject,
+    MessagesRequest,
+    TokenCount,
+)
+from labkit.server.types.openai_types import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+)
+from labkit.server.types.responses_types import ResponseObject, ResponsesRequest
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The body of successful responses to ``GET /health`` and ``POST /reset_prefix_cache``."""
+
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The body of ``GET /version``: labkit's version."""
+
+    version: str
+
+
+LARGE_BODY_BYTES = 1 << 18
+TRIM_DELAY_S = 1.0
+MESSAGES_PATH = "/v1/messages"
+POST_ROUTES = [
+    PostRoute(
+        "/v1/completions", completions_api.create_response, CompletionRequest, Completion, True
+    ),
+    PostRoute("/v1/chat/completions", chat_api.create_response, ChatRequest, ChatCompletion, True),
+    PostRoute(
+        "/v1/responses", responses_api.create_response, ResponsesRequest, ResponseObject, True
+    ),
+    PostRoute(
+        MESSAGES_PATH,
+        messages_api.create_response,
+        MessagesRequest,
+        MessageObject,
+        True,
+        MessageError,
+    ),
+    PostRoute(
+        f"{MESSAGES_PATH}/count_tokens",
+        messages_api.count_tokens,
+        CountTokensRequest,
+        TokenCount,
+        error=MessageError,
+    ),
+    PostRoute(
+        "/tokenize",
+        tokenize_api.tokenize,
+        tokenize_api.TokenizeRequest,
+        tokenize_api.TokenizeResponse,
+    ),
+    PostRoute(
+        "/detokenize",
+        tokenize_api.detokenize,
+        tokenize_api.DetokenizeRequest,
+        tokenize_api.DetokenizeResponse,
+    ),
+]
+BODYLESS_ROUTES = [
+    BodylessRoute("/v1/models", ModelList, (401,)),
+    BodylessRoute("/v1/models/{model}", ModelCard, (401, 404)),
+    BodylessRoute("/health", Health, (503,)),
+    BodylessRoute("/version", Version),
+    BodylessRoute("/metrics", None),
+    BodylessRoute("/reset_prefix_cache", Health, (401, 409, 503), "post"),
+]
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(service: Service) -> Starlette:
+    """Return the ASGI application of a service."""
+    routes, options = Routes(service), service.options
+    document = _json(openapi_document(POST_ROUTES, BODYLESS_ROUTES, service.name)).body
+
+    async def openapi(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    middleware = [Middleware(HostCheck, options=options, error_response=_error_response)]
+    if options.cors_origins is not None:
+        origins = options.cors_origins.split()
+        middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            )
+        )
+    app = Starlette(
+        routes=[
+            *(routes.post(one.path, routes.post_endpoint(one.respond)) for one in POST_ROUTES),
+            routes.post("/v1/embeddings", routes.embeddings),
+            routes.post("/reset_prefix_cache", routes.reset_prefix_cache),
+            routes.get("/v1/models", routes.models),
+            routes.get("/v1/models/{model:path}", routes.model),
+            # Monitoring needs no key.
+            Route("/health", routes.health),
+            Route("/version", routes.version),
+            Route("/metrics", routes.metrics),
+            Route("/openapi.json", openapi),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            ApiError: _error_response,
+            HTTPException: _http_error_response,
+            Exception: _internal_error_response,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class Routes:
+    """The HTTP endpoints of one ``Service``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._trim_at: float | None = None  # on the event loop's clock
+
+    def get(self, path: str, endpoint: Endpoint) -> Route:
+        """Return a route for ``GET`` and ``HEAD`` that checks the key."""
+        return Route(path, _checked(self.check_key, endpoint))
+
+    def post(self, path: str, endpoint: Endpoint) -> Route:
+        """Return a route for ``POST`` that checks the key and the media type."""
+        return Route(path, _checked(self.check_post, endpoint), methods=["POST"])
+
+    async def check_key(self, request: Request) -> None:
+        """Raise ``ApiError`` (401) if the server has an API key and the client does not send it."""
+        key = self._service.options.api_key
+        if key is None:
+            return
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        bearer = scheme.lower() == "bearer"
+        sent = credentials.strip() if bearer else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(sent.encode(), key.encode()):
+            raise ApiError(
+                401,
+                "this server needs a valid API key: send 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'",
+                code="invalid_api_key",
+            )
+
+    async def check_post(self, request: Request) -> None:
+        """Check the key, and raise ``ApiError`` (415) if a web page posts anything but JSON.
+
+        Browsers ask the server before they let a page of another origin post JSON. They let any
+        page post text or a form without asking.
+        """
+        await self.check_key(request)
+        if all(name != b"origin" for name, _ in request.scope["headers"]):
+            return
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise ApiError(
+                415, "a request with an Origin header needs content-type: application/json"
+            )
+
+    def post_endpoint(self, respond: Callable[[Service, bytes], Awaitable[Response]]) -> Endpoint:
+        """Return an endpoint that reads the request's body and passes it to ``respond``.
+
+        ``respond`` is cancelled when the client disconnects or the request's time is up.
+        """
+        timeout_s = self._service.options.timeout_s
+
+        async def prepare(body: bytes) -> Response:
+            with self._service.preparing():  # until its completions count instead
+                return await respond(self._service, body)
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                body = await self._body(request)
+            except ClientDisconnect:
+                return Response()  # the client has disconnected
+            started = time.monotonic()
+            responding = asyncio.ensure_future(prepare(body))
+            disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
+            tasks = {responding, disconnected}
+            try:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            if len(body) >= LARGE_BODY_BYTES:
+                self._trim_later()
+            if responding.cancelled():
+                if not done:
+                    raise timeout_error(timeout_s)
+                return Response()  # the client has disconnected
+            response = responding.result()
+            if isinstance(response, GenerationResponse):
+                response.spent_s = time.monotonic() - started
+            return response
+
+        return endpoint
+
+    def _trim_later(self) -> None:
+        """Return the memory of large bodies to the system, once for all that end within a second.
+
+        A body of 4 MB becomes many small objects. The heap keeps their memory, and the next such
+        body takes more, because other objects have come between.
+        """
+        loop = asyncio.get_running_loop()
+        if self._trim_at is None or self._trim_at <= loop.time():
+            self._trim_at = loop.time() + TRIM_DELAY_S
+            loop.call_at(self._trim_at, loop.run_in_executor, None, memory_capacity.trim_heap)
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the request's body, or raise ``ApiError`` (413) as soon as it is too long."""
+        max_bytes, parts, size = self._service.options.max_body_bytes, [], 0
+        announced = request.headers.get("content-length", "0")
+        if not (announced.isdecimal() and int(announced) > max_bytes):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > max_bytes:
+                    break
+            else:
+                return b"".join(parts)
+        raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
+
+    async def models(self, request: Request) -> Response:
+        """Answer ``GET /v1/models`` with the served model as the only entry."""
+        return _json(ModelList("list", [self._card()]))
+
+    async def model(self, request: Request) -> Response:
+        """Answer ``GET /v1/models/MODEL``, with 404 unless MODEL is the served model."""
+        model = request.path_params["model"]
+        if model != self._service.name:
+            raise model_not_found(self._service, model)
+        return _json(self._card())
+
+    def _card(self) -> ModelCard:
+        service = self._service
+        return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Evict the prefix cache, then answer ``POST /reset_prefix_cache``.
+
+        The status is 409 if requests are running or waiting.
+        """
+        await self._service.reset_prefix_cache()
+        return _json(Health("ok"))
+
+    async def embeddings(self, request: Request) -> Response:
+        """Refuse ``POST /v1/embeddings`` (404)."""
+        raise ApiError(404, "this server does not compute embeddings", code="unsupported")
+
+    async def health(self, request: Request) -> Response:
+        """Answer ``GET /health`` with 200 while the engine can serve, else with 503."""
+        reason = self._service.unhealthy_reason()
+        if reason is not None:
+            raise ApiError(503, reason, code="unhealthy")
+        return _json(Health("ok"))
+
+    async def version(self, request: Request) -> Response:
+        """Answer ``GET /version``."""
+        return _json(Version(__version__))
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer ``GET /metrics`` in Prometheus' text format."""
+        return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
+
+
+def _checked(check: Callable[[Request], Awaitable[None]], endpoint: Endpoint) -> Endpoint:
+    async def checked(request: Request) -> Response:
+        await check(request)
+        return await endpoint(request)
+
+    return checked
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _error_response(request: Request, error: Any) -> Response:
+    is_messages = request.scope["path"].startswith(MESSAGES_PATH)
+    body = messages_writer.encode_error(error) if is_messages else error.encode()
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _http_error_response(request: Request, error: Any) -> Response:
+    """Answer an error that the framework raised (unknown URL, wrong method) with an API error."""
+    if error.status_code == 405:
+        text = f"{request.method} {request.scope['path']}: this URL does not support the method"
+        api_error = ApiError(405, text, code="method_not_allowed")
+        api_error.headers |= dict(error.headers or {})
+    elif error.status_code == 404:
+        text = f"the URL {request.scope['path']} does not exist"
+        api_error = ApiError(404, text, code="unknown_url")
+    else:
+        api_error = ApiError(400, str(error.detail))
+    return await _error_response(request, api_error)
+
+
+async def _internal_error_response(request: Request, error: Exception) -> Response:
+    return await _error_response(
+        request, ApiError(500, f"internal server error: {type(error).__name__}")
+    )

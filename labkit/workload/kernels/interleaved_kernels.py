@@ -1,0 +1,218 @@
+"""Kernel arms measured in alternation on the same memory, one launch at a time.
+
+A case in one state of the caches (hot or cold) has a number of *rounds*, spread at random over
+the whole process. A round begins with a pulse: a fixed piece of work, the same for all arms,
+which is timed and wakes the threads. Then every arm has a *turn*, in random order; of every n
+rounds of n arms, each arm has each position once:
+
+1. For hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
+   leaves there and not what the previous arm left. For cold caches a flush evicts everything.
+2. The output is poisoned, the launch is timed, the output is checked. Small batches on hot
+   caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
+   On a device with a queue, a chain of launches is timed and then a single launch. On cold
+   caches only the single launch is timed, because a chain's second launch would find hot caches.
+
+Without the wash-out, the first launch after a switch of arms is 2 % slower than the second on
+small cases, which would penalise an arm that has more to load.
+
+Queries, keys and values lie on the device, and every batch is planned before a clock is read;
+planning is timed separately. On a device with a queue each round also times empty launches.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import Precision, State
+from labkit.machine.processes import parent_death
+from labkit.records import CaseRecord
+from labkit.workload.kernels import kernel_cases, kernel_samples
+from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
+from labkit.workload.kernels.kernel_samples import ArmSamples, CaseRounds
+from labkit.workload.kernels.kernel_warmup import KernelWarmup
+from labkit.workload.kernels.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
+from labkit.workload.measurement import Measurement
+from labkit.workload.workload_protocols import TurnContext
+
+
+def _mlx_queue(dtype: Precision) -> LaunchQueue:
+    from labkit.workload.kernels.mlx_launch_queue import MlxLaunchQueue
+
+    return MlxLaunchQueue(dtype)
+
+
+class InterleavedKernels:
+    """Kernel cases on the attention operations of several arms; see ``InterleavedArms``.
+
+    Parameters
+    ----------
+    arms
+        At least one. All arms share queries and KV memory of one element type.
+    context
+        Seed, order of turns, and the kernels that are the same for every arm (pulse and flush).
+    clock
+        Returns seconds; tests pass a simulated clock.
+    make_queue
+        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[KernelArm],
+        context: TurnContext,
+        clock: Clock = time.perf_counter,
+        make_queue: Callable[[Precision], LaunchQueue] = _mlx_queue,
+    ) -> None:
+        self._context = context
+        self._clock = clock
+        self._counters = [Counter[str]() for _ in arms]
+        self._cases: list[CaseRounds] = []
+        self._arms = KernelArms(arms, context.seed, clock, make_queue, context.turn)
+        self._warmup = KernelWarmup(self._arms, context, clock)
+
+    def prepare(self) -> None:
+        """Compile the kernels of all cases, in two processes if possible.
+
+        One process begins with the first case, the other with the last case and goes backwards.
+        Each finds in numba's cache what the other has compiled, so the compilation is complete
+        when they meet. With a launch queue a single process compiles, because a forked process
+        cannot use the device and the device's kernels are not in numba's cache. On macOS a single
+        process compiles too, because system libraries do not survive a fork.
+        """
+        if self._arms.queue is not None or sys.platform == "darwin":
+            self.warm_up()
+            return
+        parent, names = os.getpid(), self._arms.case_names()[::-1]
+
+        def backwards() -> None:
+            parent_death.watch_parent(parent, None)
+            for _ in self._warmup.run(names):
+                pass
+
+        other = multiprocessing.get_context("fork").Process(target=backwards)
+        other.start()
+        try:
+            self.warm_up()
+        finally:  # everything is compiled, or the warm-up failed
+            other.kill()
+            other.join()
+
+    def warm_up(self) -> None:
+        """Warm up every case of every arm; see ``KernelWarmup``."""
+        self._cases += self._warmup.run(self._arms.case_names())
+
+    def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
+        """Measure all rounds of all cases; see ``InterleavedArms``."""
+        parts = [case.part for case in self._cases]
+        total = sum(part.rounds for part in parts)
+        with _no_garbage_collection():
+            for number, now in enumerate(self._context.turn_order.rounds(parts), 1):
+                case = self._cases[now.part]
+                case.pulse_s.append(self._pulse())
+                self._time_empty_launches(case)
+                for arm, position in now.turns:
+                    self._measure_turn(case.samples(arm), case, position)
+                heartbeat(f"{number} of {total} rounds")
+        return [self._measurement(index) for index in range(len(self._arms.arms))]
+
+    def _pulse(self) -> float:
+        """Return the seconds of one pulse, which is the same work for every arm."""
+        start = self._clock()
+        self._context.machine.pulse()
+        return self._clock() - start
+
+    def _time_empty_launches(self, case: CaseRounds) -> None:
+        """Time empty launches, in a chain and singly, if an arm of the case has a queue."""
+        queue = self._arms.queue
+        if queue is None or not any(arm.prepared.batch.queued for arm in case.arms):
+            return
+        longest = max(map(case.chain_length, case.arms))
+        chained, single = (empty_chain(queue, self._clock, length) for length in (longest, 1))
+        case.empty_s.append((chained, single))
+
+    def _measure_turn(self, arm: ArmSamples, case: CaseRounds, position: int) -> None:
+        """Measure one turn of one arm, as the module's docstring describes."""
+        prepared, length = arm.prepared, case.chain_length(arm)
+        launch_name = f"round {len(arm.seconds)}"
+        if case.state is State.cold:
+            self._context.machine.flush()
+        with self._context.turn(prepared.arm):
+            if case.state is State.hot:
+                self._arms.launch(prepared.arm, prepared.washout, f"{launch_name}, wash-out")
+            launches = [
+                self._timed_launch(arm, launch_name, length)
+                for _ in range(case.timed_launches(arm))
+            ]
+            single = self._timed_launch(arm, f"{launch_name}, by itself", 1) if length > 1 else None
+        fastest = min(launches, key=lambda launch: launch.seconds)
+        arm.seconds.append(fastest.seconds)
+        arm.host_s.append(fastest.host_s)
+        if single is not None:
+            arm.single_s.append(single.seconds)
+        arm.positions.append(position)
+        arm.report = (single or fastest).report
+
+    def _timed_launch(self, arm: ArmSamples, launch_name: str, chain_length: int) -> TimedLaunch:
+        """Time a launch or a chain, check the outputs and update the arm's counters."""
+        prepared = arm.prepared
+        prepared.batch.poison(chain_length)
+        launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
+        kernel_samples.check(prepared, launch, launch_name)
+        counters = self._counters[prepared.arm]
+        counters.update(launch.report.counters())
+        counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length
+        return launch
+
+    def _measurement(self, index: int) -> Measurement:
+        """Return the measurement of all cases of the arm with this index."""
+        arm, records = self._arms.arms[index], []
+        values: dict[str, NDArray[np.float32]] = {}
+        for case in arm.workload.cases:
+            reason = kernel_cases.skip_reason(arm.geometry(case), arm.workload)
+            if reason is not None:
+                records.append(CaseRecord(case=case.name, skipped=reason))
+                continue
+            for rounds, samples in self._samples(index, case.name):
+                records.append(kernel_samples.case_record(samples, rounds))
+                values |= kernel_samples.output_values(samples, rounds)
+        counters: dict[str, Any] = {
+            name: float(count) for name, count in sorted(self._counters[index].items())
+        }
+        notes = {"launch_s": round(self._arms.launch_s[index], 6)}
+        return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)
+
+    def _samples(self, index: int, case_name: str) -> Iterator[tuple[CaseRounds, ArmSamples]]:
+        for rounds in self._cases:
+            for samples in rounds.arms:
+                prepared = samples.prepared
+                if prepared.arm == index and prepared.batch.size.case.name == case_name:
+                    yield rounds, samples
+
+    def close(self) -> None:
+        self._arms.close()
+        self._cases.clear()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()

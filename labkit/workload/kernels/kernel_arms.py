@@ -1,0 +1,167 @@
+"""Arms of a kernel workload, which share memory: planning and launching of their batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.config import Case, Precision, Workload
+from labkit.workload.kernels import kernel_cases
+from labkit.workload.kernels.kernel_cases import CaseGeometry, KernelMemory
+from labkit.workload.kernels.launch_timing import (
+    Clock,
+    KernelBatch,
+    LaunchQueue,
+    NumpyBatch,
+    QueuedBatch,
+    TimedLaunch,
+)
+from labkit.workload.workload_protocols import EnterTurn
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_protocol import Arrays
+    from labkit.engine.attention.paged_backend_base import PagedBackend
+
+
+@dataclass(frozen=True)
+class KernelArm:
+    """One arm: an attention operation and its workload.
+
+    ``engine``: name of the engine that the operation belongs to. Launches are counted under this
+    name, because every arm claims that its engine ran. ``make_backend``: returns a new backend;
+    every batch has a backend of its own.
+    ``block_size``: tokens in a KV block. ``queued``: whether the device has a queue.
+    """
+
+    engine: str
+    make_backend: Callable[[], PagedBackend]
+    workload: Workload
+    block_size: int
+    queued: bool = False
+
+    def geometry(self, case: Case) -> CaseGeometry:
+        """Return the sizes of one of the arm's cases."""
+        return kernel_cases.geometry(case, self.workload, self.block_size)
+
+    def case(self, name: str) -> Case | None:
+        """Return the arm's case of this name, or None if the arm lacks or skips it."""
+        for case in self.workload.cases:
+            if case.name == name:
+                skipped = kernel_cases.skip_reason(self.geometry(case), self.workload)
+                return None if skipped else case
+        return None
+
+
+class KernelArms:
+    """The arms of one process, which share queries and KV memory of one element type.
+
+    Parameters
+    ----------
+    arms
+        The arms, in the cell's order; not empty.
+    seed
+        Seed of the inputs and block tables; the same in every run.
+    clock
+        Returns seconds.
+    make_queue
+        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
+    turn
+        Context manager that attributes a failure during loading to an arm.
+
+    Attributes
+    ----------
+    launch_s
+        Seconds spent in launches so far, by arm.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[KernelArm],
+        seed: int,
+        clock: Clock,
+        make_queue: Callable[[Precision], LaunchQueue],
+        turn: EnterTurn = lambda arm: nullcontext(),
+    ) -> None:
+        self.arms = tuple(arms)
+        self.launch_s = [0.0] * len(arms)
+        self._seed = seed
+        self._clock = clock
+        sizes = [(arm, arm.geometry(case)) for arm in arms for case in arm.workload.cases]
+        runnable = [
+            (arm, size) for arm, size in sizes if not kernel_cases.skip_reason(size, arm.workload)
+        ]
+        kinds: set[Arrays] = set()
+        for index, arm in enumerate(arms):
+            with turn(index):
+                kinds.add(_array_kind(arm.make_backend()))
+        dtype = arms[0].workload.dtype
+        self.queue = make_queue(dtype) if "mlx" in kinds else None
+        memory = kernel_cases.allocate(
+            max(size.pool_bytes for _, size in runnable),
+            max(kernel_cases.query_elements(size, arm.workload) for arm, size in runnable),
+            seed,
+            dtype,
+        )
+        self.memory = self._memory_by_kind(kinds, memory)
+        # Planning now raises the errors of bad maps early and compiles the code that builds maps.
+        for index, arm in enumerate(arms):
+            with turn(index):
+                for size in (size for other, size in runnable if other is arm):
+                    self.plan(arm, size.case)
+
+    def _memory_by_kind(self, kinds: set[Arrays], memory: KernelMemory) -> dict[str, KernelMemory]:
+        """Return the memory for each kind of array (``numpy``, ``mlx``) that an arm reads."""
+        by_kind = {"numpy": memory.widened()} if "numpy" in kinds else {}
+        return by_kind if self.queue is None else by_kind | {"mlx": memory.moved(self.queue.put)}
+
+    def case_names(self) -> list[str]:
+        """Return the names of all arms' cases without duplicates, in the order of the arms."""
+        names = (case.name for arm in self.arms for case in arm.workload.cases)
+        return list(dict.fromkeys(names))
+
+    def plan(self, arm: KernelArm, case: Case) -> KernelBatch:
+        """Plan one arm's batch of a case, on a backend of its own."""
+        size = arm.geometry(case)
+        backend = arm.make_backend()
+        kind = _array_kind(backend)
+        arrays = self.memory[kind].view(size, arm.workload)
+        if self.queue is not None and kind == "mlx":
+            self.queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
+        backend.adopt([arrays.k_pool], [arrays.v_pool])
+        scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
+        backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
+        make_plan = partial(backend.plan, **self._plan_arguments(size))
+        parts = (backend, arm.workload, size, arrays, make_plan(), make_plan)
+        if self.queue is None or kind != "mlx":
+            return NumpyBatch(*parts)
+        chain_length = kernel_cases.chain_length(size, arm.workload) if arm.queued else 1
+        return QueuedBatch(*parts, chain_length, arm.queued, queue=self.queue)
+
+    def _plan_arguments(self, size: CaseGeometry) -> dict[str, Any]:
+        """Return a case's batch as the arguments of ``PagedBackend.plan``."""
+        starts = np.zeros(len(size.query_lens) + 1, np.int32)
+        np.cumsum(size.query_lens, out=starts[1:])
+        tables = kernel_cases.block_tables(size, self._seed)
+        return {"block_tables": tables, "seq_lens": size.seq_lens, "cu_seqlens_q": starts}
+
+    def launch(
+        self, arm: int, batch: KernelBatch, launch_name: str, chain_length: int = 1
+    ) -> TimedLaunch:
+        """Launch a batch and add its time to the arm's ``launch_s``. Call it in the arm's turn."""
+        launch = batch.launch(self._clock, launch_name, chain_length)
+        self.launch_s[arm] += launch.seconds * chain_length
+        return launch
+
+    def close(self) -> None:
+        """Release the memory."""
+        self.memory.clear()
+
+
+def _array_kind(backend: PagedBackend) -> Arrays:
+    return "mlx" if backend.arrays == "mlx" else "numpy"

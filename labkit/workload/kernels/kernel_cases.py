@@ -1,0 +1,292 @@
+"""Kernel cases: the sizes of each batch and the memory of its inputs."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import Case, Precision, Workload
+from labkit.cpu.precision.kv_dtypes import ITEM_BYTES, NUMPY_DTYPES, from_float32, to_float32
+
+# A prime number, so that no two blocks (their sizes are powers of two times a head count) hold
+# the same values: a kernel that reads the wrong block cannot be right by accident.
+TEMPLATE_LENGTH = 1_048_573
+POOL_COUNT = 2  # keys and values
+# A wash-out launches the whole batch, or a part of this size if the batch is larger: a part of this
+# size already exceeds the caches.
+WASHOUT_FLOPS = 0.5e9
+WASHOUT_BYTES = 48e6
+# Another process can only lengthen a launch. So a turn on hot caches times this many launches of a
+# small batch (a batch that is its own wash-out), and the fastest counts. Large batches are launched
+# once: time spent on more rounds is worth more than on more launches per round.
+TIMED_LAUNCHES = 3
+# On a device with a queue, the launches of a chain together do at most this much work. Waiting for
+# the device costs some hundred microseconds, which is little beside a chain of ten milliseconds.
+CHAIN_FLOPS = 32e9
+CHAIN_BYTES = 2e9
+MAX_CHAIN_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CaseGeometry:
+    """Sizes of a case, before anything is allocated.
+
+    ``query_lens`` and ``seq_lens`` are int32 [num_seqs]: decodes first, then prefills, then the
+    requests of ``case.uneven``. ``num_blocks`` includes the null block, ``block_size`` is the
+    tokens of a block, and ``pool_bytes`` the size of keys and values together.
+    """
+
+    case: Case
+    query_lens: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    num_blocks: int
+    block_size: int
+    pool_bytes: int
+
+    @property
+    def total_q(self) -> int:
+        """Number of query tokens of all requests."""
+        return int(self.query_lens.sum())
+
+
+def element_bytes(workload: Workload) -> int:
+    """Return the bytes of one element of the queries, keys and values."""
+    return ITEM_BYTES[workload.dtype.value]
+
+
+def block_bytes(workload: Workload, block_size: int) -> int:
+    """Return the bytes of one block of keys and values."""
+    return (
+        POOL_COUNT
+        * element_bytes(workload)
+        * block_size
+        * workload.num_kv_heads
+        * workload.head_dim
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumWork:
+    """The least work that any kernel must do for a case.
+
+    ``flops``: a multiplication and an addition per query-key pair and head dimension, once for
+    the logits and once for the values. ``bytes``: every visible key and value once per KV head,
+    the queries, and the output.
+    """
+
+    flops: int
+    bytes: int
+
+
+def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
+    """Return the minimum work of a case under the causal mask and the workload's window."""
+    q, kv = size.query_lens.astype(np.int64), size.seq_lens.astype(np.int64)
+    window = int(kv.max()) if workload.window is None else workload.window
+    first = np.repeat(kv - q - (np.cumsum(q) - q), q)
+    seen = np.minimum(first + np.arange(size.total_q) + 1, window)
+    keys = np.minimum(kv, q + window - 1)
+    numbers = POOL_COUNT * int(keys.sum()) * workload.num_kv_heads
+    numbers += 2 * size.total_q * workload.num_heads
+    return MinimumWork(
+        flops=4 * int(seen.sum()) * workload.num_heads * workload.head_dim,
+        bytes=element_bytes(workload) * numbers * workload.head_dim,
+    )
+
+
+def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
+    """Return the sizes of a case. Decodes come first, as the scheduler packs a batch."""
+    own = np.array(case.uneven, np.int32).reshape(-1, 2)
+    query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
+    seq_lens = np.concatenate(
+        [_per_request(case, case.context, case.past + case.chunk), own.sum(axis=1, dtype=np.int32)]
+    )
+    num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
+    return CaseGeometry(
+        case=case,
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        pool_bytes=num_blocks * block_bytes(workload, block_size),
+    )
+
+
+def washout_share(size: CaseGeometry, workload: Workload) -> float:
+    """Return the share of a batch that is launched as its wash-out: 1 unless the batch is large."""
+    least = work(size, workload)
+    return min(1.0, WASHOUT_FLOPS / least.flops, WASHOUT_BYTES / least.bytes)
+
+
+def timed_launches(size: CaseGeometry, workload: Workload) -> int:
+    """Return the number of launches that a turn on hot caches times. It is the same in all runs."""
+    return TIMED_LAUNCHES if washout_share(size, workload) == 1 else 1
+
+
+def chain_length(size: CaseGeometry, workload: Workload) -> int:
+    """Return the number of launches in a chain of this batch. It is the same in all runs."""
+    least = work(size, workload)
+    longest = min(MAX_CHAIN_LENGTH, CHAIN_FLOPS / least.flops, CHAIN_BYTES / least.bytes)
+    return max(1, math.floor(longest))
+
+
+def scaled_case(case: Case, share: float) -> Case:
+    """Return a case with ``share`` of the requests of each kind, rounded up."""
+
+    def scaled(count: int) -> int:
+        return max(1, math.ceil(count * share)) if count else 0
+
+    return replace(
+        case,
+        decode=scaled(case.decode),
+        prefill=scaled(case.prefill),
+        uneven=case.uneven[: scaled(len(case.uneven))],
+    )
+
+
+def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
+    values = np.array([decode, prefill], np.int32)
+    return np.repeat(values, [case.decode, case.prefill])
+
+
+def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
+    """Return the reason that a case is skipped (its KV pool is too large), or None if it runs."""
+    if size.pool_bytes <= workload.max_pool_bytes:
+        return None
+    return (
+        f"its KV pool needs {size.pool_bytes} bytes; raise workload.max_pool_bytes "
+        f"(now {workload.max_pool_bytes})"
+    )
+
+
+def block_tables(size: CaseGeometry, seed: int) -> NDArray[np.int32]:
+    """Assign the blocks 1, 2, ... to the requests at random, each block to one request.
+
+    Returns
+    -------
+    int32 [num_seqs, max_blocks]
+        Padded with 0. Depends only on the seed and the case.
+    """
+    counts = -(-size.seq_lens // size.block_size)
+    rng = np.random.default_rng([seed, zlib.crc32(size.case.name.encode())])
+    tables = np.zeros((len(counts), int(counts.max())), np.int32)
+    used = np.arange(tables.shape[1]) < counts[:, None]
+    tables[used] = rng.permutation(np.arange(1, size.num_blocks, dtype=np.int32))
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """One arm's view of ``KernelMemory`` in the shape of a case.
+
+    ``q`` and ``out`` are [tokens, num_heads, head_dim]. The pools are
+    [num_blocks, block_size, num_kv_heads, head_dim]. All have the same element type, which is
+    stored in the NumPy type that ``NUMPY_DTYPES`` gives.
+    """
+
+    q: Any
+    out: NDArray[Any]
+    k_pool: Any
+    v_pool: Any
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMemory:
+    """Flat memory that all arms and cases share, so that addresses do not differ between arms.
+
+    The inputs are NumPy arrays or arrays on a device. ``out`` is always a NumPy array.
+    """
+
+    q: Any
+    out: NDArray[Any]
+    keys: Any
+    values: Any
+
+    def moved(self, put: Callable[[NDArray[Any]], Any]) -> KernelMemory:
+        """Return the same inputs converted by ``put``."""
+        return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
+
+    def widened(self) -> KernelMemory:
+        """Return the memory converted to float32, or this memory itself if it is float32."""
+        memory = self.moved(as_float32)
+        return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
+
+    def view(self, size: CaseGeometry, workload: Workload) -> Arrays:
+        """Return views of the first elements of each array, in the shapes of a case."""
+        rows = (size.total_q, workload.num_heads, workload.head_dim)
+        pool = (size.num_blocks, size.block_size, workload.num_kv_heads, workload.head_dim)
+        return Arrays(
+            q=_shaped(self.q, rows),
+            out=_shaped(self.out, rows),
+            k_pool=_shaped(self.keys, pool),
+            v_pool=_shaped(self.values, pool),
+        )
+
+
+def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
+    return flat[: math.prod(shape)].reshape(shape)
+
+
+def query_elements(size: CaseGeometry, workload: Workload) -> int:
+    """Return the number of elements of a case's queries, which is also that of its output."""
+    return size.total_q * workload.num_heads * workload.head_dim
+
+
+def allocate(
+    pool_bytes: int, query_elements: int, seed: int, dtype: Precision = Precision.float32
+) -> KernelMemory:
+    """Allocate memory for the largest case and fill it with random values.
+
+    Every dtype gets the same float32 values, rounded to the dtype. Drawing a gigabyte of random
+    values would take seconds, so a short random sequence is repeated. Two threads fill the
+    arrays, because the first touch of the pages takes about 2 s per GB.
+    """
+    numbers = np.random.default_rng(seed).standard_normal(TEMPLATE_LENGTH, dtype=np.float32)
+    template, stored = from_float32(numbers, dtype.value), NUMPY_DTYPES[dtype.value]
+    half = pool_bytes // POOL_COUNT // stored.itemsize
+    keys, values = np.empty(half, stored), np.empty(half, stored)
+    q, out = np.empty(query_elements, stored), np.empty(query_elements, stored)
+    with ThreadPoolExecutor(2) as threads:
+        fills = [
+            threads.submit(_tile, array, np.roll(template, shift))
+            for array, shift in (
+                (keys, 0),
+                (values, TEMPLATE_LENGTH // 3),
+                (q, TEMPLATE_LENGTH // 2),
+            )
+        ]
+        for fill in fills:
+            fill.result()
+    return KernelMemory(q=q, out=out, keys=keys, values=values)
+
+
+def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert stored values to float32 without rounding. A float32 array is returned as it is."""
+    return stored if stored.dtype == np.float32 else to_float32(stored)
+
+
+def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
+    """Copy stored values into an MLX array of ``dtype``."""
+    import mlx.core as mx
+
+    array = mx.array(stored)
+    return array.view(mx.bfloat16) if dtype is Precision.bfloat16 else array
+
+
+def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
+    """Return an evaluated MLX array as a NumPy view of its memory; bfloat16 becomes uint16."""
+    import mlx.core as mx
+
+    return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)
+
+
+def _tile(target: NDArray[Any], template: NDArray[Any]) -> None:
+    for start in range(0, target.size, template.size):
+        part = target[start : start + template.size]
+        part[:] = template[: part.size]

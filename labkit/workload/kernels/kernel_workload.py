@@ -1,0 +1,139 @@
+"""Kernel workloads (``workload.kind=kernel``): attention alone, on batches of given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from labkit.config import Device, Experiment, State, Workload, require
+from labkit.workload import device_availability, in_process_rules
+from labkit.workload.kernels import kernel_cases
+from labkit.workload.measurement import Estimate
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
+FILL_BYTES_PER_SECOND = 1e9
+READ_BYTES_PER_SECOND = 15e9
+FLOPS = 120e9
+EMULATED_FLOPS = 20e6
+EMULATED_SECONDS = 0.1  # minimum time of a launch, which starts a process
+FLUSH_SECONDS = 10e-3
+PROCESS_BYTES = 150 << 20
+
+
+class KernelKind:
+    """Kernel cases; see ``WorkloadKind``."""
+
+    def check(self, experiment: Experiment) -> None:
+        w = experiment.workload
+        sizes = [
+            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
+        ]
+        smallest = min(size.pool_bytes for size in sizes)
+        require(
+            smallest <= w.max_pool_bytes,
+            f"workload.max_pool_bytes={w.max_pool_bytes}: every case of workload={w.name} needs "
+            f"more; set {smallest} or more",
+        )
+        prefill = next((case.name for case in w.cases if case.prefills), None)
+        require(
+            prefill is None or experiment.engine.attention.resolver != "identity",
+            f"engine.attention.resolver=identity: it handles decode only, and workload={w.name} "
+            f"has prefill (case {prefill!r}); set another resolver",
+        )
+
+    def prepare(self, experiment: Experiment) -> None:
+        self.check(experiment)
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot share a process, or None if they can.
+
+        The engines may need different per-process settings, or the arms would have unequal rounds
+        or dtypes.
+        """
+        reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
+        reason = reason or _unaligned(experiments)
+        if reason is None and len({e.workload.dtype for e in experiments}) > 1:
+            return (
+                "the arms differ in workload.dtype, so they cannot share queries, keys and values"
+            )
+        return reason
+
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        engines = [experiment.engine for experiment in experiments]
+        return in_process_rules.live_kernels(engines) or _unaligned(experiments)
+
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
+        from labkit.engine import attention
+        from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
+        from labkit.workload.kernels.kernel_arms import KernelArm
+
+        arms = [
+            KernelArm(
+                engine=e.engine.name,
+                make_backend=partial(attention.create_from_config, e.engine.attention),
+                workload=e.workload,
+                block_size=e.engine.kv.block_size,
+                queued=device_availability.queued(e.engine.attention),
+            )
+            for e in experiments
+        ]
+        return InterleavedKernels(arms, context)
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        w = experiment.workload
+        sizes = [
+            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
+        ]
+        run = [size for size in sizes if kernel_cases.skip_reason(size, w) is None]
+        pool = max((size.pool_bytes for size in run), default=0)
+        output = [kernel_cases.element_bytes(w) * kernel_cases.query_elements(s, w) for s in run]
+        seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
+        for size, written in zip(run, output, strict=True):
+            rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)
+            launch = _launch_seconds(size, experiment, written)
+            washout = _launch_seconds(_washed(size, w), experiment, 0)
+            flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
+            queued = w.state is not State.cold and device_availability.queued(
+                experiment.engine.attention
+            )
+            timed = launch * _timed_launches(size, experiment, queued)
+            seconds += launch + (w.warmup + 2) * washout + rounds * (timed + washout + flush)
+        return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
+
+
+def _unaligned(experiments: Sequence[Experiment]) -> str | None:
+    """Return the reason that the arms would have different rounds, or None."""
+    first, *others = (e.workload for e in experiments)
+    for name in ("repeats", "warmup", "state"):
+        if any(getattr(w, name) != getattr(first, name) for w in others):
+            return f"the arms differ in workload.{name}, so their rounds would not be aligned"
+    factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
+    if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
+        return "the arms differ in the factor of a case, so their rounds would not be aligned"
+    return None
+
+
+def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
+    if queued:
+        return 1 + kernel_cases.chain_length(size, experiment.workload)
+    lazy = experiment.engine.attention.device is not Device.cpu
+    hot = experiment.workload.state is not State.cold
+    return kernel_cases.timed_launches(size, experiment.workload) if hot and not lazy else 1
+
+
+def _washed(size: kernel_cases.CaseGeometry, w: Workload) -> kernel_cases.CaseGeometry:
+    part = kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w))
+    return kernel_cases.geometry(part, w, size.block_size)
+
+
+def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:
+    """Estimate the seconds of one launch, with poisoning and checking ``written`` output bytes."""
+    flops = kernel_cases.work(size, experiment.workload).flops
+    if experiment.engine.attention.device is Device.emulated:
+        return EMULATED_SECONDS + flops / EMULATED_FLOPS
+    return max(flops / FLOPS, (size.pool_bytes + 4 * written) / READ_BYTES_PER_SECOND)
+
+
+KIND = KernelKind()

@@ -1,0 +1,167 @@
+"""Interleaved request workloads: the arms run slices of engine steps in turn.
+
+Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
+arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
+round of slices affect all arms alike. Time that a stall adds to a step is subtracted
+(:mod:`labkit.workload.requests.step_time_spikes`), whether or not arms of other processes take
+turns with those of this process. The record also holds the times before this subtraction.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.workload.arm_clock import ArmClock
+from labkit.workload.measurement import Measurement
+from labkit.workload.requests import step_time_spikes
+from labkit.workload.requests.load_generator import LoadGenerator
+from labkit.workload.requests.serving_session import ServingSession
+from labkit.workload.turn_order import TurnOrder
+from labkit.workload.workload_protocols import EnterTurn
+
+
+@dataclass(frozen=True, slots=True)
+class ServingArm:
+    """One arm: its serving session, and the clock that times it."""
+
+    session: ServingSession
+    clock: ArmClock
+
+
+@dataclass(slots=True)
+class ServingProgress:
+    """One arm's progress. ``tokens``: total tokens computed by the end of each step."""
+
+    generator: LoadGenerator
+    tokens: list[float] = field(default_factory=list)
+
+    def step_times(self) -> StepTimes:
+        """Return the times of the steps so far."""
+        receivers = repr([step.receivers for step in self.generator.steps])
+        return StepTimes(
+            seconds=self.generator.step_seconds().tolist(),
+            tokens=np.diff(self.tokens, prepend=0.0).tolist(),
+            schedule=hashlib.sha256(receivers.encode()).hexdigest(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The duration (seconds) and the number of computed tokens of each step of an arm.
+
+    ``schedule``: digest of the requests that received tokens in each step.
+    """
+
+    seconds: list[float]
+    tokens: list[float]
+    schedule: str
+
+
+class InterleavedServing:
+    """Request workloads that take turns.
+
+    Parameters
+    ----------
+    arms
+        Sessions ready to warm up; ``close`` closes them.
+    order
+        Gives the arms their turns.
+    turn
+        Context manager for an arm's turn; see ``EnterTurn``.
+    """
+
+    def __init__(self, arms: Sequence[ServingArm], order: TurnOrder, turn: EnterTurn) -> None:
+        self._arms = tuple(arms)
+        self._order = order
+        self._turn = turn
+
+    def warm_up(self) -> None:
+        """Warm up every arm; see ``ServingSession.warm_up``."""
+        gc.collect()  # takes about 0.1 s, which must not appear in a client's latencies
+        for index, arm in enumerate(self._arms):
+            with self._turn(index), arm.clock.running():
+                arm.session.warm_up()
+                arm.session.drain()
+
+    prepare = warm_up
+
+    def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
+        """Serve every arm's requests once; see ``InterleavedArms``.
+
+        Without other arms to take turns with, an arm has a single turn, from its first request to
+        its last token. Loaded objects are frozen, so that the garbage collector does not pause a
+        step to scan them.
+        """
+        gc.freeze()
+        try:
+            return self._measure(heartbeat)
+        finally:
+            gc.unfreeze()
+
+    def _measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
+        if len(self._arms) == 1 and not self._order.other_processes:
+            (arm,) = self._arms
+            with self._turn(0), arm.clock.running():
+                return [arm.session.measure(heartbeat)]
+        progress = [ServingProgress(arm.session.start(heartbeat)) for arm in self._arms]
+
+        def unfinished() -> list[int]:
+            return [i for i, one in enumerate(progress) if not one.generator.done]
+
+        for index in self._order.slices(unfinished):
+            with self._turn(index):
+                self._run_slice(self._arms[index], progress[index])
+        stalled = self._stalled_seconds(progress)
+        measurements = []
+        for index, stalled_s in enumerate(stalled):
+            with self._turn(index):
+                session, generator = self._arms[index].session, progress[index].generator
+                stalls = None if session.is_remote else stalled_s
+                measurements.append(session.measurement(generator, stalls))
+        return measurements
+
+    def _stalled_seconds(self, progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:
+        """Return the seconds that each step of each arm of this process lost to stalls."""
+        own = [asdict(one.step_times()) for one in progress]
+        gathered, first = self._order.gather(own)
+        stalled = stalled_seconds([StepTimes(**one) for one in gathered])
+        return stalled[first : first + len(progress)]
+
+    def _run_slice(self, arm: ServingArm, progress: ServingProgress) -> None:
+        """Run engine steps until the slice's time is over or all requests have ended.
+
+        A step in flight is waited for only if another arm of this process is next. A process that
+        is stopped between its turns goes on with the step in its next turn.
+        """
+        clock, generator = arm.clock, progress.generator
+        end = clock() + self._order.slice_s
+        while not generator.done and clock() < end:
+            with clock.running():
+                stepped = generator.step(end)
+            if stepped:
+                progress.tokens.append(arm.session.computed_tokens())
+        if not self._order.other_processes:
+            with clock.running():
+                arm.session.drain()
+
+    def close(self) -> None:
+        """Close every arm's engine."""
+        for arm in self._arms:
+            arm.session.close()
+
+
+def stalled_seconds(arms: Sequence[StepTimes]) -> list[NDArray[np.float64]]:
+    """Return the seconds that each step of each arm lost to stalls."""
+    times = [np.array(arm.seconds) for arm in arms]
+    if len(arms) > 1 and len({arm.schedule for arm in arms}) == 1:
+        return list(step_time_spikes.by_same_step(np.stack(times)))
+    return [
+        step_time_spikes.by_similar_steps(own, np.array(arm.tokens))
+        for arm, own in zip(arms, times, strict=True)
+    ]

@@ -1,0 +1,271 @@
+"""The load generator: sends clients' requests to an engine and time-stamps every token."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    InvalidLogitsError,
+    Remote,
+    StaleLaunchError,
+    StreamEvent,
+)
+from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
+from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
+from labkit.workload.requests.serving_metrics import ServedRequest
+
+if TYPE_CHECKING:
+    from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
+    from labkit.engine.request import Request
+
+Clock = Callable[[], float]
+Wait = Callable[[float], None]
+MIN_WAIT_S = 1e-6  # a shorter wait might not advance the clock
+MAX_WAIT_S = 0.02  # a longer wait would keep the other arms from their turns
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """One engine step: its start and end (seconds), and the requests that received tokens."""
+
+    start: float
+    end: float
+    receivers: tuple[str, ...]
+
+
+class LoadGenerator:
+    """Sends requests when they are due, one engine step at a time.
+
+    A token's time is the end of the step that produced it, which is the earliest moment at which
+    a client could have it. With a server it is the time of receipt. In an open loop a request
+    counts as submitted when its client sends it, even if the engine is in the middle of a step
+    and accepts it later, because the engine causes this wait. A delay that the load generator
+    itself adds is recorded as ``late``.
+
+    Parameters
+    ----------
+    engine
+        The engine under test. It must receive no other requests during the run.
+    requests
+        In the order of the schedule.
+    schedule
+        When each request is sent.
+    clock, wait
+        ``clock`` returns seconds and may stop between steps. ``wait`` sleeps for the
+        given number of seconds.
+    heartbeat
+        Called with the progress when requests have finished.
+    timeline
+        Samples the engine's memory between steps.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        requests: Sequence[Request],
+        *,
+        schedule: RequestSchedule,
+        clock: Clock,
+        heartbeat: Callable[[str], None],
+        timeline: MemoryTimeline,
+        wait: Wait = time.sleep,
+    ) -> None:
+        self.requests = tuple(requests)
+        self.timeline = timeline
+        self.steps: list[TimedStep] = []
+        self.cpu_s = 0.0  # CPU time of the load generator
+        self._engine = engine
+        self._remote = engine if isinstance(engine, Remote) else None
+        if self._remote is not None:
+            self._remote.use_clock(clock)
+        self._clients = ClientPool(schedule)
+        self._clock, self._wait = clock, wait
+        self._heartbeat = heartbeat
+        self._total = f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}"
+        self._sent: dict[int, ServedRequest] = {}
+        self._live: dict[str, int] = {}
+        self._start: float | None = None
+        self._idle_since = 0.0  # end of the latest step or wait
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended, successfully or not."""
+        return len(self._sent) == len(self.requests) and not self._live
+
+    @property
+    def entries(self) -> list[ServedRequest]:
+        """The requests sent so far with their tokens and times, in the order of ``requests``."""
+        return [self._sent[index] for index in sorted(self._sent)]
+
+    def step_seconds(self) -> NDArray[np.float64]:
+        """Return the duration of each step in seconds, [steps].
+
+        A step's duration starts at the end of the previous step or, if the generator waited in
+        between, at the end of that wait.
+        """
+        return np.array([step.end - step.start for step in self.steps])
+
+    def entries_without(self, stalled_s: NDArray[np.float64]) -> list[ServedRequest]:
+        """Return ``entries`` as timed by a clock that stops during stalls.
+
+        ``stalled_s``: seconds that each step lost to a stall, [steps].
+        """
+        ends = np.array([step.end for step in self.steps])
+        stalled_before = np.concatenate([[0.0], np.cumsum(stalled_s)])
+
+        latest = np.append(ends - stalled_s, np.inf)  # stalls are assumed to end their steps
+
+        def moved(time: float) -> float:
+            step = np.searchsorted(ends, time, side="right")
+            return float(min(time, latest[step]) - stalled_before[step])
+
+        return [
+            replace(
+                entry,
+                submitted=moved(entry.submitted),
+                chunk_times=[moved(time) for time in entry.chunk_times],
+                admitted=None if entry.admitted is None else moved(entry.admitted),
+                due=None if entry.due is None else moved(entry.due),
+                ended=None if entry.ended is None else moved(entry.ended),
+            )
+            for entry in self.entries
+        ]
+
+    def run(self) -> None:
+        """Call ``step`` until every request has ended."""
+        while not self.done:
+            self.step()
+
+    def step(self, until: float = math.inf) -> bool:
+        """Send the requests that are due and run one engine step; wait if the engine is idle.
+
+        ``until``: the time on the clock at which to stop waiting for a server.
+
+        Returns
+        -------
+        bool
+            Whether the engine ran.
+
+        Raises
+        ------
+        InvalidOutput
+            A request was lost, an event belongs to no live request, or logits are not finite.
+        StaleOutput
+            An attention output carries the stamp of another kernel launch.
+        """
+        cpu = time.thread_time()
+        self._send()
+        if not self._engine.has_work():
+            self._wait_until_due()
+            self.cpu_s += time.thread_time() - cpu
+            return False
+        self.cpu_s += time.thread_time() - cpu
+        if self._remote is not None:
+            self._remote.wait(min(self._until_due(), max(0.0, until - self._clock())))
+        start = self._clock()
+        events = self._run_engine()
+        cpu, now = time.thread_time(), self._clock()
+        receivers = tuple(event.request_id for event in events)
+        self.steps.append(TimedStep(self._idle_since, now, receivers))
+        self._idle_since = now
+        finished = self._deliver(events, now)
+        self.timeline.stepped(start, now)
+        if finished:
+            done = len(self._sent) - len(self._live)
+            self._heartbeat(f"{done} of {self._total}")
+        self.cpu_s += time.thread_time() - cpu
+        return True
+
+    def _until_due(self) -> float:
+        """Return the seconds until the next request is due, at most ``PERIOD_S``.
+
+        Returns ``PERIOD_S`` if no request can be sent before another one ends.
+        """
+        assert self._start is not None
+        due, elapsed = self._clients.next_due(), self._clock() - self._start
+        if due is None or not self._clients.has_room(elapsed):
+            return PERIOD_S
+        return min(PERIOD_S, max(0.0, due - elapsed))
+
+    def _run_engine(self) -> Sequence[TokenEvent]:
+        try:
+            return self._engine.step()
+        except StaleLaunchError as error:
+            raise StaleOutput(str(error)) from error
+        except InvalidLogitsError as error:
+            raise InvalidOutput(str(error)) from error
+
+    def _send(self) -> None:
+        if self._start is None:
+            self._start = self._idle_since = self._clock()
+        while (due := self._clients.next(self._clock() - self._start)) is not None:
+            request, now = self.requests[due.index], self._clock()
+            entry = ServedRequest(request.request_id, len(request.prompt_token_ids), submitted=now)
+            if due.due is not None and due.sent is not None:
+                entry.due = self._start + due.due
+                entry.submitted = self._start + due.sent
+                free = self.steps[-1].end if self.steps and not self._remote else self._start
+                entry.late = max(0.0, now - max(entry.submitted, free))
+            self._live[entry.request_id] = due.index
+            self._sent[due.index] = entry
+            self._engine.submit(request)
+            self.timeline.submitted(entry)
+
+    def _wait_until_due(self) -> None:
+        """Wait until the next request is due, at most ``MAX_WAIT_S``."""
+        due = self._clients.next_due()
+        if self._live or due is None:
+            lost = ", ".join(sorted(self._live))
+            raise InvalidOutput(f"the engine has no work left, but requests {lost} are unfinished")
+        assert self._start is not None
+        remaining = due - (self._clock() - self._start)
+        self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
+        self._idle_since = self._clock()
+
+    def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
+        """Add one step's events to their requests; return the number of requests that ended."""
+        finished = 0
+        chunks: set[tuple[str, float]] = set()
+        for event in events:
+            index = self._live.get(event.request_id)
+            if index is None:
+                raise InvalidOutput(f"an event names request {event.request_id}, which is not live")
+            entry = self._sent[index]
+            at = event.received if isinstance(event, StreamEvent) else now
+            if event.finish_reason in ("error", "abort"):
+                entry.error = event.error or event.finish_reason
+            elif _add_event(entry, event) and (event.request_id, at) not in chunks:
+                chunks.add((event.request_id, at))
+                entry.chunk_times.append(at)
+            if event.finish_reason is not None:
+                entry.finish, entry.ended = event.finish_reason, at
+                del self._live[event.request_id]
+                self._clients.finished(index, now - (self._start or 0.0))
+                finished += 1
+        return finished
+
+
+def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
+    """Add an event to its request; return whether the event carries output."""
+    if isinstance(event, StreamEvent):
+        if event.finish_reason is not None:
+            entry.counted, entry.text = event.counted, event.whole
+            entry.first_chunk = event.first_chunk
+            return False
+        if event.token == NO_TOKEN:
+            return bool(event.text)
+    if event.margin is not None and not math.isfinite(event.margin):
+        where = f"request {event.request_id}, token {len(entry.tokens)}"
+        raise InvalidOutput(f"{where}: the logits are not finite")
+    entry.tokens.append(event.token)
+    entry.margins.append(event.margin)
+    return True

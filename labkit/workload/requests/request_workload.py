@@ -1,0 +1,232 @@
+"""Request workloads (``workload.kind=requests``): an engine serves prompts from a source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.kv_demand import blocks_for, slots_for
+from labkit.engine.model import compute_dtype
+from labkit.models import ModelDir, resolve
+from labkit.workload import in_process_rules
+from labkit.workload.measurement import Estimate
+from labkit.workload.requests import run_warnings
+from labkit.workload.sources import PromptSource, source_of
+from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+
+if TYPE_CHECKING:
+    from labkit.engine.runner.shared_models import SharedModels
+    from labkit.workload.requests.load_generator import Clock
+    from labkit.workload.requests.serving_session import ServingSession
+
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
+FLOPS = 60e9
+STEP_SECONDS = 1.5e-3
+PROCESS_BYTES = 250 << 20
+CONVERSATION_SOURCES = ("chat", "agent", "listed", "file", "sharegpt", "vllm_custom")
+MAX_PROMPT_TOKENS = 20_000_000  # token ids are cached as text
+
+
+class RequestKind:
+    """Serves the prompts of a source, by default the one named by ``workload.prompts.source``.
+
+    A user's own kind may be a subclass that overrides ``source``.
+    """
+
+    def __init__(self, source: PromptSource | None = None) -> None:
+        self._own_source = source
+
+    def source(self, experiment: Experiment) -> PromptSource:
+        return self._own_source or source_of(experiment)
+
+    def check(self, experiment: Experiment) -> None:
+        tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
+        require(
+            tokens <= MAX_PROMPT_TOKENS,
+            f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
+            f"at most {MAX_PROMPT_TOKENS:,}; set workload.num_requests",
+        )
+        if experiment.engine.name == "openai":
+            _check_server(experiment)
+
+    def prepare(self, experiment: Experiment) -> None:
+        model = resolve(experiment.model)
+        _check(self._prompts(experiment, model), experiment, model)
+        if experiment.engine.name == "openai":
+            from labkit.engine import openai
+
+            openai.prepare(experiment.engine, model.path)
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot share a process, or None if they can.
+
+        See ``in_process_rules.requests``.
+        """
+        return in_process_rules.requests([experiment.engine for experiment in experiments])
+
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
+        """Create an engine for every arm, in random order. The engines share loaded models."""
+        from labkit.engine.runner.shared_models import SharedModels
+        from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
+
+        models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order
+        loading = list(range(len(experiments)))
+        context.order.shuffle(loading)
+        try:
+            for index in loading:
+                clock = order.clock()
+                with context.turn(index):
+                    session = self._session(experiments[index], context.seed, models, clock)
+                    arms[index] = ServingArm(session, clock)
+        except BaseException:
+            for arm in arms.values():
+                arm.session.close()
+            raise
+        return InterleavedServing([arms[i] for i in sorted(arms)], order, context.turn)
+
+    def _session(
+        self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
+    ) -> ServingSession:
+        from labkit.engine import create
+        from labkit.workload.requests.output_token_texts import TokenTexts
+        from labkit.workload.requests.serving_session import ServingSession
+
+        model = resolve(experiment.model)
+        prompts = self._prompts(experiment, model)
+        return ServingSession(
+            create(experiment.engine, model.path, models),
+            prompts,
+            experiment.workload,
+            seed=seed,
+            vocab_size=model.vocab_size,
+            texts=TokenTexts(model.path),
+            model_digest=model.digest,
+            block_size=experiment.engine.kv.block_size,
+            clock=clock,
+        )
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        lengths = self.source(experiment).lengths(experiment)
+        together = min(experiment.workload.concurrency or len(lengths), len(lengths))
+        prompt, output = (sum(column) for column in zip(*lengths, strict=True))
+        model = _facts(experiment)
+        flops = 2 * model.matmul_weights * (prompt + output)
+        steps = output / together
+        times = 2 if experiment.workload.cache_state is CacheState.warm else 1
+        busy = flops / FLOPS + steps * STEP_SECONDS
+        seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
+        in_flight = sorted((p + o for p, o in lengths), reverse=True)
+        slots = slots_for(experiment.engine.kv, in_flight[:together])
+        kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
+        warnings = run_warnings.sentences(experiment, in_flight[:together])
+        ranks = experiment.engine.parallel.size  # each rank reads the whole model first
+        needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
+        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)
+
+    def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        source = self.source(experiment)
+        identity = {"model": model.digest, **source.identity(experiment)}
+        prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
+        return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
+
+
+def _claimed_bytes(experiment: Experiment) -> int:
+    """Return the bytes of this machine's memory that a budget policy grants to the engine.
+
+    Returns 0 for a fixed pool and for a simulated machine.
+    """
+    options = experiment.engine.budget
+    if options.policy is BudgetPolicy.fixed or options.machine is not None:
+        return 0
+    planned = memory_budget.check(experiment)
+    return 0 if planned is None else planned.ceiling
+
+
+def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
+    """Return the prompts, each with a different first token, so that no prefix is shared."""
+    require(
+        len(prompts) <= model.vocab_size,
+        f"workload.prompts.unshared=true: each of the {len(prompts):,} requests needs a different "
+        f"first token, but model={model.name} has only {model.vocab_size:,} token ids; set "
+        "workload.num_requests",
+    )
+    return tuple(
+        replace(prompt, token_ids=(index, *prompt.token_ids[1:]), messages=None)
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def _last_arrival(experiment: Experiment, lengths: Sequence[tuple[int, int]]) -> float:
+    """Return the expected arrival of the last request in seconds; 0 without a rate."""
+    rate, turns = experiment.workload.arrivals.rate, experiment.workload.prompts.turns
+    return 0.0 if rate is None else len(lengths) / turns / rate
+
+
+def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:
+    highest = max(max(p.token_ids) for p in prompts)
+    require(
+        highest < model.vocab_size,
+        f"model={model.name}: the tokenizer returns token id {highest}, but the vocabulary has "
+        f"only {model.vocab_size} ids",
+    )
+    largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
+    tokens = len(largest.token_ids) + largest.max_tokens - 1
+    require(
+        model.max_context is None or tokens < model.max_context,
+        f"model={model.name} has a context of {model.max_context} tokens: request "
+        f"{largest.request_id} of workload={experiment.workload.name} has "
+        f"{len(largest.token_ids)} prompt tokens and max_tokens={largest.max_tokens}; set shorter "
+        "requests or another model",
+    )
+    needed = blocks_for(experiment.engine.kv, [tokens])
+    planned = memory_budget.check(experiment)
+    if planned is None or needed <= planned.blocks:
+        return
+    options = experiment.engine.budget
+    if options.blocks is not None:
+        option = f"engine.budget.blocks={options.blocks}"
+    else:
+        fixed = options.policy is BudgetPolicy.fixed
+        option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
+        option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
+    require(
+        False,
+        f"{option} is too small: request {largest.request_id} of "
+        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
+        "enlarge the KV pool",
+    )
+
+
+def _check_server(experiment: Experiment) -> None:
+    """Check that the HTTP client is installed, and that api=chat has conversations to send."""
+    from labkit.engine import openai
+
+    server, prompts = experiment.engine.server, experiment.workload.prompts
+    openai.check_http_extra()
+    require(
+        server.api is Api.completions or prompts.source in CONVERSATION_SOURCES,
+        f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids, not "
+        "conversations; set engine.server.api=completions",
+    )
+
+
+def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
+    """Return the model's sizes without building the model."""
+    loading = (
+        compute_dtype.cast_target(experiment.engine),
+        compute_dtype.matrix_storage(experiment.engine),
+    )
+    facts = model_footprint.from_model(experiment.model, *loading)
+    return facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+
+
+KIND = RequestKind()

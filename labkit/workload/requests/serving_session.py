@@ -1,0 +1,387 @@
+"""A serving session: warm up one engine, serve all requests once and compute the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import CacheState, Workload
+from labkit.models.server_detokenizer import text_digest
+from labkit.records import CaseRecord
+from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.output_digest import token_digest
+from labkit.workload.request_lengths import rectangle_notes
+from labkit.workload.requests import arrivals
+from labkit.workload.requests.attainable_prefix_hits import sharing_notes
+from labkit.workload.requests.load_generator import Clock, LoadGenerator, Wait
+from labkit.workload.requests.memory_timeline import MemoryTimeline
+from labkit.workload.requests.output_token_texts import TokenTexts
+from labkit.workload.requests.request_outcome_notes import outcome_notes
+from labkit.workload.requests.request_schedule import RequestSchedule
+from labkit.workload.requests.serving_metrics import (
+    ServedRequest,
+    counted_metrics,
+    request_metrics,
+    request_notes,
+    sending_metrics,
+    serving_metrics,
+    span,
+)
+from labkit.workload.tokenized_prompts import Prompt
+
+if TYPE_CHECKING:
+    from labkit.engine.engine_protocol import InferenceEngine, StepReport
+    from labkit.engine.request import Request
+
+PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
+
+
+class ServingSession:
+    """A request workload on one engine.
+
+    Parameters
+    ----------
+    engine
+        A loaded engine. ``ServingSession.close`` closes it.
+    prompts
+        In the order of submission.
+    workload
+        Arrivals, concurrency, sampling parameters and the number of warm-up requests.
+    seed
+        Seed of the warm-up's token ids, the arrivals and every request's random stream.
+    vocab_size
+        Exclusive upper bound of the warm-up's token ids.
+    texts
+        Converts token ids to text for the record. With None the record has only ids.
+    model_digest
+        Digest of the model's weights and tokenizer, for the record.
+    block_size
+        Tokens in a block of the engine's prefix cache.
+    clock, wait
+        ``clock`` returns seconds, ``wait`` sleeps for the given number of seconds. Tests
+        replace them.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        prompts: Sequence[Prompt],
+        workload: Workload,
+        *,
+        seed: int,
+        vocab_size: int,
+        texts: TokenTexts | None = None,
+        model_digest: str | None = None,
+        block_size: int = 16,
+        clock: Clock = time.perf_counter,
+        wait: Wait = time.sleep,
+    ) -> None:
+        self._engine = engine
+        self._prompts = tuple(prompts)
+        self._workload = workload
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._pieces = texts
+        self._per_request = workload.per_request
+        self._model_digest = model_digest
+        self._block_size = block_size
+        self._clock, self._wait = clock, wait
+        self._step_trace: StepReport | None = None
+
+    def warm_up(self) -> None:
+        """Serve ``workload.warmup`` requests, then clear the cache and the counters.
+
+        These requests have the lengths of the first measured ones but random token ids. With
+        ``workload.cache_state=warm`` all requests are then served once, so that their prefixes are
+        cached. For a server, the overhead of the client is measured as well.
+        """
+        from labkit.engine.engine_protocol import Remote
+
+        rng = np.random.default_rng([self._seed, 2])
+        shapes = self._prompts[: self._workload.warmup]
+        prompts = [
+            Prompt(
+                f"warm-up {index}",
+                tuple(rng.integers(0, self._vocab_size, len(shape.token_ids)).tolist()),
+                shape.max_tokens,
+            )
+            for index, shape in enumerate(shapes)
+        ]
+        self._serve(prompts)
+        self._engine.clear_cache()
+        if self._workload.cache_state is CacheState.warm:
+            self._serve(self._prompts)
+        if isinstance(self._engine, Remote):
+            requests = self._requests(self._prompts)
+            number = len(requests)
+            self._engine.prepare_requests(
+                requests, min(self._workload.concurrency or number, number)
+            )
+        self._engine.reset_counters()
+
+    def measure(self, heartbeat: Callable[[str], None]) -> Measurement:
+        """Serve all requests once; see ``InterleavedArms``."""
+        generator = self.start(heartbeat)
+        generator.run()
+        return self.measurement(generator)
+
+    def start(self, heartbeat: Callable[[str], None]) -> LoadGenerator:
+        """Return a load generator for all requests. It has submitted nothing yet.
+
+        Raises
+        ------
+        EngineError
+            ``workload.step_trace`` is set, and the engine cannot trace its steps.
+        """
+        if self._workload.step_trace is not None:
+            self._step_trace = self._trace_steps(self._workload.step_trace)
+        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
+        return self._drive(self._prompts, heartbeat, due)
+
+    def _trace_steps(self, limit: int) -> StepReport:
+        from labkit.engine.engine_protocol import EngineError, StepTracing
+
+        if not isinstance(self._engine, StepTracing):
+            raise EngineError(
+                f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
+                "trace_steps; set workload.step_trace=null for this arm"
+            )
+        return self._engine.trace_steps(limit, self._clock)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the engine is a server, so that a step only receives responses."""
+        from labkit.engine.engine_protocol import Remote
+
+        return isinstance(self._engine, Remote)
+
+    def computed_tokens(self) -> float:
+        """Return the engine's counter of computed tokens, or 0 if it has none."""
+        return self._engine.counters().get("tokens.computed", 0.0)
+
+    def drain(self) -> None:
+        from labkit.engine.engine_protocol import PipelinedEngine
+
+        if isinstance(self._engine, PipelinedEngine):
+            self._engine.drain()
+
+    def measurement(
+        self, generator: LoadGenerator, stalled_s: NDArray[np.float64] | None = None
+    ) -> Measurement:
+        """Return the measurement of a load generator whose requests have all ended.
+
+        ``stalled_s``: seconds that each step lost to a stall, [steps]. The metrics exclude this
+        time. The metrics that include it are in a case's notes as ``as_measured``.
+
+        Raises
+        ------
+        InvalidOutput
+            A request has fewer tokens than its ``max_tokens``, or no request was served.
+        EngineError
+            The engine is a server that labkit started, and it has ended.
+        """
+        from labkit.engine.engine_protocol import Remote
+
+        if isinstance(self._engine, Remote):
+            self._engine.check_running()
+        _check_complete(generator)
+        counters = {name: float(value) for name, value in self._engine.counters().items()}
+        cases = self._cases(generator.entries, counters, generator.cpu_s)
+        notes: dict[str, Any] = {}
+        if stalled_s is not None:
+            notes["stalls"] = {
+                "steps": int((stalled_s > 0).sum()),
+                "seconds": round(float(stalled_s.sum()), 6),
+                "of_s": round(float(generator.step_seconds().sum()), 6),
+            }
+            if stalled_s.any():
+                entries = generator.entries_without(stalled_s)
+                without = self._cases(entries, counters, generator.cpu_s)
+                cases = [_with_both(*pair) for pair in zip(without, cases, strict=True)]
+        served = _served(generator.entries)
+        notes |= {
+            "cache_state": self._workload.cache_state.value,
+            "model_digest": self._model_digest,
+            "sharing": sharing_notes(
+                self._prompts,
+                self._block_size,
+                warm=self._workload.cache_state is CacheState.warm,
+                unshared=self._workload.prompts.unshared,
+            ),
+            "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
+            # The engine's decisions at load; a user's engine may have none.
+            "engine": dict(getattr(self._engine, "notes", {})),
+            "timeline": generator.timeline.report(),
+        }
+        trace = None if self._step_trace is None else self._step_trace.report()
+        return Measurement(cases=tuple(cases), counters=counters, notes=notes, step_trace=trace)
+
+    def _cases(
+        self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
+    ) -> list[CaseRecord]:
+        """Return one case for all requests and, with ``workload.per_request``, one per request."""
+        served = _served(entries)
+        metrics = (
+            *serving_metrics(
+                entries,
+                counters.get(PEAK_KV_BYTES),
+                primary=not self._per_request,
+                limits=self._workload.limits,
+            ),
+            *sending_metrics(entries),
+            *counted_metrics(counters),
+        )
+        traffic = outcome_notes(entries, self._workload, cpu_s=cpu_s, seconds=span(entries))
+        together = CaseRecord(
+            case="all",
+            metrics=metrics,
+            outputs=outputs_of(entries, self._pieces),
+            notes={"requests": request_notes(served), "traffic": traffic},
+        )
+        return [together, *(self._request_case(entry) for entry in served if self._per_request)]
+
+    def _request_case(self, served: ServedRequest) -> CaseRecord:
+        return CaseRecord(
+            case=served.request_id,
+            metrics=request_metrics(served),
+            outputs=outputs_of([served], self._pieces),
+        )
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _serve(self, prompts: Sequence[Prompt]) -> None:
+        generator = self._drive(prompts, lambda text: None)
+        generator.run()
+        _check_complete(generator)
+
+    def _drive(
+        self,
+        prompts: Sequence[Prompt],
+        heartbeat: Callable[[str], None],
+        due: Sequence[float] | None = None,
+    ) -> LoadGenerator:
+        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None."""
+        return LoadGenerator(
+            self._engine,
+            self._requests(prompts),
+            schedule=RequestSchedule(
+                [prompt.session for prompt in prompts],
+                due,
+                self._workload.concurrency,
+                self._workload.stagger_ms / 1e3,
+            ),
+            clock=self._clock,
+            wait=self._wait,
+            heartbeat=heartbeat,
+            timeline=MemoryTimeline(self._engine, getattr(self._engine, "process_memory", None)),
+        )
+
+    def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
+        return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
+
+    def _request(self, index: int, prompt: Prompt) -> Request:
+        from labkit.engine.request import Request, SamplingParams
+
+        w = self._workload
+        params = SamplingParams(
+            temperature=w.temperature,
+            top_k=w.top_k,
+            top_p=w.top_p,
+            max_tokens=prompt.max_tokens,
+            ignore_eos=w.ignore_eos,
+            seed=(self._seed << 32) + index,
+        )
+        return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+
+
+def _check_complete(generator: LoadGenerator) -> None:
+    """Check that served requests have all their tokens, and that at least one was served."""
+    for request, entry in zip(generator.requests, generator.entries, strict=True):
+        # A server's count of tokens is checked by its client.
+        if entry.outcome == "served" and entry.counted is None:
+            _check_length(request, entry)
+    unserved = [entry for entry in generator.entries if entry.outcome != "served"]
+    if generator.requests and len(unserved) == len(generator.requests):
+        first = unserved[0]
+        outcome = "was refused" if first.outcome == "refused" else "failed"
+        raise InvalidOutput(
+            f"request {first.request_id} {outcome}: {first.error}; no request was served"
+        )
+
+
+def _check_length(request: Request, entry: ServedRequest) -> None:
+    expected = request.params.max_tokens
+    if entry.finish == "length" and len(entry.tokens) != expected:
+        raise InvalidOutput(
+            f"request {entry.request_id} ended with {len(entry.tokens)} of {expected} tokens"
+        )
+    if entry.finish != "length" and request.params.ignore_eos:
+        raise InvalidOutput(
+            f"request {entry.request_id} ended with finish reason {entry.finish}, although its "
+            "length is fixed (workload.ignore_eos=true)"
+        )
+
+
+def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
+    return [entry for entry in entries if entry.outcome == "served"]
+
+
+def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
+    """Return ``case``, whose metrics exclude stalls, with the metrics of ``measured`` as a note."""
+    as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
+    return replace(case, notes={**case.notes, "as_measured": as_measured})
+
+
+def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
+    """Return every request's tokens, or every request's text if a server sent text for any."""
+    if any(entry.text is not None for entry in entries):
+        return _text_outputs(entries)
+    return _token_outputs(entries, texts)
+
+
+def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
+    """Return every request's tokens with their logit margins (5 significant digits).
+
+    With ``texts``, the text of each id is added, and a digest of every request's text for the
+    comparison with servers that send only text. The overall digest covers only the token ids.
+    """
+    spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
+    return {
+        "kind": "tokens",
+        "digest": token_digest((r.request_id, r.tokens) for r in served),
+        "requests": [
+            {
+                "id": r.request_id,
+                "tokens": list(r.tokens),
+                "margins": _margins(r.margins),
+                "finish": r.finish,
+                **({} if texts is None else {"text_digest": texts.digest(r.tokens)}),
+            }
+            for r in served
+        ],
+        **({"pieces": spelled} if spelled else {}),
+    }
+
+
+def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:
+    """Return every request's text and its digest. Equal texts are weaker evidence than tokens."""
+    digests = [(r.request_id, text_digest(r.text or "")) for r in served]
+    return {
+        "kind": "text",
+        "digest": text_digest(repr(digests)),
+        "requests": [
+            {"id": r.request_id, "text": r.text or "", "text_digest": digest, "finish": r.finish}
+            for r, (_, digest) in zip(served, digests, strict=True)
+        ],
+    }
+
+
+def _margins(margins: Sequence[float | None]) -> list[float] | None:
+    known = [float(f"{margin:.5g}") for margin in margins if margin is not None]
+    return known if len(known) == len(margins) else None

@@ -1,0 +1,91 @@
+"""The expected logits: computed once per model, by one thread of NumPy's BLAS."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from labkit import config
+from labkit.engine import create
+from labkit.engine.runner import logits_self_test
+from labkit.engine.runner.logits_self_test import ExpectedLogitsCache
+from labkit.machine import numpy_blas_threads
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The block sizes of the models whose expected logits are computed, and an empty cache."""
+    sizes, compute = [], logits_self_test.compute_expected
+    monkeypatch.setattr(logits_self_test, "EXPECTED_LOGITS", ExpectedLogitsCache(max_models=2))
+
+    def count(loaded, block_size):
+        sizes.append(block_size)
+        return compute(loaded, block_size)
+
+    monkeypatch.setattr(logits_self_test, "compute_expected", count)
+    return sizes
+
+
+def load(path, block_size=16):
+    options = config.Engine(kv=config.KV(block_size=block_size), budget=config.Budget(blocks=20))
+    create(options, path).close()
+
+
+def test_a_model_that_is_loaded_again_is_not_computed_again(computed, model_dir, tmp_path):
+    path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
+    load(path)
+    load(path)
+    assert computed == [16]
+    load(path, block_size=8)
+    assert computed == [16, 8]
+    load(path)
+    assert computed == [16, 8]
+    os.utime(path / "model.safetensors", ns=(0, 0))
+    load(path)
+    assert computed == [16, 8, 16]
+    load(path, block_size=8)  # the model used longest ago was dropped
+    assert computed == [16, 8, 16, 8]
+
+
+def test_other_weights_under_the_same_name_are_compared_with_their_own_logits(
+    computed, model_dir, tmp_path
+):
+    from safetensors.numpy import load_file, save_file
+
+    path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
+    load(path)
+    weights = load_file(path / "model.safetensors")
+    save_file({k: v * np.float32(0.5) for k, v in weights.items()}, path / "model.safetensors")
+    load(path)
+    assert len(computed) == 2
+
+
+def test_engines_cannot_change_the_logits_that_they_share(model_dir):
+    from labkit.engine.model.model_loader import load_model
+
+    expected = logits_self_test.compute_expected(load_model(model_dir("qwen3")), 16)
+    for array in (*expected.logits, *expected.sequences):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_the_plain_model_is_computed_by_one_thread_of_numpy_s_blas(model_dir, monkeypatch):
+    """Two threads that wait for each other took 5.3 s instead of 0.2 beside a busy process."""
+    from labkit.engine.model.model_loader import load_model
+
+    if numpy_blas_threads.num_threads() is None:
+        pytest.skip("this NumPy does not ship OpenBLAS")
+    seen, all_logits = [], logits_self_test._all_logits
+    monkeypatch.setattr(
+        logits_self_test,
+        "_all_logits",
+        lambda *arguments: seen.append(numpy_blas_threads.num_threads()) or all_logits(*arguments),
+    )
+    library, before = numpy_blas_threads._openblas(), numpy_blas_threads.num_threads()
+    library.scipy_openblas_set_num_threads64_(2)
+    try:
+        logits_self_test.compute_expected(load_model(model_dir("qwen3")), 16)
+        assert (seen, numpy_blas_threads.num_threads()) == ([1], 2)
+    finally:
+        library.scipy_openblas_set_num_threads64_(before)

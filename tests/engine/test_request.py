@@ -1,0 +1,134 @@
+"""Sampling parameters at their limits, what follows from them, and a request's own state."""
+
+import math
+
+import numpy as np
+import pytest
+
+from labkit.engine.request import Request, RequestState, SamplingParams
+
+ACCEPTED = {
+    "temperature": (0, 0.5, 1e9),
+    "top_k": (0, 1, np.int64(5)),
+    "top_p": (1e-9, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-9, 1, 10.0),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "logprobs": (None, 0, 20),
+    "prompt_logprobs": (None, 0, 1000),
+    "max_tokens": (1,),
+    "seed": (None, 0, (1 << 64) - 1),
+    "logit_bias": ({}, {0: -1e9}),
+    "stop": ((), "a", ["a", "b"]),
+    "stop_token_ids": ((), (0,), [np.int32(3)]),
+}
+REFUSED = {
+    "temperature": (-1e-9, math.inf, math.nan, "1", None),
+    "top_k": (-1, 1.0, None),
+    "top_p": (0, 1.0001, math.nan, None),
+    "min_p": (-1e-9, 1.0001, None),
+    "repetition_penalty": (0, math.inf, None),
+    "presence_penalty": (-2.0001, 2.0001, "0"),
+    "frequency_penalty": (-2.0001, 2.0001, "0"),
+    "logprobs": (-1, 21, 1.5),
+    "prompt_logprobs": (-1, 1.5),
+    "max_tokens": (0, 1.5, None),
+    "seed": (-1, 1 << 64, 1.5),
+    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}),
+    "stop": ("", ["a", ""], [1]),
+    "stop_token_ids": ((1.5,), ("a",)),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_parameter_is_accepted_within_its_limits_and_refused_beyond(name):
+    for value in ACCEPTED[name]:
+        SamplingParams(**{name: value})
+    for value in REFUSED[name]:
+        with pytest.raises(ValueError, match=rf"^{name}") as refused:
+            SamplingParams(**{name: value})
+        assert "\n" not in str(refused.value)
+
+
+def test_ids_to_score_need_scores():
+    ids = np.zeros((1, 2), np.int32)
+    assert SamplingParams(prompt_logprobs=0, prompt_logprob_ids=ids).prompt_logprob_ids is ids
+    with pytest.raises(ValueError, match="prompt_logprob_ids needs prompt_logprobs"):
+        SamplingParams(prompt_logprob_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "greedy", "adjusts", "plain"),
+    [
+        ({}, True, False, True),
+        ({"temperature": 0.1}, False, False, False),
+        ({"logprobs": 0}, True, False, False),
+        ({"prompt_logprobs": 0}, True, False, True),
+        ({"repetition_penalty": 1.1}, True, True, False),
+        ({"repetition_penalty": 0.9}, True, True, False),
+        ({"presence_penalty": -1}, True, True, False),
+        ({"frequency_penalty": 1}, True, True, False),
+        ({"logit_bias": {1: 0.0}}, True, True, False),
+        ({"constraint": object()}, True, True, False),
+        ({"top_k": 5, "top_p": 0.5, "min_p": 0.5}, True, False, True),  # nothing to filter
+    ],
+)
+def test_what_changes_logits_and_what_is_plain(options, greedy, adjusts, plain):
+    params = SamplingParams(**options)
+    assert (params.greedy, params.adjusts, params.plain) == (greedy, adjusts, plain)
+
+
+def test_values_are_copied_and_of_plain_types():
+    bias, stop, ids = {np.int64(3): 1}, ["a"], [np.int32(7)]
+    params = SamplingParams(logit_bias=bias, stop=stop, stop_token_ids=ids, top_k=np.int64(2))
+    bias[4], stop[0], ids[0] = 1, "b", 9
+    assert (params.logit_bias, params.stop, params.stop_token_ids) == ({3: 1.0}, ("a",), (7,))
+    assert [type(x) for x in (*params.logit_bias.values(), params.top_k)] == [float, int]
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert (SamplingParams().max_tokens, SamplingParams().top_p) == (128, 1.0)
+    assert Request("a", [np.int32(1), 2]).prompt_token_ids == (1, 2)
+    with pytest.raises(ValueError, match=r"prompt_token_ids: 1\.5 is not an integer"):
+        Request("a", (1, 1.5))
+
+
+def test_a_new_request_has_computed_nothing():
+    state = RequestState(Request("a", (5, 6, 7)), 4)
+    assert (state.request_id, state.queue_key, state.arrival_index) == ("a", (0, 4), 4)
+    assert (state.token_ids, state.num_prompt_tokens, state.num_tokens) == ([5, 6, 7], 3, 3)
+    counts = {name for name in RequestState.__slots__ if name.startswith("num_")}
+    zero = counts - {"num_prompt_tokens"}
+    assert {getattr(state, name) for name in zero} == {0} and state.scored_parts == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "computed", "in_flight", "placeholders", "pending", "is_prefill"),
+    [
+        (0, 0, 0, 0, 3, True),  # a prompt of 3 tokens
+        (0, 2, 0, 0, 1, True),
+        (0, 1, 2, 1, 1, False),  # the step in flight samples the first token
+        (0, 3, 0, 0, 0, False),
+        (1, 3, 0, 0, 1, False),
+        (1, 3, 1, 1, 1, False),
+        (2, 0, 0, 0, 5, True),  # preempted
+        (2, 2, 1, 0, 2, True),
+        (2, 3, 1, 0, 1, False),
+        (3, 4, 1, 1, 0, False),  # the fourth token is the last, and never computed
+        (4, 5, 0, 0, 0, True),
+    ],
+)
+def test_what_a_request_has_left_to_compute(
+    outputs, computed, in_flight, placeholders, pending, is_prefill
+):
+    state = RequestState(Request("a", (5, 6, 7), SamplingParams(max_tokens=4)))
+    state.token_ids += range(outputs)
+    state.num_computed_tokens, state.num_in_flight_tokens = computed, in_flight
+    state.num_output_placeholders = placeholders
+    assert (state.num_pending_tokens, state.is_prefill) == (pending, is_prefill)
+    assert (state.num_output_tokens, state.num_tokens) == (outputs, 3 + outputs)
+    assert state.num_scheduled_tokens == computed + in_flight
+    assert state.num_prefill_tokens == max(3, 2 + outputs)
+    assert state.max_kv_tokens == 6
+    longer = state.with_output([8, 9])
+    assert longer.token_ids == [*state.token_ids, 8, 9] and longer.num_prompt_tokens == 3
+    assert state.num_tokens == 3 + outputs

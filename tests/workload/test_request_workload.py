@@ -1,0 +1,124 @@
+"""Requests' estimates, and prompts that a model cannot serve."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.config import (
+    KV,
+    Ablation,
+    ArrivalKind,
+    Arrivals,
+    Budget,
+    BudgetPolicy,
+    CacheState,
+    ConfigError,
+    Engine,
+    Experiment,
+    Model,
+    ModelShape,
+    Workload,
+)
+from labkit.engine import memory_budget as budget
+from labkit.workload.requests import request_workload
+from labkit.workload.requests.request_workload import (
+    FLOPS,
+    PROCESS_BYTES,
+    START_SECONDS,
+    STEP_SECONDS,
+    RequestKind,
+    unshared,
+)
+from labkit.workload.tokenized_prompts import Prompt
+
+LENGTHS = [(100, 10), (20, 60), (30, 30)]
+
+
+def experiment(blocks=None, **changes):
+    pool = Budget(policy=BudgetPolicy.fixed, blocks=blocks) if blocks else Budget()
+    workload = {"concurrency": 2, "num_requests": 3, **changes}
+    return Experiment(
+        ablation=Ablation(arms={"base": {}}),
+        model=Model(shape=ModelShape()),
+        engine=Engine(kv=KV(block_size=16), budget=pool),
+        workload=Workload(**workload),
+    )
+
+
+def estimate(**changes):
+    source = SimpleNamespace(lengths=lambda experiment: LENGTHS)
+    return RequestKind(source).estimate(experiment(**changes))
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    """A model of a million weights in 4 MB, with 1,000 bytes of keys and values a token."""
+    model = SimpleNamespace(matmul_weights=10**6, weight_bytes=4 * 10**6)
+    monkeypatch.setattr(request_workload, "_facts", lambda experiment: model)
+    monkeypatch.setattr(budget, "kv_bytes_per_token", lambda engine, model: 1000)
+    monkeypatch.setattr(request_workload, "_claimed_bytes", lambda experiment: 0)
+    return model
+
+
+def test_time_is_that_of_every_token_and_of_the_steps(facts):
+    busy = 2 * 10**6 * 250 / FLOPS + 100 / 2 * STEP_SECONDS
+    assert estimate().seconds == pytest.approx(START_SECONDS + busy)
+    warm = estimate(cache_state=CacheState.warm)
+    assert warm.seconds == pytest.approx(START_SECONDS + 2 * busy)
+    alone = 2 * 10**6 * 250 / FLOPS + 100 * STEP_SECONDS
+    assert estimate(concurrency=1).seconds == pytest.approx(START_SECONDS + alone)
+    assert estimate(concurrency=9).seconds < estimate().seconds
+    slow = Arrivals(ArrivalKind.poisson, 0.5)  # the last one of three arrives after 6 s
+    assert estimate(arrivals=slow, concurrency=None).seconds == pytest.approx(START_SECONDS + 6)
+
+
+def test_memory_is_that_of_the_longest_requests_together(facts, monkeypatch):
+    slots = {1: 112, 2: 112 + 80, 3: 112 + 80 + 64}  # whole blocks of 110, 80 and 60 tokens
+    for together, count in slots.items():
+        needed = PROCESS_BYTES + facts.weight_bytes + 1000 * count
+        assert estimate(concurrency=together).bytes == needed
+    monkeypatch.setattr(request_workload, "_claimed_bytes", lambda experiment: 1 << 40)
+    assert estimate().bytes == 1 << 40
+
+
+def prompt(number, length, max_tokens):
+    return Prompt(f"r{number}", (number,) * length, max_tokens)
+
+
+def model(vocab_size=100, max_context=64):
+    return SimpleNamespace(name="m", vocab_size=vocab_size, max_context=max_context)
+
+
+def check(*prompts, blocks=5, **sizes):
+    request_workload._check(prompts, experiment(blocks=blocks), model(**sizes))
+
+
+def test_prompts_must_fit_the_vocabulary_the_context_and_the_pool():
+    check(prompt(99, 5, 4), prompt(1, 40, 24))  # 63 tokens: the last is never read
+    check(prompt(1, 400, 24), max_context=None, blocks=28)
+    for arguments, sizes, message in (
+        ([prompt(100, 1, 1)], {}, "returns token id 100, but the vocabulary has only 100 ids"),
+        ([prompt(1, 40, 25), prompt(2, 1, 1)], {}, "a context of 64 tokens: request r1"),
+        ([prompt(1, 40, 24)], {"blocks": 4}, "blocks=4 is too small: request r1 .* 5 KV blocks"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check(*arguments, **sizes)
+
+
+def test_unshared_prompts_begin_with_different_tokens():
+    prompts = [Prompt(str(i), (7, 8, 9), 1) for i in range(3)]
+    assert [p.token_ids for p in unshared(prompts, model(vocab_size=3))] == [
+        (0, 8, 9), (1, 8, 9), (2, 8, 9)
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="each of the 3 requests needs a different first token"):
+        unshared(prompts, model(vocab_size=2))
+
+
+def test_a_workload_may_have_20_million_prompt_tokens():
+    for excess in (0, 1):
+        source = SimpleNamespace(lengths=lambda e, n=20_000_000 + excess: [(n - 5, 9), (5, 9)])
+        if excess:
+            with pytest.raises(ConfigError, match="about 20,000,001 prompt tokens"):
+                RequestKind(source).check(experiment())
+        else:
+            RequestKind(source).check(experiment())
