@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cli_errors import OneLineParser, print_error, print_notes
-from labkit.records import RecordError, open_study
+from labkit.records import OLDER_VERDICTS, RecordError, open_study
 
 if TYPE_CHECKING:
     from labkit.analysis.study_diff import StudyComparison
 
-FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
+FAIL_ON = ("worse", "better", "invalid", "inconclusive")
+
+
+def verdict_name(text: str) -> str:
+    """Return a verdict's name, also for the names of older versions: ``worse`` for ``slower``."""
+    return OLDER_VERDICTS.get(text, text)
 
 
 def margin(text: str) -> float:
@@ -58,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--fail-on",
         action="append",
         default=[],
+        type=verdict_name,
         choices=FAIL_ON,
         help="exit 1 if a row has this verdict (may be given more than once)",
     )

@@ -37,8 +37,8 @@ class Outcome(Enum):
 
 
 WORDS = {
-    "slower": Outcome.worse,
-    **dict.fromkeys(("faster", "equivalent", "trivial"), Outcome.no_worse),
+    "worse": Outcome.worse,
+    **dict.fromkeys(("better", "equivalent", "trivial"), Outcome.no_worse),
 }
 TITLES = {
     Outcome.no_worse: "No worse",

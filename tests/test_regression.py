@@ -18,7 +18,7 @@ from labkit.regression import Outcome, row_results, total
 def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
     one = {"arm": "head", "effect_pct": 0.1, "ci_low_pct": low, "ci_high_pct": high}
     one |= {"p_adjusted": 0.5, "verdict": verdict, "reason": reason}
-    control = {**one, "arm": "control", "verdict": "slower"}
+    control = {**one, "arm": "control", "verdict": "worse"}
     row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
     row |= {"primary": primary, "skipped": None, "arms": {"base": {"median": 1234.5}}}
     return {"design": {"margin_pct": 2.0}, "rows": [{**row, "comparisons": [one, control]}]}
@@ -27,8 +27,8 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
 @pytest.mark.parametrize(
     ("expected", "facts"),
     [
-        (1, {"verdict": "slower", "low": -4.0, "high": -1.0}),
-        (0, {"verdict": "faster", "low": 1.0, "high": 4.0}),
+        (1, {"verdict": "worse", "low": -4.0, "high": -1.0}),
+        (0, {"verdict": "better", "low": 1.0, "high": 4.0}),
         (0, {"verdict": "equivalent", "low": -1.0, "high": 1.0}),
         (0, {"verdict": "trivial", "low": -1.5, "high": -0.5}),
         (0, {"verdict": "inconclusive", "low": -1.9, "high": 9.0}),
@@ -39,7 +39,7 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
         (125, {"verdict": "inconclusive"}),
         (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),
-        (125, {"verdict": "slower", "primary": False}),
+        (125, {"verdict": "worse", "primary": False}),
     ],
 )
 def test_the_outcome_of_a_row(expected, facts):
@@ -48,7 +48,7 @@ def test_the_outcome_of_a_row(expected, facts):
 
 def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
     worse, fine, unknown = (
-        list(row_results("chat", cell(word))) for word in ("slower", "faster", "invalid")
+        list(row_results("chat", cell(word))) for word in ("worse", "better", "invalid")
     )
     assert total([*fine, *unknown, *worse]) is Outcome.worse
     assert total([*fine, *unknown]) is Outcome.undecided
@@ -56,7 +56,7 @@ def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
 
 
 def test_the_summary_is_a_table():
-    results = list(row_results("chat", cell("slower", -4.0, -1.0)))
+    results = list(row_results("chat", cell("worse", -4.0, -1.0)))
     text = regression.markdown("b against a", results, 2)
     assert text.startswith("### Worse: b against a\n")
     row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
@@ -136,7 +136,7 @@ def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path)
 @pytest.mark.parametrize(
     ("result", "code"),
     [
-        (cell("slower"), 1),
+        (cell("worse"), 1),
         (cell("invalid"), 125),
         ("interrupted", 130),
         (RevisionError("arm head: no worker"), 125),

@@ -15,22 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analysis.arm_comparison import interval_to_percent
-from labkit.analysis.effect_wording import effect_text
-from labkit.analysis.number_format import magnitude_text, round_significant
+from labkit.analysis.number_format import round_significant
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
-from labkit.analysis.verdict_sentences import row_name
 from labkit.config import count_text
 from labkit.records.metric_registry import define_metric
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
-
-Json = Mapping[str, Any]
-MAX_NAMED_SETTINGS = 3  # a sentence gives the number of more settings, not their names
 
 
 @dataclass(frozen=True)
@@ -195,73 +190,3 @@ def is_decided(settings: Sequence[BestSetting]) -> bool:
 def setting_text(arm: str) -> str:
     """Return a setting in words: ``order=decode_first, threads=2``."""
     return arm.replace(",", ", ")
-
-
-def best_sentence(cell: Json) -> str:
-    """Return the answer to a sweep in one sentence, from its ``cell.json``."""
-    settings = cell["best"]
-    count = sum(arm["role"] != "control" for arm in cell["arms"])
-    if not settings:
-        return "No answer: nothing was measured."
-    clauses = [_clause(one, count, len(settings) > 1) for one in settings]
-    failed = list(dict.fromkeys(arm for one in settings for arm in one["excluded"]))
-    missing = f" No valid result: {_listed(failed)}." if failed else ""
-    return f"{clauses[0][0].upper()}{'; '.join(clauses)[1:]}.{missing}"
-
-
-def _clause(one: Json, count: int, named: bool) -> str:
-    """Return the clause on the best setting of one row.
-
-    ``count`` is the number of settings. The clause names the row if ``named``, else its metric.
-    """
-    where = f"in {row_name(one)}" if named else f"in {one['metric']}"
-    if one["best"] is None:
-        return f"no answer {where}: {one['withheld']}"
-    best, settings = setting_text(one["best"]), count_text(count, "setting")
-    if one["withheld"] is not None:
-        return (
-            f"not decided: which of {settings} is best {where}; an estimate only "
-            f"({one['withheld']}): {best}, {_effect(one, one['effect_pct'])}{_than(one)}"
-        )
-    rivals = [arm for arm in one["possibly_best"] if arm != one["best"]]
-    if not rivals:
-        return f"on this machine {best} is the best of {settings} {where}: {_lead(one)}"
-    if len(rivals) + 1 == count:
-        return (
-            f"not decided: {settings} cannot be told apart {where}; the best measured, {best}, is "
-            f"{_lead(one)}"
-        )
-    text = (
-        f"not decided: {len(rivals) + 1} of {settings} may be the best {where}; the best measured, "
-        f"{best}, is {_lead(one)}"
-    )
-    if rivals == [one["reference"]]:
-        return f"{text}, the only one not told apart from it"
-    return f"{text}; not told apart from it: {_listed(rivals)}"
-
-
-def _lead(one: Json) -> str:
-    """Return the best setting's difference from its reference in words, with the interval."""
-    low, high = one["ci_low_pct"], one["ci_high_pct"]
-    if one["better"] == "lower":
-        low, high = high, low
-    confidence = f"{100 * one['level']:g} % interval"
-    if low * high <= 0:
-        return f"{_effect(one, low)} to {_effect(one, high)}{_than(one)} ({confidence})"
-    sizes = f"{magnitude_text(low)} to {magnitude_text(high)} %"
-    return f"{_effect(one, one['effect_pct'])}{_than(one)} ({confidence}: {sizes})"
-
-
-def _effect(one: Json, effect_pct: float) -> str:
-    reference = one["values"].get(one["reference"])
-    return effect_text(one["metric"], one["unit"], one["better"], effect_pct, reference)
-
-
-def _than(one: Json) -> str:
-    return f" than {setting_text(one['reference'])}"
-
-
-def _listed(arms: Sequence[str]) -> str:
-    if len(arms) > MAX_NAMED_SETTINGS:
-        return f"{len(arms)} settings, marked ~ in the table"
-    return "; ".join(map(setting_text, arms))

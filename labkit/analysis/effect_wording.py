@@ -1,35 +1,151 @@
-"""Wording of effects: the word for a metric's change, and the size of the change in its unit.
+"""Wording of effects: the phrase for an arm's difference from the baseline in a metric.
 
-Only a speed is called faster or slower. A latency is lower by milliseconds, a share by percentage
-points, and an arm takes more or less memory.
+``takes 55.0 % less time per launch than separate (2.2 times as fast)``. The words of each metric
+are in :mod:`labkit.records.metric_registry`. A percentage is always of the metric's own value, so a
+time that fell by 55 % is 55 % less time and never "55 % faster".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name, value_text
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import MetricDefinition, define_metric
 
-SECONDS = ("us", "ms", "s")
+MIN_RATIO = 1.45  # a smaller one says no more than the percentage
 
 
-def change_word(metric: str | None, unit: str | None, better: str | None, larger: bool) -> str:
-    """Return ``faster``, ``slower``, ``more``, ``less``, ``higher`` or ``lower``.
-
-    ``larger`` is whether the value is larger than the baseline's.
-    """
-    definition = define_metric(metric, unit)
-    if definition.is_speed:
-        return "faster" if larger == (better == "higher") else "slower"
-    if definition.is_mass_noun:
-        return "more" if larger else "less"
-    return "higher" if larger else "lower"
+def direction_word(metric: MetricDefinition, larger: bool) -> str:
+    """Return the direction of a difference as a table names it: ``less time``, ``waits less``."""
+    words = metric.words
+    word = words.more if larger else words.less
+    if words.quantity and not words.quantity.startswith("of "):
+        return f"{word} {words.quantity}"
+    return word if words.more == "higher" else f"{words.singular_verb} {word}"
 
 
 def verdict_word(verdict: str, metric: str | None, unit: str | None, better: str | None) -> str:
-    """Return a verdict as it is printed: ``lower`` for a latency that is ``faster``."""
-    if verdict in ("faster", "slower"):
-        return change_word(metric, unit, better, (verdict == "faster") == (better == "higher"))
+    """Return a verdict as it is printed: ``less time`` for a shorter time, which is ``better``."""
+    if verdict in ("better", "worse"):
+        larger = (verdict == "better") == (better == "higher")
+        return direction_word(define_metric(metric, unit), larger)
     return verdict.replace("_", "-")
+
+
+def amount_text(
+    metric: MetricDefinition, effects: Sequence[float], places: Sequence[str] = ()
+) -> str:
+    """Return how much more or less: ``4.1 to 8.0 % more``, ``1.0 % less to 2.0 % more``.
+
+    ``places`` name the rows of the effects. They are given if directions differ.
+    """
+    words, order = metric.words, sorted(range(len(effects)), key=effects.__getitem__)
+    low, high = (effects[order[end]] for end in (0, -1))
+
+    def one(index: int) -> str:
+        word = words.more if effects[index] > 0 else words.less
+        where = f" ({places[index]})" if places else ""
+        return f"{magnitude_text(effects[index])} % {word}{where}"
+
+    if low < 0 < high:
+        return f"{one(order[0])} to {one(order[-1])}"
+    return f"{range_text(effects)} % {words.more if high > 0 else words.less}"
+
+
+def range_text(effects: Sequence[float]) -> str:
+    """Return the range of effects' sizes: ``4.1 to 8.0``, ``4.1``, or ``up to 8.0`` from 0."""
+    sizes = sorted(abs(effect) for effect in effects)
+    low, high = magnitude_text(sizes[0]), magnitude_text(sizes[-1])
+    if low == high:
+        return low
+    return f"{low} to {high}" if sizes[0] else f"up to {high}"
+
+
+def effect_phrase(
+    metric: MetricDefinition,
+    effects: Sequence[float],
+    tail: str = "",
+    *,
+    amount: str | None = None,
+    base: float | None = None,
+    notes: Sequence[str] = (),
+    verb: str | None = None,
+    detail: bool = True,
+    at: bool = True,
+) -> str:
+    """Return what an arm does more or less than another, with a verb.
+
+    Parameters
+    ----------
+    metric
+        The metric's definition.
+    effects
+        Differences in percent, in one or more rows.
+    tail
+        What follows before the notes: ``than separate in all 4 rows``.
+    amount
+        How much more or less, in other words than :func:`amount_text`.
+    base
+        The baseline's value. With it, the phrase gives a single effect in the metric's unit if
+        its registered words ask for it.
+    notes
+        What is added in parentheses after the percentage and the ratio.
+    verb
+        The verb; by default the metric's, as of one arm.
+    detail
+        Whether the phrase says what the quantity refers to.
+    at
+        Whether the phrase names the statistic: ``at the median``.
+    """
+    words, extras = metric.words, []
+    quantity = words.quantity
+    if amount is None:
+        amount = amount_text(metric, effects)
+        if base is not None and len(effects) == 1 and words.in_unit:
+            size = size_text(metric.unit, base * effects[0] / 100)
+            amount = f"{size} {words.more if effects[0] > 0 else words.less}"
+            quantity = "" if quantity == "time" else quantity
+            if not metric.unit.startswith("%"):
+                extras.append(f"{magnitude_text(effects[0])} %")
+        if not extras:
+            extras += ratio_text(metric, effects)
+    parts = [verb or words.singular_verb, amount, quantity]
+    parts += [words.detail] * detail + [words.at] * (detail and at)
+    phrase = " ".join(part for part in (*parts, tail) if part)
+    extras += filter(None, notes)
+    return f"{phrase} ({'; '.join(extras)})" if extras else phrase
+
+
+def ratio_text(metric: MetricDefinition, effects: Sequence[float]) -> list[str]:
+    """Return ``2.2 times as fast`` or ``7.6 times as many`` if an effect is large, else nothing."""
+    ratios = [1 + effect / 100 for effect in effects]
+    if metric.words.quantity == "time" and all(0 < ratio < 1 for ratio in ratios):
+        ratios, word = [1 / ratio for ratio in ratios], "fast"
+    elif metric.words.quantity == "time":
+        word = "long"
+    elif metric.words.less == "fewer":
+        word = "many"
+    else:
+        return []
+    if min(ratios) < MIN_RATIO:
+        return []
+    ends = [f"{x:.1f}" if x < 9.95 else f"{x:,.0f}" for x in (min(ratios), max(ratios))]
+    return [f"{' to '.join(dict.fromkeys(ends))} times as {word}"]
+
+
+def interval_phrase(
+    metric: MetricDefinition, interval: tuple[float, float] | None, level: float | None = None
+) -> str:
+    """Return an interval of an effect: ``95 % interval 3.2 to 5.0 %``; empty if it is unknown.
+
+    The limits name directions only if they differ.
+    """
+    if interval is None:
+        return ""
+    name = "interval" if level is None else f"{100 * level:g} % interval"
+    if interval[0] < 0 < interval[1]:
+        return f"{name} {amount_text(metric, interval)}"
+    return f"{name} {range_text(interval)} %"
 
 
 def size_text(unit: str | None, size: float) -> str:
@@ -37,28 +153,6 @@ def size_text(unit: str | None, size: float) -> str:
     if unit is not None and unit.startswith("%"):
         return f"{magnitude_text(size)} points"
     return f"{value_text(abs(size), unit)} {unit_name(unit)}"
-
-
-def has_own_size(metric: str | None, unit: str | None) -> bool:
-    """Return whether sentences give an effect in the metric's unit besides percent."""
-    times = unit in SECONDS and not define_metric(metric, unit).is_speed
-    return times or unit == "bytes" or (unit or "").startswith("%")
-
-
-def effect_text(
-    metric: str | None, unit: str | None, better: str | None, effect_pct: float,
-    baseline: float | None = None,
-) -> str:  # fmt: skip
-    """Return an effect as text: ``2.1 % faster``, ``12.0 ms (5.1 %) lower``.
-
-    ``baseline``: the baseline's median, from which the size in the metric's unit follows.
-    """
-    word = change_word(metric, unit, better, effect_pct > 0)
-    percent = f"{magnitude_text(effect_pct)} %"
-    if baseline is None or not has_own_size(metric, unit):
-        return f"{percent} {word}"
-    size = size_text(unit, baseline * effect_pct / 100)
-    return f"{size} {word}" if size.endswith(" points") else f"{size} ({percent}) {word}"
 
 
 def value_with_unit(value: float, unit: str | None) -> str:

@@ -11,7 +11,7 @@ ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
   processes for any test, every arm is judged by its times as measured, with stalls;
-- if p is at most .05 for an arm, stalls stay excluded, and that arm is called faster or slower, on
+- if p is at most .05 for an arm, stalls stay excluded, and that arm is called better or worse, on
   times that the exclusion changed, only if it is so with stalls, too;
 - otherwise stalls stay excluded, and an arm is called equivalent only if the difference between
   its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
@@ -69,7 +69,7 @@ class StallAttribution:
             yield f"{stalls} were left in the times: {self.kept_reason}"
         for arm, reason in self.unclear_reasons.items():
             yield (
-                f"{stalls} were excluded, and {arm} is faster or slower only if it is so with "
+                f"{stalls} were excluded, and {arm} is better or worse only if it is so with "
                 f"them, too: {reason}"
             )
 
@@ -79,7 +79,7 @@ class StallAttribution:
         """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
 
         Call it only for rows whose times changed when stalls were excluded. ``with_stalls`` returns
-        the verdict on the times with stalls: if both are ``faster``, or both ``slower``, it does
+        the verdict on the times with stalls: if both are ``better``, or both ``worse``, it does
         not matter whose work the stalls were.
         """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:

@@ -9,8 +9,9 @@ from typing import Any
 from labkit.analysis.arm_comparison import row_tests
 from labkit.analysis.best_setting import is_decided
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
-from labkit.analysis.headline import headline
+from labkit.analysis.findings import plan_findings
 from labkit.analysis.host_groups import host_groups, machine_name
+from labkit.analysis.long_text import long_text
 from labkit.analysis.search_objective import objective
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
@@ -195,7 +196,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
         "dir": analysis.data.dir.name,
         "machine": machine_name(analysis),
         "question": cell["question"],
-        "answer": headline(analysis),
+        "answer": long_text(plan_findings(analysis)),
         "status": analysis.status,
         "complete": analysis.data.complete,
         "blocks": len(analysis.data.blocks_done),

@@ -6,20 +6,28 @@ from collections.abc import Sequence
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.cell_labels import cell_labels
+from labkit.analysis.findings import Findings, merge_findings, plan_findings
 from labkit.analysis.number_format import join_names
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.short_answer import (
-    answer_wordings,
-    answers_of_cells,
+from labkit.analysis.short_text import (
     arm_text,
-    short_answer,
+    capitalised,
+    short_text,
+    short_wordings,
     shortest,
 )
 from labkit.analysis.summary_verdict import summary_verdict
 from labkit.analysis.verdict_sentences import title
 from labkit.config import count_text
 
-DIRECTED = ("faster", "slower", "mixed")
+DIRECTED = ("better", "worse", "mixed")
+KINDS = {
+    "equivalent": "no difference",
+    "inconclusive": "undecided",
+    "estimate_only": "estimate only",
+    "invalid": "no answer",
+    "none": "nothing to compare",
+}
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
@@ -37,49 +45,52 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
     capacities = serving_capacities(analyses)
     if capacities:
         return shortest(_capacity(capacities))
-    if len(analyses) == 1:
-        return short_answer(analyses[0])
-    number, answers = count_text(len(analyses), "cell"), [short_answer(one) for one in analyses]
-    verdicts = [summary_verdict(analysis) for analysis in analyses]
-    texts = [verdict.text for verdict in verdicts]
-    counts = join_names([f"{texts.count(text)} {text}" for text in dict.fromkeys(texts)])
-    candidates = [f"{number}: {counts}."]
+    cells, labels = [plan_findings(analysis) for analysis in analyses], cell_labels(analyses)
+    if len(cells) == 1:
+        return short_text(cells[0])
+    answers, verdicts = [short_text(cell) for cell in cells], list(map(summary_verdict, cells))
+    texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
+    number = count_text(len(cells), "cell")
+    parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
+    counts = f"{capitalised(join_names(parts))} of {number}."
+    wordings = [counts]
     if len(set(answers)) == 1:
-        candidates = [f"{answers[0].rstrip('.')}, in all {number}.", *candidates]
+        wordings = [f"{answers[0].rstrip('.')}, in all {number}.", *wordings]
     elif set(texts) == {"computed"}:
-        candidates = [*_at(analyses, -1), *candidates]
-    elif together := answers_of_cells(analyses, cell_labels(analyses)):
-        candidates = together
+        wordings = [*_at(labels[-1], cells[-1]), *wordings]
+    elif together := merge_findings(cells, labels):
+        wordings = short_wordings(together)
     elif directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
-        candidates = [*(f"{counts}. {text}" for text in _at(analyses, directed[0])), *candidates]
+        first = _at(labels[directed[0]], cells[directed[0]])
+        wordings = [*(f"{counts} {text}" for text in first), *wordings]
     else:
-        candidates = [*_by_verdict(analyses, texts), *candidates]
-    return shortest(candidates)
+        wordings = [*_by_verdict(cells, labels, texts), *wordings]
+    return shortest(wordings)
 
 
-def _at(analyses: Sequence[CellAnalysis], index: int) -> list[str]:
+def _at(label: str, cell: Findings) -> list[str]:
     """Return wordings of the answer of one cell, with its label."""
-    label = cell_labels(analyses)[index]
-    return [f"At {label}: {text}" for text in answer_wordings(analyses[index])]
+    return [f"At {label}: {text}" for text in short_wordings(cell)]
 
 
-def _by_verdict(analyses: Sequence[CellAnalysis], verdicts: Sequence[str]) -> list[str]:
+def _by_verdict(
+    cells: Sequence[Findings], labels: Sequence[str], verdicts: Sequence[str]
+) -> list[str]:
     """Return the verdicts and their cells as a sentence, if all cells compare the same arms."""
-    compared = {(one.data.baseline, tuple(one.data.treatment_arms)) for one in analyses}
-    ((baseline, arms), *others) = compared
+    ((baseline, arms), *others) = {(cell.baseline, cell.arms) for cell in cells}
     if others or not arms:
         return []
-    labels: dict[str, list[str]] = {}
-    for label, verdict in zip(cell_labels(analyses), verdicts, strict=True):
-        labels.setdefault(verdict, []).append(label)
+    places: dict[str, list[str]] = {}
+    for label, verdict in zip(labels, verdicts, strict=True):
+        places.setdefault(verdict, []).append(label)
     parts = "; ".join(
         f"{verdict} at {join_names(names)}"
-        if len(labels) > 1
+        if len(places) > 1
         else f"{verdict} in all {len(names)} cells"
-        for verdict, names in labels.items()
+        for verdict, names in places.items()
     )
     text = f"{join_names([arm_text(arm) for arm in arms])} against {arm_text(baseline)}: {parts}."
-    return [text[0].upper() + text[1:]]
+    return [capitalised(text)]
 
 
 def _capacity(capacities: Sequence[ServingCapacity]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from labkit.analysis.cell_analysis import CellData
-from labkit.analysis.quality_answer import interval_text, quality_phrases
+from labkit.analysis.outputs_text import interval_text, quality_phrases
 from labkit.analysis.statistics.block_jackknife import block_jackknife
 from labkit.analysis.text_quality import ScoredWindows, scored_windows
 

@@ -1,14 +1,21 @@
-"""The verdict on a whole cell in a word or two: ``faster``, ``no difference``, ``mixed``."""
+"""The verdict on a whole cell in a word or two: ``less time``, ``no difference``, ``mixed``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.analysis.cell_analysis import CellAnalysis, CellData
-from labkit.analysis.effect_wording import verdict_word
-from labkit.records.metric_registry import OUTPUTS
+from labkit.analysis.effect_wording import direction_word
+from labkit.analysis.findings import CHANGED, SAME, Answer, Findings
 
-SAME = ("equivalent", "trivial")
+TEXTS = {
+    Answer.nothing_to_compare: ("none", "nothing to compare"),
+    Answer.none: ("invalid", "no answer"),
+    Answer.estimate: ("estimate_only", "estimate only"),
+    Answer.computed: ("computed", "computed"),
+    Answer.undecided: ("inconclusive", "undecided"),
+}
+MAX_WORDS = 2  # more metrics than that are only better or worse
+OF_OUTPUTS = {"pass": ("equivalent", "as claimed"), "fail": ("invalid", "not as claimed")}
 
 
 @dataclass(frozen=True)
@@ -19,63 +26,42 @@ class SummaryVerdict:
     text: str
 
 
-def summary_verdict(analysis: CellAnalysis) -> SummaryVerdict:
+def summary_verdict(findings: Findings) -> SummaryVerdict:
     """Return the verdict on all arms in all primary rows of a cell.
 
     The verdict has a direction only if all decided rows have the same one.
     """
-    data = analysis.data
-    if data.sweep:
-        return _of_sweep(analysis)
-    if OUTPUTS in data.metrics:
-        return _of_outputs(analysis)
-    judged = [
-        one
-        for one in analysis.judged
-        if one.row.primary and one.comparison.arm in data.treatment_arms
-    ]
-    if not data.treatment_arms:
-        return SummaryVerdict("none", "nothing to compare")
-    words = [one.verdict.word for one in judged]
-    if not words or set(words) == {"invalid"}:
-        return SummaryVerdict("invalid", "no answer")
-    for word, text in (("estimate_only", "estimate only"), ("computed", "computed")):
-        if set(words) <= {word, "invalid"}:
-            return SummaryVerdict(word, text)
-    words = [word for word in words if word != "computed"]
-    decided = {word for word in words if word in ("faster", "slower", *SAME)}
-    if not decided:
-        return SummaryVerdict("inconclusive", "undecided")
-    if decided <= set(SAME):
-        same = sum(word in SAME for word in words)
-        return SummaryVerdict("equivalent", "no difference" + _share(same, len(words), data))
-    if {"faster", "slower"} <= decided:
+    if findings.answer is Answer.best_setting:
+        return _of_sweep(findings)
+    if findings.outputs is not None:
+        of_outputs = OF_OUTPUTS.get(findings.outputs.status, TEXTS[Answer.none])
+        return SummaryVerdict(*of_outputs)
+    if findings.answer in TEXTS:
+        return SummaryVerdict(*TEXTS[findings.answer])
+    tested = [one for one in findings.findings if one.word != "computed"]
+    counts = {word: sum(one.word == word for one in tested) for word in (*CHANGED, *SAME)}
+    if counts["better"] and counts["worse"]:
         return SummaryVerdict("mixed", "mixed")
-    kind = "faster" if "faster" in decided else "slower"
-    row = next(one.row for one in judged if one.verdict.word == kind)
-    text = verdict_word(kind, row.metric, row.unit, row.better)
-    return SummaryVerdict(kind, text + _share(words.count(kind), len(words), data))
+    kind = next((word for word in CHANGED if counts[word]), None)
+    if kind is None:
+        same = sum(counts[word] for word in SAME)
+        return SummaryVerdict("equivalent", "no difference" + _share(same, len(tested), findings))
+    words = [direction_word(e.metric, e.effect > 0) for e in tested if e.word == kind]
+    text = ", ".join(dict.fromkeys(words)) if len(set(words)) <= MAX_WORDS else kind
+    return SummaryVerdict(kind, text + _share(counts[kind], len(tested), findings))
 
 
-def _share(part: int, total: int, data: CellData) -> str:
+def _share(part: int, total: int, findings: Findings) -> str:
     """Return in how many of the primary rows, or of all arms' comparisons, a verdict holds."""
-    noun = "rows" if len(data.treatment_arms) == 1 else "comparisons"
+    noun = "rows" if len(findings.arms) == 1 else "comparisons"
     return f" in {part} of {total} {noun}" if part < total else ""
 
 
-def _of_sweep(analysis: CellAnalysis) -> SummaryVerdict:
-    best = analysis.best
-    if not best or all(one.best is None for one in best):
-        return SummaryVerdict("invalid", "no answer")
-    if any(one.withheld is not None for one in best):
-        return SummaryVerdict("estimate_only", "estimate only")
-    if all(len(one.possibly_best) == 1 for one in best):
-        return SummaryVerdict("faster", "best setting known")
-    return SummaryVerdict("inconclusive", "undecided")
-
-
-def _of_outputs(analysis: CellAnalysis) -> SummaryVerdict:
-    status = analysis.gates["identical"].status
-    if status == "pass":
-        return SummaryVerdict("equivalent", "as claimed")
-    return SummaryVerdict("invalid", "not as claimed" if status == "fail" else "no answer")
+def _of_sweep(findings: Findings) -> SummaryVerdict:
+    if all(one.best is None for one in findings.best):
+        return SummaryVerdict(*TEXTS[Answer.none])
+    if any(one.withheld is not None for one in findings.best):
+        return SummaryVerdict(*TEXTS[Answer.estimate])
+    if all(len(one.possibly_best) == 1 for one in findings.best):
+        return SummaryVerdict("better", "best setting known")
+    return SummaryVerdict(*TEXTS[Answer.undecided])

@@ -12,11 +12,11 @@ The first rule that applies decides:
 5. the interval lies inside the margin: ``trivial`` if the difference is significant, else
    ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
    interval in the same row exceeds the margin;
-6. ``faster`` or ``slower``: the adjusted p is at most alpha;
+6. ``better`` or ``worse``: the adjusted p is at most alpha;
 7. ``inconclusive``, with the smallest detectable effect.
 
 Interval and p are simultaneous over the rows and arms: the probability that a study claims a
-wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
+wrong ``better``, ``worse``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
 most alpha. The control's interval is not simultaneous, because it describes the noise of one row,
 which does not grow with the number of rows.
 """
@@ -37,8 +37,8 @@ from labkit.analysis.statistics.power import (
 from labkit.config import count_text
 
 VERDICT_WORDS = (
-    "faster",
-    "slower",
+    "better",
+    "worse",
     "equivalent",
     "trivial",
     "inconclusive",
@@ -46,7 +46,7 @@ VERDICT_WORDS = (
     "estimate_only",
     "computed",
 )
-DECIDED_WORDS = frozenset({"faster", "slower", "equivalent", "trivial"})
+DECIDED_WORDS = frozenset({"better", "worse", "equivalent", "trivial"})
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
 
 
@@ -80,7 +80,7 @@ def judge(
     Parameters
     ----------
     better
-        ``higher`` or ``lower``: which values of the metric count as faster.
+        ``higher`` or ``lower``: which values of the metric are better.
     causes
         The reasons why failed gates forbid a verdict; empty if all gates hold.
     control
@@ -113,7 +113,7 @@ def judge(
         return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
     if significant:
         up = comparison.effect_pct > 0
-        return Verdict("faster" if up == (better == "higher") else "slower")
+        return Verdict("better" if up == (better == "higher") else "worse")
     return Verdict("inconclusive", _power_reason(comparison, criteria))
 
 

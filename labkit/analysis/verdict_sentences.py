@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.effect_wording import (
-    change_word,
-    effect_text,
-    size_text,
-    value_with_unit,
-)
+from labkit.analysis.effect_wording import effect_phrase, size_text, value_with_unit
 from labkit.analysis.number_format import MINUS, interval_text, magnitude_text, p_text, percent_text
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.statistics.permutation_test import Relabellings, relabellings
 from labkit.config import count_text
+from labkit.records.metric_registry import define_metric
 
 Json = Mapping[str, Any]
 
@@ -85,10 +81,11 @@ def cell_phrases(cell: Json, claim: str) -> CellPhrases:
     return CellPhrases(cell, level_text(cell), test_method_text(cell), identity_phrase(cell, claim))
 
 
-def _direction(cell: Json, row: Json, comparison: Json) -> str:
-    baseline = row["arms"][cell["arms"][0]["name"]]["median"]
-    metric, unit, better = row["metric"], row["unit"], row["better"]
-    return effect_text(metric, unit, better, comparison["effect_pct"], baseline)
+def _effect(cell: Json, row: Json, comparison: Json, *notes: str) -> str:
+    """Return a comparison's effect with its verb and, in parentheses, ``notes``."""
+    base = row["arms"][cell["arms"][0]["name"]]["median"]
+    metric = define_metric(row["metric"], row["unit"])
+    return effect_phrase(metric, [comparison["effect_pct"]], base=base, notes=notes)
 
 
 def computed_text(row: Json, arm: str, baseline: str) -> str:
@@ -104,7 +101,8 @@ def computed_text(row: Json, arm: str, baseline: str) -> str:
         return f"{text}, {baseline} has none"
     if value == base:
         return f"{text}, as in {baseline}"
-    word = change_word(row["metric"], row["unit"], row["better"], value > base)
+    words = define_metric(row["metric"], row["unit"]).words
+    word = words.more if value > base else words.less
     size = size_text(row["unit"], value - base)
     return f"{text}, {size} {word} than in {baseline}"
 
@@ -113,7 +111,7 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
     """Return an interval as text, with signed limits.
 
     If ``directed``, the sentence has named the direction of the effect, so the limits are sizes
-    without a sign: ``1.2 to 3.4`` after "faster".
+    without a sign: ``1.2 to 3.4`` after "better".
     """
     low, high = comparison[f"{key}_low_pct"], comparison[f"{key}_high_pct"]
     if low is None:
@@ -123,17 +121,17 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
     if comparison["effect_pct"] < 0:
         low, high = -high, -low
     ends = [f"{MINUS if x < 0 else ''}{magnitude_text(x)}" for x in (low, high)]
-    return f"{ends[0]} to {ends[1]}"
+    return f"{ends[0]} to {ends[1]} %"
 
 
 def _evidence(phrases: CellPhrases, comparison: Json, directed: bool) -> str:
     """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
-        f"({effect}adjusted {phrases.level} CI {_interval(comparison, 'ci', directed)}, "
+        f"{effect}adjusted {phrases.level} CI {_interval(comparison, 'ci', directed)}, "
         f"adjusted p = {p_text(comparison['p_adjusted'])}; this row alone "
         f"{_interval(comparison, 'ci_raw', directed)}, p = {p_text(comparison['p'])} "
-        f"({phrases.test_method}); {count_text(comparison['blocks'], 'block')})"
+        f"({phrases.test_method}); {count_text(comparison['blocks'], 'block')}"
     )
 
 
@@ -149,18 +147,15 @@ def verdict_sentence(phrases: CellPhrases, row: Json, comparison: Json) -> str:
         return f"{arm}: inconclusive: {reason}"
     if word == "estimate_only":
         blocks = count_text(comparison["blocks"], "block")
-        return f"{arm}: estimate only: {_direction(cell, row, comparison)} in {blocks} ({reason})"
-    directed = word in ("faster", "slower", "trivial")
-    evidence = f"{_evidence(phrases, comparison, directed)}; {phrases.identity}"
-    if word in ("faster", "slower"):
-        return f"{arm} is {_direction(cell, row, comparison)} {evidence}"
+        return f"estimate only: {arm} {_effect(cell, row, comparison, blocks)} ({reason})"
+    directed = word in ("better", "worse", "trivial")
+    evidence = _evidence(phrases, comparison, directed)
+    if word in ("better", "worse"):
+        return f"{arm} {_effect(cell, row, comparison, evidence)}; {phrases.identity}"
     if word == "trivial":
-        margin = f"±{cell['design']['margin_pct']:g} %"
-        effect = _direction(cell, row, comparison)
-        return f"{arm} is {effect}, inside the margin of {margin} {evidence}"
-    if word == "equivalent":
-        return f"{arm}: equivalent: {reason} {evidence}"
-    return f"{arm}: inconclusive: {reason} {evidence}"
+        margin = f"inside the margin of ±{cell['design']['margin_pct']:g} %"
+        return f"{arm} {_effect(cell, row, comparison, margin, evidence)}; {phrases.identity}"
+    return f"{arm}: {word}: {reason} ({evidence}); {phrases.identity}"
 
 
 def row_name(row: Json) -> str:

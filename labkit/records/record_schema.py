@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA_VERSION = 1
+OLDER_VERDICTS = {"faster": "better", "slower": "worse"}  # names in older files and commands
 OUTCOMES = (
     "ok",
     "refused",

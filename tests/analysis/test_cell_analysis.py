@@ -130,26 +130,29 @@ def test_a_computed_value_that_the_baseline_lacks_is_not_undecided(make_cell):
 def test_a_planted_effect_is_named_with_its_interval(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 0.95}))
     c = comparison_of(cell)
-    assert c["verdict"] == "faster"
+    assert c["verdict"] == "better"
     assert c["ci_low_pct"] < -5.0 < c["ci_high_pct"] < 0
     assert c["p"] == pytest.approx(2 / 1296) == c["p_floor"]
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert comparison_of(cell, "control")["verdict"] in ("equivalent", "trivial")
     line = verdict_sentences(cell, "bitwise")[0]
-    assert "seq_map is 4.8 % faster (adjusted 95 % CI 4.3 to 5.6, adjusted p = 0.0015; " in line
-    assert line.endswith("alone 4.4 to 5.5, p = 0.0015 (exact); 4 blocks); outputs bit-identical")
+    assert (
+        "seq_map takes 4.8 % less time per launch (adjusted 95 % CI 4.3 to 5.6 %, adjusted p = "
+        "0.0015; " in line
+    )
+    assert line.endswith("alone 4.4 to 5.5 %, p = 0.0015 (exact); 4 blocks); outputs bit-identical")
 
 
-def test_the_direction_of_better_decides_faster_or_slower(make_cell):
+def test_the_direction_of_better_decides_better_or_worse(make_cell):
     slower = analyse_cell(make_cell("a/x", effects={"seq_map": 1.05}))
-    assert comparison_of(slower)["verdict"] == "slower" and comparison_of(slower)["effect_pct"] > 0
+    assert comparison_of(slower)["verdict"] == "worse" and comparison_of(slower)["effect_pct"] > 0
     serving = analyse_cell(make_cell("a/y", effects={"seq_map": 1.05}, requests=True))
     assert serving["rows"][0]["metric"] == "total_tok_s" and serving["rows"][0]["primary"]
     assert (
-        comparison_of(serving)["verdict"] == "faster" and comparison_of(serving)["effect_pct"] > 0
+        comparison_of(serving)["verdict"] == "better" and comparison_of(serving)["effect_pct"] > 0
     )
     ttft = next(i for i, r in enumerate(serving["rows"]) if r["metric"] == "ttft_p50_ms")
-    assert comparison_of(serving, row=ttft)["verdict"] == "faster"
+    assert comparison_of(serving, row=ttft)["verdict"] == "better"
     assert comparison_of(serving, row=ttft)["effect_pct"] < 0
 
 
@@ -199,8 +202,8 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     assert judge(certain, "lower", criteria, [], flat).word == "trivial"
     assert judge(certain, "lower", criteria, [], loud).word == "inconclusive"
     far = replace(certain, effect_pct=9.0, equivalence=Equivalence(0.9, 9.9))
-    assert judge(far, "lower", criteria, [], loud).word == "slower"
-    assert judge(far, "higher", criteria, [], None).word == "faster"
+    assert judge(far, "lower", criteria, [], loud).word == "worse"
+    assert judge(far, "higher", criteria, [], None).word == "better"
 
 
 @pytest.mark.parametrize(("blocks", "runs"), [(2, 2), (3, 1), (5, 1)])
@@ -216,7 +219,7 @@ def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks
 def test_three_blocks_of_two_and_six_of_one_may_claim(make_cell):
     for name, blocks, runs in (("a", 3, 2), ("b", 6, 1)):
         cell = analyse_cell(make_cell(name, blocks=blocks, runs=runs, effects={"seq_map": 0.8}))
-        assert comparison_of(cell)["verdict"] == "faster"
+        assert comparison_of(cell)["verdict"] == "better"
 
 
 def test_an_alpha_out_of_reach_claims_nothing(make_cell):
@@ -400,13 +403,13 @@ def test_values_without_a_logarithm_are_inconclusive(make_cell):
         comparison_of(cell)["verdict"] == "inconclusive"
         and comparison_of(cell)["effect_pct"] is None
     )
-    assert comparison_of(cell, row=1)["verdict"] == "faster"
+    assert comparison_of(cell, row=1)["verdict"] == "better"
 
 
 def test_each_of_several_arms_is_compared_with_the_baseline(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 0.9, "identity": 1.1, "third": 1.0}))
     words = {c["arm"]: c["verdict"] for c in cell["rows"][0]["comparisons"]}
-    assert words["seq_map"] == "faster" and words["identity"] == "slower"
+    assert words["seq_map"] == "better" and words["identity"] == "worse"
     assert all(c["baseline"] == "binary_search" for c in cell["rows"][0]["comparisons"])
     c = comparison_of(cell)
     assert c["p_adjusted"] == pytest.approx(3 * c["p"])

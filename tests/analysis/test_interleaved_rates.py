@@ -91,7 +91,7 @@ def as_row(logs, positions):
     })  # fmt: skip
 
 
-DECIDED = {"faster", "slower", "equivalent", "trivial"}
+DECIDED = {"better", "worse", "equivalent", "trivial"}
 
 
 def final_answer(row):
@@ -125,7 +125,7 @@ def rates(studies, rounds, place_pct, **options):
     False verdicts are those without an effect; the others are of an effect of the margin.
     """
     null = simulate(studies, rounds, place_pct, 0.0, 1, **options)
-    false = np.mean([word in {"faster", "slower", "trivial"} for _, word in null])
+    false = np.mean([word in {"better", "worse", "trivial"} for _, word in null])
     moved = list(simulate(studies, rounds, place_pct, to_log_ratio(MARGIN * 1.0001), 2, **options))
     equal = np.mean([word in {"equivalent", "trivial"} for _, word in moved])
     covered = np.mean([found.ci_pct[0] <= MARGIN <= found.ci_pct[1] for found, _ in moved])
@@ -308,7 +308,7 @@ def machine(rng, noise, turns):
 
 def false_verdicts(row_of, studies):
     answers = (final_answer(row_of(900_000 + study)) for study in range(studies))
-    return np.mean([word in {"faster", "slower", "trivial"} for _, word in answers])
+    return np.mean([word in {"better", "worse", "trivial"} for _, word in answers])
 
 
 def test_every_worker_has_all_its_turns():

@@ -64,7 +64,7 @@ def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     analysis = analyse_with_stalls(
         make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0)
     )
-    assert verdict(analysis).verdict.word == "slower"
+    assert verdict(analysis).verdict.word == "worse"
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
     (line,) = [line for line in caveats(analysis) if "stalls" in line]
     assert (
@@ -84,7 +84,7 @@ def random_stalls(arm, block):
 
 def test_the_machine_s_stalls_are_removed(make_cell):
     analysis = analyse_with_stalls(make_cell, random_stalls, effect=0.9)
-    assert verdict(analysis).verdict.word == "slower"
+    assert verdict(analysis).verdict.word == "worse"
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.3)
     assert not any("stalls" in line for line in caveats(analysis))
     whole = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
@@ -116,8 +116,8 @@ def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
 
     large = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
     assert large.stalls.unclear_reasons
-    assert verdict(large).verdict.word == "slower"
-    assert any("seq_map is faster or slower only if" in line for line in caveats(large))
+    assert verdict(large).verdict.word == "worse"
+    assert any("seq_map is better or worse only if" in line for line in caveats(large))
     small = analyse_with_stalls(make_cell, stalls_of, effect=1.02, blocks=7, name="small")
     assert verdict(small).comparison.p_adjusted <= 0.05
     assert verdict(small).verdict.word == "inconclusive"

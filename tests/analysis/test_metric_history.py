@@ -44,7 +44,10 @@ def test_a_slower_commit_is_found_and_named(week, capsys):
     assert change.probe_percent == pytest.approx(0)
     assert main([str(root), "dispatch_us"]) == 0
     out = capsys.readouterr().out
-    assert "slower between 2026-11-07 aaaaaaaaaa and 2026-11-08 bbbbbbbbbb" in out
+    assert (
+        " more time per launch after a change between 2026-11-07 aaaaaaaaaa and 2026-11-08 "
+        "bbbbbbbbbb" in out
+    )
     assert "the machine's probe changed by 0.0%" in out.replace("+", "")
     page = (root / "history-dispatch_us.html").read_text("utf-8")
     assert page.count('class="dot"') == 12 and page.count('class="margin"') == 1

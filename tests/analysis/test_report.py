@@ -16,15 +16,16 @@ from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.headline import headline
+from labkit.analysis.findings import plan_findings
 from labkit.analysis.latency_throughput import METRICS
+from labkit.analysis.long_text import long_text
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import NUM_STYLES, arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_files import FORMATS
 from labkit.analysis.rendering.run_timeline_charts import PHASE_COLOURS, run_timelines
-from labkit.analysis.short_answer import short_answer
+from labkit.analysis.short_text import short_text
 from labkit.records import Metric
 from labkit.report import main
 
@@ -127,18 +128,18 @@ def assert_in_order(text, *parts):
 
 def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsysbinary):
     study = make_cell("study/cell", blocks=2).parent
-    answer = headline(analyse(study / "cell"))
+    answer = long_text(plan_findings(analyse(study / "cell")))
     weak = "estimate only: 2 blocks of 2 cannot support"
     assert answer.startswith("Estimate only (2 blocks of 2")
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines[0] == f"**{short_answer(analyse(study / 'cell'))}**"
+    assert lines[0] == f"**{short_text(plan_findings(analyse(study / 'cell')))}**"
     assert lines[1] == answer and lines[2].startswith("| batch |")
     assert_in_order(
         text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row"
     )
     page = printed(capsysbinary, study, "html")
-    short = short_answer(analyse(study / "cell"))
+    short = short_text(plan_findings(analyse(study / "cell")))
     assert_in_order(page, f'<p class="answer">{short}</p>', answer, weak, "<table", "alpha 0.05")
     out = io.StringIO()
     print_cell(study / "cell", Console(width=200, file=out))
@@ -146,10 +147,10 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
 
 
 def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
-    answers = [headline(analyse(study / name)) for name in ("chat", "kernel")]
+    answers = [long_text(plan_findings(analyse(study / name))) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2:5] == [
-        "**1 slower and 1 faster. At chat: Seq map is 4.8 % slower: throughput 499 to 475 tok/s.**",
+        "**Worse in 1 and better in 1 of 2 cells. At chat: Seq map processes 4.8 % fewer tokens.**",
         "", "| cell | answer | gates |",
     ]  # fmt: skip
     assert all(f"| {answer} |" in text for answer in answers)
@@ -160,7 +161,7 @@ def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
 def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary):
     page = printed(capsysbinary, study, "html")
     details = re.findall(r'<details class="row">.*?</details>', page, re.S)
-    sentence = "seq_map is 4.8 % faster (adjusted 95 % CI"
+    sentence = "seq_map takes 4.8 % less time per launch (adjusted 95 % CI"
     assert page.count(sentence) == sum(one.count(sentence) for one in details) > 0
     assert all("<li>control" in one for one in details)
 
@@ -448,7 +449,7 @@ def test_the_github_export_has_its_fields(study, capsysbinary):
         f"decode, 64 reqs, ctx 128 [{arm}]" for arm in ("binary_search", "seq_map", "control")
     }
     assert all(e["unit"] == "us" and e["value"] > 0 and "range" in e for e in entries)
-    assert "faster" in next(e for e in entries if "seq_map" in e["name"])["extra"]
+    assert "% less time per launch" in next(e for e in entries if "seq_map" in e["name"])["extra"]
 
 
 def refusal(capsys, *argv):
@@ -529,7 +530,7 @@ def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
         *lines, report = out.getvalue().splitlines()
         assert report == f"report: {study / 'report.md'}"
         assert max(map(len, lines)) <= width
-        assert any("faster" in line and "−" in line for line in lines)
+        assert any("better" in line and "−" in line for line in lines)
         assert ("publ." in out.getvalue()) is (width == 100)
 
 

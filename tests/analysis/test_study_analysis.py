@@ -46,7 +46,7 @@ def test_an_undecided_control_or_secondary_row_leaves_a_cell_decided(make_cell):
     words = {
         (one.row.metric, one.comparison.arm): one.verdict.word for one in cache.cell(cell).judged
     }
-    assert words["total_tok_s", "seq_map"] == "slower" and cache.decided(cell)
+    assert words["total_tok_s", "seq_map"] == "worse" and cache.decided(cell)
     assert words["total_tok_s", "control"] == words["ttft_p50_ms", "seq_map"] == "inconclusive"
 
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.short_answer import short_answer
+from labkit.analysis.findings import plan_findings
+from labkit.analysis.short_text import short_text
 from labkit.analysis.study_answer import study_answer
 
 
@@ -13,8 +14,8 @@ def analyses_of(make_cell, **options):
 
 def test_equal_answers_are_said_once(make_cell):
     both = analyses_of(make_cell, blocks=8)
-    alone = short_answer(both[0])
-    assert short_answer(both[1]) == alone
+    alone = short_text(plan_findings(both[0]))
+    assert short_text(plan_findings(both[1])) == alone
     assert study_answer(both) == f"{alone.rstrip('.')}, in all 2 cells."
 
 
@@ -26,12 +27,15 @@ def test_cells_that_compare_the_same_arms_have_one_answer_with_its_size(make_cel
         for n, e in enumerate(effects)
     ]
     assert study_answer(cells[:2]) == (
-        "Seq map is faster than binary search in both cells, by 20.0 to 50.0 %."
+        "Seq map takes 20.0 to 50.0 % less time per launch than binary search in both cells."
     )
-    assert study_answer(cells) == ("Seq map is 50.0 % faster (seed=1) to 25.0 % slower (seed=2).")
+    assert study_answer(cells) == (
+        "Seq map takes 50.0 % less (seed=1) to 25.0 % more (seed=2) time per launch than binary "
+        "search."
+    )
     cells[0] = analyse(make_cell("study/seed=9", effects=effects[0], cases=("one",), blocks=2))
     assert study_answer(cells[:2]) == (
-        "Seq map is faster than binary search in 1 of 2 cells, by 50.0 %; 1 undecided."
+        "Seq map takes 50.0 % less time per launch than binary search in 1 of 2 cells; 1 undecided."
     )
 
 
@@ -40,15 +44,15 @@ def test_several_arms_in_several_cells_have_their_ranges(make_cell):
         analyse(make_cell(f"study/seed={n}", effects=e, claims=False, cases=("one",), noise=0.0005))
         for n, e in enumerate(({"a": 0.5, "b": 1.0}, {"a": 0.4, "b": 1.5}))
     ]
-    expected = "A is 50.0 to 60.0 % faster than binary search, b 50.0 % slower (1 of 2 cells)."
+    expected = "A takes 50.0 to 60.0 % less time than binary search, b 50.0 % more (1 of 2 cells)."
     assert study_answer(cells) == expected
     rows = [
         analyse(make_cell(f"rows/seed={n}", effects=e, claims=False, noise=0.0005))
         for n, e in enumerate(({"a": 0.5, "b": 0.9, "c": 0.8}, {"a": 0.4, "b": 1.2, "c": 1.5}))
     ]
     words = study_answer(rows).partition("; others ")
-    assert words[0].startswith("A is 50.0 to 60.") and "slower" not in words[0]
-    assert words[2].startswith("20.") and words[2].endswith(" % slower.")
+    assert words[0].startswith("A takes 50.0 to 60.") and "more" not in words[0]
+    assert words[2].startswith("20.") and words[2].endswith(" % more.")
 
 
 def test_an_invalid_cell_is_counted(make_cell):
@@ -61,7 +65,7 @@ def test_an_invalid_cell_is_counted(make_cell):
         for n, change in enumerate((None, lambda r: fail(r) if r.arm == "seq_map" else r))
     ]  # fmt: skip
     assert study_answer(cells) == (
-        "Seq map is faster than binary search in 1 of 2 cells, by 5.0 %; 1 invalid."
+        "Seq map takes 5.0 % less time per launch than binary search in 1 of 2 cells; 1 invalid."
     )
 
 
@@ -79,9 +83,9 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
         for n, (blocks, change) in enumerate(((2, None), (8, in_other_units)))
     ]  # fmt: skip
     answer = study_answer(cells)
-    assert answer.startswith("1 estimate only and 1 ") and ". At seed=1: A " in answer
+    assert answer.startswith("Estimate only in 1 and better in 1 of 2 cells. At seed=1: A takes ")
 
 
 def test_one_cell_answers_for_itself(make_cell):
     cell = analyse(make_cell(blocks=8))
-    assert study_answer([cell]) == short_answer(cell)
+    assert study_answer([cell]) == short_text(plan_findings(cell))

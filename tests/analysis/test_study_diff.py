@@ -200,7 +200,7 @@ def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
     new = make_cell("new/cell", effects={"seq_map": 1.3}, change=noisy(2, 0.01, 1.15)).parent
     comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
     words = {(c.row.case, c.arm): c.verdict.word for c in comparison.changes}
-    assert {word for (_, arm), word in words.items() if arm == "seq_map"} == {"slower"}
+    assert {word for (_, arm), word in words.items() if arm == "seq_map"} == {"worse"}
     assert {word for (_, arm), word in words.items() if arm != "seq_map"} == {"not_comparable"}
     low, high = comparison.changes[1].comparison.ci_pct
     assert low < 100 * (1.3 / 0.95 - 1) < high
@@ -210,7 +210,7 @@ def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
     """An arm may depend on the part of the machine that slowed, and the baseline not."""
     old = make_cell("old/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.005)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005, 1.15)).parent
-    assert main([str(old), str(new), "--fail-on", "slower"]) == 0
+    assert main([str(old), str(new), "--fail-on", "worse"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "is neither claimed nor ruled out" in out and "inconclusive" in out
     assert "Not decided in 2 rows: the smallest detectable change is" in out
@@ -219,11 +219,11 @@ def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
     comparison = compare_studies(*(AnalysisCache().study(s) for s in (still, flat)), 2.0)
     assert {c.verdict.word for c in comparison.changes if c.comparison} == {"inconclusive"}
     same = make_cell("same/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005)).parent
-    assert main([str(old), str(same), "--fail-on", "slower"]) == 1
+    assert main([str(old), str(same), "--fail-on", "worse"]) == 1
 
 
 @pytest.mark.parametrize("probe", [1.1, 1 / 1.1], ids=["slower machine", "faster machine"])
-@pytest.mark.parametrize(("arm", "word"), [(1.1, "slower"), (1 / 1.1, "faster")])
+@pytest.mark.parametrize(("arm", "word"), [(1.1, "worse"), (1 / 1.1, "better")])
 def test_a_claim_needs_the_whole_interval_beyond_the_machine_s_change(make_cell, probe, arm, word):
     """Whichever way either changed: an end of the interval within it decides nothing."""
 
@@ -270,7 +270,7 @@ def test_studies_with_a_baseline_alone_are_shown_but_cannot_pass_in_ci(make_cell
     assert main([str(old), str(new)]) == 0
     out = capsys.readouterr().out
     assert "not comparable in time" in out and "arms of one study" in " ".join(out.split())
-    assert main([str(old), str(new), "--fail-on", "slower"]) == 2
+    assert main([str(old), str(new), "--fail-on", "worse"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -295,11 +295,12 @@ def test_a_narrow_terminal_shows_whole_names(make_cell, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("scale", "flags", "code", "word"),
     [
-        (1.0, ["--fail-on", "slower"], 0, "equivalent"),
-        (1.06, ["--fail-on", "slower"], 1, "slower"),
-        (1.06, [], 0, "slower"),
-        (1.06, ["--fail-on", "slower", "--margin", "10%"], 0, "trivial"),
-        (0.9, ["--fail-on", "slower"], 0, "faster"),
+        (1.0, ["--fail-on", "worse"], 0, "equivalent"),
+        (1.06, ["--fail-on", "worse"], 1, "worse"),
+        (1.06, ["--fail-on", "slower"], 1, "worse"),  # the name of older versions
+        (1.06, [], 0, "worse"),
+        (1.06, ["--fail-on", "worse", "--margin", "10%"], 0, "trivial"),
+        (0.9, ["--fail-on", "worse"], 0, "better"),
     ],
 )
 def test_verdict_and_exit_code(make_cell, capsys, scale, flags, code, word):
@@ -313,14 +314,14 @@ def test_verdict_and_exit_code(make_cell, capsys, scale, flags, code, word):
 def test_changes_below_two_percent_do_not_matter_by_default(make_cell, scale, code):
     old = make_cell("old/cell", effects={"seq_map": 1.0}, noise=0.0005).parent
     new = make_cell("new/cell", effects={"seq_map": scale}, noise=0.0005, seed=2).parent
-    assert main([str(old), str(new), "--fail-on", "slower"]) == code
+    assert main([str(old), str(new), "--fail-on", "worse"]) == code
 
 
 def test_each_of_several_verdicts_may_fail_a_comparison(make_cell):
     old = make_cell("old/cell").parent
     new = make_cell("new/cell", effects={"seq_map": 1.2}, seed=2).parent
-    assert main([str(old), str(new), "--fail-on", "slower", "--fail-on", "inconclusive"]) == 1
-    assert main([str(old), str(new), "--fail-on", "faster", "--fail-on", "inconclusive"]) == 0
+    assert main([str(old), str(new), "--fail-on", "worse", "--fail-on", "inconclusive"]) == 1
+    assert main([str(old), str(new), "--fail-on", "better", "--fail-on", "inconclusive"]) == 0
 
 
 def test_invalid_rows_fail_a_comparison_even_if_no_row_can_be_compared(make_cell):
@@ -331,7 +332,7 @@ def test_invalid_rows_fail_a_comparison_even_if_no_row_can_be_compared(make_cell
 
     old, new = make_cell("old/cell").parent, make_cell("new/cell", change=crash).parent
     assert main([str(old), str(new), "--fail-on", "invalid"]) == 1
-    assert main([str(old), str(new), "--fail-on", "slower"]) == 2
+    assert main([str(old), str(new), "--fail-on", "worse"]) == 2
 
 
 def refusal(capsys, old, new):
@@ -401,7 +402,7 @@ def test_a_study_that_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
 def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):
     old = make_cell("old/cell", blocks=2).parent
     new = make_cell("new/cell", blocks=2, effects={"seq_map": 1.5}).parent
-    assert main([str(old), str(new), "--fail-on", "slower"]) == 0
+    assert main([str(old), str(new), "--fail-on", "worse"]) == 0
     assert "estimate-only" in capsys.readouterr().out
 
     def crash(record):
@@ -468,11 +469,11 @@ def test_each_later_study_is_compared_with_the_first(make_cell, capsys):
     slower = make_cell(
         "slower/cell", blocks=8, noise=0.002, seed=3, effects={"seq_map": 1.2}
     ).parent
-    assert main([str(old), str(same), str(slower), "--fail-on", "slower"]) == 1
+    assert main([str(old), str(same), str(slower), "--fail-on", "worse"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert f"to {same}" in out and out.index(f"to {same}") < out.index(f"to {slower}")
-    assert "slower" in out and "adjusted over 4 comparisons (Holm)" in out
-    assert main([str(old), str(same), "--fail-on", "slower"]) == 0
+    assert "worse" in out and "adjusted over 4 comparisons (Holm)" in out
+    assert main([str(old), str(same), "--fail-on", "worse"]) == 0
 
 
 def test_p_is_adjusted_over_all_later_studies(make_cell):

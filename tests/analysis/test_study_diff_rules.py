@@ -184,7 +184,7 @@ def test_a_claim_needs_the_blocks_of_the_study_with_fewer_runs(place):
     assert verdict == Verdict("estimate_only", "5 blocks of 1: a claim needs at least 6")
     enough = study({"a": 0.2}, runs=1, blocks=6)
     comparison = compare(*ordered(place, enough, study(blocks=6, seed=2)))
-    assert change_of(comparison).verdict.word == ("faster", "slower")[place]
+    assert change_of(comparison).verdict.word == ("better", "worse")[place]
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -228,7 +228,7 @@ def test_an_adjusted_p_of_just_alpha_rejects():
     old, new = study({"a": 0.0, "b": 0.0}, alpha=alpha), study({"a": 0.5, "b": 0.0}, seed=2)
     comparison = compare(old, new)
     assert change_of(comparison).comparison.p_adjusted == alpha
-    assert change_of(comparison).verdict.word == "slower"
+    assert change_of(comparison).verdict.word == "worse"
     change = effect_change_of(old, new, "b")
     assert change_of(comparison, "b").comparison.ci_pct == interval_pct(change, alpha)
     assert interval_pct(change, alpha) != interval_pct(change, alpha / 2)
@@ -278,7 +278,7 @@ def test_a_machine_that_changed_by_more_than_the_margin_leaves_nothing_equivalen
 def test_an_interval_that_reaches_into_the_machine_s_change_decides_nothing(probe_pct, change_pct):
     """The limit nearer to 0 must exceed the change of the machine, in either direction."""
     old, probe = study(noise=0.01), np.log1p(probe_pct / 100)
-    for factor, words in ((1, ["inconclusive"] * 2), (2, ["slower", "faster"])):
+    for factor, words in ((1, ["inconclusive"] * 2), (2, ["worse", "better"])):
         shift = np.log1p(factor * change_pct / 100)
         new = study({"a": shift}, seed=2, noise=0.01, probe=probe)
         near, far = sorted(abs(limit) for limit in compared(old, new).ci_pct)
@@ -335,7 +335,7 @@ def test_the_control_of_a_cell_withholds_equivalence_in_that_cell_alone():
     assert words == {"quiet": "equivalent", "noisy": "inconclusive"}
 
 
-@pytest.mark.parametrize(("better", "word"), [("lower", "slower"), ("higher", "faster")])
+@pytest.mark.parametrize(("better", "word"), [("lower", "worse"), ("higher", "better")])
 def test_the_direction_of_better_names_a_change(better, word):
     old, new = study(better=better), study({"a": 0.1}, seed=2, better=better)
     assert change_of(compare(old, new)).verdict.word == word
@@ -439,7 +439,7 @@ def test_cells_of_one_name_are_compared_and_others_listed():
     comparison = compare_studies(old, new, 2.0)
     assert comparison.caveats == ("gone is only in old", "more is only in new")
     assert [c.cell for c in comparison.changes if c.arm == "arm"] == ["one", "two"]
-    assert all(c.verdict.word == "slower" for c in comparison.changes if c.arm == "arm")
+    assert all(c.verdict.word == "worse" for c in comparison.changes if c.arm == "arm")
     with pytest.raises(StudiesNotComparable, match="no cell in common"):
         compare_studies(old[:2], [study(name="x"), study(name="y")], 2.0)
 

@@ -1,15 +1,15 @@
 """Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from labkit.analysis import gates
+from labkit.analysis.findings import Findings
 from labkit.analysis.output_identity import IdentityReport
-from labkit.analysis.quality_answer import interval_text, quality_sentences, share_text
+from labkit.analysis.outputs_text import interval_text, quality_sentences, share_text
 from labkit.analysis.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.rendering.output_agreement_table import output_noun
 from labkit.analysis.rendering.speed_quality_chart import (
@@ -151,24 +151,23 @@ def test_a_server_compared_on_fewer_tokens_is_named_below_the_table():
     assert "arm lossy returns its 20 likeliest tokens" in table.notes[2]
 
 
-def scored_cell(*arms):
-    """Return a cell's data, with what one run of each arm scored; ``arms``: names and shifts."""
+def found(*arms):
+    """Return findings with what one run of each arm scored; ``arms``: names and shifts."""
+    names = tuple(name for name, _ in arms)
     records = tuple(record(name, shift) for name, shift in (("base", 0.0), *arms))
-    return SimpleNamespace(
-        baseline="base", treatment_arms=[name for name, _ in arms], records=records
-    )
+    return Findings(names, "base", qualities=tuple(text_qualities(["base", *names], records)[1:]))
 
 
 def test_the_headline_has_each_arm_s_quality_with_its_interval():
-    assert quality_sentences(scored_cell(("lossy", 0.1))) == [
+    assert quality_sentences(found(("lossy", 0.1))) == [
         "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.24 % (90.42 to 94.06) the "
         "same next token."
     ]
-    assert quality_sentences(SimpleNamespace(baseline="a", treatment_arms=["b"], records=())) == []
+    assert quality_sentences(Findings(("b",), "a")) == []
 
 
 def test_of_many_arms_the_headline_has_the_closest_and_the_furthest():
-    (sentence,) = quality_sentences(scored_cell(("c", 0.3), ("a", 0.1), ("d", 0.4), ("b", 0.2)))
+    (sentence,) = quality_sentences(found(("c", 0.3), ("a", 0.1), ("d", 0.4), ("b", 0.2)))
     assert sentence.startswith(
         "Quality against base, the closest and the furthest of 4 arms: a KL 0."
     )

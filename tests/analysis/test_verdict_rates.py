@@ -113,7 +113,7 @@ def answers(design, values, planned=None, shown=(), arms=1):
     ]
 
 
-DECIDED = {"faster", "slower", "equivalent", "trivial"}
+DECIDED = {"better", "worse", "equivalent", "trivial"}
 
 
 def final_answers(design, values):
@@ -145,7 +145,7 @@ def at_most(share, studies, promised=0.05):
 def false_claim_rate(design, rows, studies, kind):
     """Return the share of A/A studies that call any row faster, slower or trivial."""
     results = simulate(design, rows, studies, kind=kind)
-    return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in results)
+    return rate(bool({"better", "worse", "trivial"} & set(words)) for _, words in results)
 
 
 def false_equivalence_rate(design, rows, studies):
@@ -198,7 +198,7 @@ def power(design, rows, studies):
     effect = np.median([to_log_ratio(one.mde_pct) / one.sd for one in stated]) * SD
     moved = np.where(np.arange(rows) == 0, effect, 0.0)
     wide = replace(design, margin_pct=0.01)
-    return rate(words[0] == "slower" for _, words in simulate(wide, rows, studies, moved, seed=5))
+    return rate(words[0] == "worse" for _, words in simulate(wide, rows, studies, moved, seed=5))
 
 
 def grown_claim_rate(studies, ask=lambda done, shown: shown):
@@ -213,7 +213,7 @@ def grown_claim_rate(studies, ask=lambda done, shown: shown):
         for done in (4, 5, 6):
             shown.append(done)
             _, words = answers(design, values[:, :done], shown=ask(done, shown))
-            claimed |= bool({"faster", "slower", "trivial"} & set(words))
+            claimed |= bool({"better", "worse", "trivial"} & set(words))
         claims += claimed
     return claims / studies
 
@@ -381,5 +381,5 @@ def test_arms_of_a_cell_share_alpha():
         arms = [np.stack([base, simulate_processes(rng, "clean", design, 2)[1]]) for _ in range(5)]
         for times in claims:
             words = {w for arm in arms for w in answers(design, arm, arms=times)[1]}
-            claims[times] += bool({"faster", "slower", "trivial"} & words)
+            claims[times] += bool({"better", "worse", "trivial"} & words)
     assert at_most(claims[5] / studies, studies) and not at_most(claims[1] / studies, studies)

@@ -36,7 +36,7 @@ def test_the_verdict_follows_the_adjusted_p():
     verdict = judge(one, "lower", LEVELS, [], None)
     assert verdict.word == "inconclusive"
     assert verdict.reason.startswith("p = 0.01 for this row alone, 0.2 adjusted")
-    assert judge(replace(one, p_adjusted=0.05), "lower", LEVELS, [], None).word == "faster"
+    assert judge(replace(one, p_adjusted=0.05), "lower", LEVELS, [], None).word == "better"
 
 
 def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
@@ -61,7 +61,7 @@ def test_a_design_whose_smallest_p_is_just_alpha_may_claim():
         "b", "a", -5.0, (-9.0, -1.0), 0.05, 0.05, 0.05, 6.0, 4, 4, 0.03,
         Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
     )  # fmt: skip
-    assert judge(one, "lower", LEVELS, [], None).word == "faster"
+    assert judge(one, "lower", LEVELS, [], None).word == "better"
     verdict = judge(replace(one, p_floor=0.0501), "lower", LEVELS, [], None)
     assert verdict.word == "estimate_only" and "cannot reach p = 0.05" in verdict.reason
 

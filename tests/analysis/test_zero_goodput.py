@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.headline import headline
+from labkit.analysis.findings import plan_findings
+from labkit.analysis.long_text import long_text
 from labkit.analysis.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.sensitivity_analysis import sensitivity_results
 from labkit.analysis.verdict_sentences import verdict_sentences
@@ -55,11 +56,13 @@ def test_an_arm_with_zero_goodput_is_lower_by_100_percent_and_others_keep_their_
     assert arms["fast"].comparison == plain["fast"].comparison  # by ratios, as before
     assert arms["control"].comparison == plain["control"].comparison
     slow = arms["slow"]
-    assert slow.verdict.word == "slower"
+    assert slow.verdict.word == "worse"
     assert slow.comparison.effect_pct == pytest.approx(-100, abs=0.5)
     assert slow.comparison.ci_pct[0] >= -100 and slow.comparison.ci_pct[1] < -98
-    text = "\n".join([headline(analysis), *verdict_sentences(analysis.json, "none")])
-    assert "slow is 100 % lower" in text and "above 0" not in text
+    text = "\n".join(
+        [long_text(plan_findings(analysis)), *verdict_sentences(analysis.json, "none")]
+    )
+    assert "slow serves 100 % fewer requests within the limits" in text and "above 0" not in text
     assert "slow" not in {result.arm for result in sensitivity_results(analysis)}
     (row,) = analysis.rows
     pairs = paired_differences(row, "slow", "binary_search", 1)

@@ -56,7 +56,7 @@ def test_an_arm_with_shorter_launches_is_faster_and_one_with_less_memory_is_not(
 def test_a_metric_of_a_users_own_follows_from_its_unit():
     assert define_metric("answers", "req/s").is_speed
     assert not define_metric("errors", "%").is_speed
-    assert define_metric("cache", "bytes").is_mass_noun
+    assert define_metric("cache", "bytes").words.quantity == "memory"
     assert define_metric("total_tok_s", "answers").unit == "answers"  # another metric of that name
 
 

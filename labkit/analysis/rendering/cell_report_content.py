@@ -11,8 +11,9 @@ from typing import Any
 from labkit.analysis.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
-from labkit.analysis.headline import headline
+from labkit.analysis.findings import Findings, plan_findings
 from labkit.analysis.isolation_agreement import isolation_sentence
+from labkit.analysis.long_text import long_text
 from labkit.analysis.next_command import NextCommand, next_command
 from labkit.analysis.rendering import svg_elements, video_tables
 from labkit.analysis.rendering.arm_styles import arm_classes
@@ -28,7 +29,7 @@ from labkit.analysis.sensitivity_analysis import (
     sensitivity_results,
 )
 from labkit.analysis.server_arm_caveats import lateness_errors
-from labkit.analysis.short_answer import short_answer
+from labkit.analysis.short_text import short_text
 from labkit.analysis.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.verdict_sentences import control_sentence, title
 from labkit.config import count_text
@@ -77,9 +78,14 @@ class CellReport:
         return ", ".join(self.cell.get("overrides") or [self.cell["cell"]])
 
     @cached_property
+    def findings(self) -> Findings:
+        """What is worth saying about the cell."""
+        return plan_findings(self.analysis)
+
+    @cached_property
     def answer(self) -> str:
         """The whole answer to the question, in one sentence."""
-        return headline(self.analysis)
+        return long_text(self.findings)
 
     @cached_property
     def settings(self) -> list[Table[Values]]:
@@ -120,7 +126,7 @@ class CellReport:
     @cached_property
     def short_answer(self) -> str:
         """The answer to the question in at most 20 words."""
-        return short_answer(self.analysis)
+        return short_text(self.findings)
 
     @property
     def answer_has_details(self) -> bool:
@@ -131,7 +137,7 @@ class CellReport:
     @cached_property
     def verdict(self) -> SummaryVerdict:
         """The verdict on the whole cell."""
-        return summary_verdict(self.analysis)
+        return summary_verdict(self.findings)
 
     @cached_property
     def bars(self) -> CardBars | None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
-from labkit.analysis.effect_wording import effect_text
+from labkit.analysis.effect_wording import effect_phrase
 from labkit.analysis.metric_history import HistoryPoint, Series, SeriesChange, metric_history
 from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
 from labkit.analysis.rendering.chart import Chart, padded_range
@@ -21,6 +21,7 @@ from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.statistics.change_points import MIN_VALUES
 from labkit.config import count_text
+from labkit.records.metric_registry import define_metric
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,13 @@ NOTE = (
 def change_sentence(series: Series, change: SeriesChange) -> str:
     """Return a sentence on a change: its size, the studies around it, and the probe's change."""
     before, after = series.points[change.index - 1], series.points[change.index]
-    how = effect_text(series.metric, series.unit, series.better, change.percent, change.before)
+    metric = define_metric(series.metric, series.unit)
+    how = effect_phrase(metric, [change.percent], base=change.before)
     probe = "the machine has no probe"
     if change.probe_percent is not None:
         probe = f"the time of the machine's probe changed by {percent_text(change.probe_percent)}"
     return (
-        f"{series.name}: {how} between {_place(before)} and {_place(after)} "
+        f"{series.name}: {how} after a change between {_place(before)} and {_place(after)} "
         f"(p {p_text(change.p)}); {probe}"
     )
 

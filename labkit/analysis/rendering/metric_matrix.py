@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.rendering.interval_bars import IntervalScale
 from labkit.analysis.rendering.report_parts import Parts, section
-from labkit.analysis.rendering.results_table import failure_outcomes, verdict_text
+from labkit.analysis.rendering.results_table import failure_outcomes
 from labkit.analysis.verdict_sentences import level_text, real_arms
 from labkit.records.metric_registry import define_metric
 
@@ -44,7 +44,7 @@ class MatrixCell:
     value, difference
         The arm's median and its difference from the baseline as text.
     sign
-        The verdict as a word or a sign: ``faster``, ``=``, ``≈``, ``?``.
+        The verdict as a word or a sign: ``better``, ``=``, ``≈``, ``?``.
     kind
         The verdict as in ``cell.json``, or empty.
     bar
@@ -117,7 +117,8 @@ def _group_name(row: Json, several_cases: bool) -> str:
             return "Not measured"
         label = definition.label[:1].upper() + definition.label[1:]
         return f"{label} ({unit_name(row['unit'])}), {row['better']} is better"
-    family = "Memory" if definition.is_mass_noun else FAMILIES.get(row["unit"] or "", "Work")
+    is_memory = "memory" in definition.words.quantity
+    family = "Memory" if is_memory else FAMILIES.get(row["unit"] or "", "Work")
     return f"{family}, all requests" if several_cases else family
 
 
@@ -162,11 +163,10 @@ def _cell(
         return MatrixCell(value)
     verdict = comparison["verdict"]
     known = comparison["effect_pct"] is not None
-    word = verdict_text(row, verdict)
     return MatrixCell(
         value,
         percent_text(comparison["effect_pct"]) if known else "",
-        SIGNS.get(verdict, word),
+        SIGNS.get(verdict, verdict),
         verdict,
         "" if verdict == "computed" else scale.bar_style(comparison),
     )

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from labkit.analysis.observations import MetricRow
+from labkit.analysis.outputs_text import quality_phrases
 from labkit.analysis.paired_differences import paired_differences, variation_sentence
-from labkit.analysis.quality_answer import quality_phrases
 from labkit.analysis.rendering import html_charts
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.counter_tables import (

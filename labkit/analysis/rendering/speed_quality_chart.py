@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
-from labkit.analysis.quality_answer import interval_text
+from labkit.analysis.outputs_text import interval_text
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.point_labels import add_point_labels

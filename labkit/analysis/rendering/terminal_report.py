@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.effect_wording import verdict_word
 from labkit.analysis.number_format import interval_text, p_text, percent_text, value_text
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from labkit.analysis.study_diff import RowChange, StudyComparison
 
 VERDICT_STYLES = {
-    "faster": "bold green",
-    "slower": "bold red",
+    "better": "bold green",
+    "worse": "bold red",
     "equivalent": "cyan",
     "trivial": "cyan",
     "inconclusive": "yellow",
@@ -144,7 +143,7 @@ def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
     """Return a cell's text without its unit, which is in the heading, and without a reason."""
     text = column.text(line)
     if column.is_verdict:
-        return text.partition(":")[0]
+        return _word(line.verdict) if line.verdict else text.partition(":")[0]
     return text.replace("%", "").replace(" to ", ", ") if column.numeric else text
 
 
@@ -180,9 +179,12 @@ def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
 
 def _change_verdict(change: RowChange) -> str:
     word = change.verdict.word
-    if word == "not_comparable":
-        return "not comparable in time"
-    return verdict_word(word, change.row.metric, change.row.unit, change.row.better)
+    return "not comparable in time" if word == "not_comparable" else _word(word)
+
+
+def _word(verdict: str) -> str:
+    """Return a verdict as terminals print it: in one word, because columns are narrow."""
+    return verdict.replace("_", "-")
 
 
 def _row_name(change: RowChange) -> str:

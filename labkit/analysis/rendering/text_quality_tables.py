@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.quality_answer import interval_text, share_text
+from labkit.analysis.outputs_text import interval_text, share_text
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
     Parts,

@@ -18,7 +18,7 @@ def test_cases_of_a_metric_are_one_group_on_one_scale(make_cell):
     base, other = group.rows[0].cells
     median = cell["rows"][0]["arms"]["binary_search"]["median"]
     assert (base.value, base.difference, base.bar) == (f"{median:.1f}", "", "")
-    assert other.sign == other.kind == "faster" and other.difference.startswith("−")
+    assert other.sign == other.kind == "better" and other.difference.startswith("−")
     (comparison,) = (c for c in cell["rows"][0]["comparisons"] if c["arm"] == "seq_map")
     assert other.bar == group.scale.bar_style(comparison)
 

@@ -22,7 +22,7 @@ COLUMNS = [
 ]
 ROWS = [
     ["total_tok_s", "12,345.6", "+12.3", "−1,234.5, +1,234.5", "inconclusive"],
-    ["", "12,345.6", "+12.3", "−1.2, +3.4", "faster"],
+    ["", "12,345.6", "+12.3", "−1.2, +3.4", "better"],
     ["ttft_excl_first_token_p99_ms", "1.0", "−0.4", "–", "a long phrase that may be wrapped"],
 ]
 

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.frames_answer import frames_clauses, frames_sentences
+from labkit.analysis.findings import Findings
+from labkit.analysis.outputs_text import frames_sentences, worth_clauses
+from labkit.analysis.picked_frames import picked_frames
 
 
-def data(**arms):
-    """Return a cell's data; ``arms``: visible, planted, right, asked and distance of each."""
+def found(**arms):
+    """Return findings; ``arms``: visible, planted, right, asked and distance of each."""
     records = []
     for arm, (visible, planted, right, asked, distance_ms) in arms.items():
         notes = {"video": {"distance_ms": distance_ms}}
@@ -18,7 +20,8 @@ def data(**arms):
         answers = {"answers": {"right": right, "asked": asked}} if asked else {}
         records.append(SimpleNamespace(arm=arm, ok=True, cases=(case, case), notes=answers))
     first, *others = arms
-    return SimpleNamespace(records=records, baseline=first, treatment_arms=others)
+    cell = SimpleNamespace(records=records, baseline=first, treatment_arms=others)
+    return Findings(tuple(others), first, frames=picked_frames(cell))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +51,14 @@ def data(**arms):
     ],
 )
 def test_the_frames_are_described(arms, sentences, clause):
-    assert frames_sentences(data(**arms)) == sentences
-    assert frames_clauses(data(**arms), "keyframes") == [clause]
+    assert list(frames_sentences(found(**arms))) == sentences
+    assert list(worth_clauses(found(**arms), "keyframes")) == [clause]
 
 
 def test_cells_without_video_say_nothing():
     record = SimpleNamespace(arm="a", ok=True, cases=(SimpleNamespace(notes={}),), notes={})
     other = SimpleNamespace(records=[record], baseline="a", treatment_arms=["b"])
-    assert frames_sentences(other) == [] and frames_clauses(other, "b") == []
+    assert picked_frames(other) == {}
+    assert not list(frames_sentences(Findings(("b",), "a"))) + list(
+        worth_clauses(Findings(("b",), "a"), "b")
+    )
