@@ -243,8 +243,8 @@ SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
 
 def _require_valid(report: CellReport, study: str) -> None:
     """Raise :class:`ArticleError` if a cell is incomplete or a gate failed."""
-    for name, gate in report.analysis.gates.items():
-        why = "; ".join(map(str, gate.to_json()["reasons"][:1]))
+    for name, gate in report.analysis.cell.gates.items():
+        why = "; ".join(gate.reasons[:1])
         require(gate.status != "fail", f"{study}: the gate {name} failed: {why}")
     require(
         report.analysis.data.complete,

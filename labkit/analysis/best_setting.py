@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.analysis.arm_comparison import interval_to_percent
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import round_significant
-from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
+from labkit.analysis.observations import MetricRow, arm_values, complete_blocks, log_values
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
@@ -55,26 +56,26 @@ class BestSetting:
     withheld: str | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of ``cell.json``."""
-        low, high = self.ci_pct if self.ci_pct is not None else (None, None)
-        return {
-            "case": self.row.case,
-            "metric": self.row.metric,
-            "unit": self.row.unit,
-            "better": self.row.better,
-            "values": {arm: round_significant(value) for arm, value in self.values.items()},
-            "excluded": dict(self.excluded),
-            "best": self.best,
-            "reference": self.reference,
-            "effect_pct": round_significant(self.effect_pct),
-            "ci_low_pct": round_significant(low),
-            "ci_high_pct": round_significant(high),
-            "level": round_significant(self.level),
-            "possibly_best": list(self.possibly_best),
-            "withheld": self.withheld,
-            "dropped": dict(self.dropped),
-        }
+    def rounded(self) -> BestInRow:
+        """Return the setting's part of the model."""
+        low, high = self.ci_pct or (None, None)
+        return BestInRow(
+            case=self.row.case,
+            metric=self.row.metric,
+            unit=self.row.unit,
+            better=self.row.better,
+            values={arm: float(f"{value:.10g}") for arm, value in self.values.items()},
+            excluded=dict(self.excluded),
+            best=self.best,
+            reference=self.reference,
+            effect_pct=round_significant(self.effect_pct),
+            ci_low_pct=round_significant(low),
+            ci_high_pct=round_significant(high),
+            level=round_significant(self.level),
+            possibly_best=self.possibly_best,
+            withheld=self.withheld,
+            dropped=dict(self.dropped),
+        )
 
 
 def best_settings(analysis: CellAnalysis) -> list[BestSetting]:
@@ -135,7 +136,7 @@ def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[s
     The baseline is the first of ``arms``. An arm is compared with the baseline in the blocks that
     both of them completed.
     """
-    baseline = summary(row.arms[arms[0]])["median"]
+    baseline = arm_values(row.arms[arms[0]]).median
     values = {}
     for arm in arms:
         blocks = complete_blocks(row, (arms[0], arm), runs)

@@ -111,7 +111,7 @@ def _shortened(lines: Sequence[str]) -> list[str]:
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:
     data = analysis.data
-    planned, done = int(data.design["blocks"]), len(data.blocks_done)
+    planned, done = data.design.blocks, len(data.blocks_done)
     if done < planned:
         last = describe_last_session(data.dir)
         blocks = f"{done} of {count_text(planned, 'block')}"
@@ -139,10 +139,7 @@ def _isolation(analysis: CellAnalysis) -> Iterator[str]:
     beside = analysis.companion()
     if beside is not None and not on_same_machine(analysis, beside):
         yield f"{beside.name} ran on another machine: the two are not compared"
-    elif (
-        analysis.data.design.get("isolation") == "in_process"
-        and isolation_agreements(analysis) is None
-    ):
+    elif analysis.data.design.isolation == "in_process" and isolation_agreements(analysis) is None:
         yield (
             "all arms were interleaved in one process (design.isolation=in_process): an arm could "
             "disturb another, and differences between processes cancel; design=strict adds "

@@ -21,8 +21,10 @@ from labkit.analysis.machine_or_arm_stalls import (
     as_measured,
     attribute_stalls,
 )
+from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import round_significant, value_text
-from labkit.analysis.observations import MetricRow, build_rows, probe_values, summary
+from labkit.analysis.observations import MetricRow, arm_values, build_rows, probe_values
 from labkit.analysis.served_requests import count_cause
 from labkit.analysis.statistics.interim_analysis import (
     InterimLook,
@@ -60,10 +62,9 @@ class CellData:
     unlisted: int = 0
 
     @cached_property
-    def design(self) -> Mapping[str, Any]:
+    def design(self) -> CellDesign:
         """The design as declared in the manifest."""
-        design: Mapping[str, Any] = self.manifest["design"]
-        return design
+        return CellDesign(self.manifest["design"])
 
     @property
     def baseline(self) -> str:
@@ -81,7 +82,7 @@ class CellData:
 
         If it is empty, none were declared, and each record marks its own primary metrics.
         """
-        return tuple(self.manifest.get("design", {}).get("metrics", ()))
+        return self.design.metrics
 
     @property
     def treatment_arms(self) -> list[str]:
@@ -106,25 +107,23 @@ class CellData:
     @cached_property
     def looks(self) -> tuple[InterimLook, ...]:
         """The predeclared interim looks; empty if there are none."""
-        return parse_looks(self.design.get("looks"), float(self.design["alpha"]))
+        return parse_looks(self.design.keys.get("looks"), self.design.alpha)
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
         """Runs per block, margin, and the current alpha (0 while nothing may be claimed)."""
-        runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
+        runs, margin = self.design.runs_per_block, self.design.margin_pct
         if self.withheld_reason is not None:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
-        alpha = alpha_at(self.looks, len(self.blocks_done), float(self.design["alpha"]))
+        alpha = alpha_at(self.looks, len(self.blocks_done), self.design.alpha)
         return DecisionCriteria(runs, alpha, margin)
 
     @cached_property
     def withheld_reason(self) -> str | None:
         """The reason why nothing may be claimed from the finished blocks, or None."""
-        if not self.design.get("declared", True):
+        if not self.design.declared:
             return "cell.json was lost, and with it the declared design"
-        return withheld_reason(
-            len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown
-        )
+        return withheld_reason(len(self.blocks_done), self.design.blocks, self.looks, self.shown)
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -132,14 +131,13 @@ class CellData:
 
         The current number of finished blocks is included if the design is complete.
         """
-        before = tuple(int(n) for n in self.design.get("shown", ()))
         now = (len(self.blocks_done),) if self.complete else ()
-        return tuple(sorted({*before, *now}))
+        return tuple(sorted({*self.design.shown, *now}))
 
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
         """The blocks in which every run has left a record."""
-        runs = int(self.design["runs_per_block"])
+        runs = self.design.runs_per_block
         counts: dict[int, int] = {}
         for record in self.records:
             counts[record.block] = counts.get(record.block, 0) + 1
@@ -158,7 +156,7 @@ class CellData:
         Settings that were not dropped are left out.
         """
         dropped: dict[str, int] = {}
-        for look in self.design.get("looks_taken", ()):
+        for look in self.design.looks_taken:
             for arm in self.arms if "kept" in look else ():
                 if arm.name not in look["kept"]:
                     dropped.setdefault(arm.name, int(look["blocks"]))
@@ -184,7 +182,7 @@ class CellData:
     @property
     def complete(self) -> bool:
         """Whether every block of the design has all its records."""
-        return len(self.blocks_done) >= int(self.design["blocks"])
+        return len(self.blocks_done) >= self.design.blocks
 
 
 def read_data(cell_dir: StudyPath) -> CellData:
@@ -370,66 +368,58 @@ class CellAnalysis:
         return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, with_stalls)
 
     @cached_property
+    def cell(self) -> Cell:
+        """The model of the cell, with the numbers as in ``cell.json``."""
+        data, manifest = self.data, self.data.manifest
+        published, folders = manifest.get("published"), manifest.get("config_dirs")
+        overrides = manifest.get("overrides")
+        qualities = text_qualities([arm.name for arm in data.arms], data.records)
+        return Cell(
+            schema_version=SCHEMA_VERSION,
+            cell=self.name,
+            question=manifest.get("question"),
+            scale=manifest.get("scale"),
+            arms=tuple(_arm(arm, data.records) for arm in data.arms),
+            design=data.design.with_keys(
+                order=_order(data), looks=_looks(data), shown=list(data.shown)
+            ),
+            gates={name: gate.result() for name, gate in self.gates.items()},
+            rows=tuple(self._row(i) for i in range(len(self.rows))),
+            failures=tuple(_failure(r) for r in data.records if not r.ok),
+            environment=self.environment,
+            published=Published(published) if published is not None else None,
+            overrides=None if overrides is None else tuple(overrides),
+            config_dirs=None if folders is None else tuple(folders),
+            sweep=dict(data.sweep) or None,
+            best=tuple(one.rounded() for one in self.best) if data.sweep else None,
+            quality=tuple(quality.rounded() for quality in qualities) or None,
+        )
+
+    @cached_property
     def json(self) -> dict[str, Any]:
         """The content of ``cell.json``."""
-        data = self.data
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "cell": self.name,
-            "question": data.manifest.get("question"),
-            "scale": data.manifest.get("scale"),
-            "arms": [_arm(arm, data.records) for arm in data.arms],
-            "design": {
-                **data.design,
-                "order": _order(data),
-                "looks": _looks(data),
-                "shown": list(data.shown),
-            },
-            "gates": {name: gate.to_json() for name, gate in self.gates.items()},
-            "rows": [self._row(i) for i in range(len(self.rows))],
-            "failures": [_failure(r) for r in data.records if not r.ok],
-            "environment": self.environment,
-            "published": data.manifest.get("published"),
-            **self._optional_json(),
-        }
+        return self.cell.to_json()
 
-    def _optional_json(self) -> dict[str, Any]:
-        """Return the entries of ``cell.json`` that only some cells have.
-
-        The keys are ``overrides`` (older manifests lack it), ``config_dirs`` (if the command named
-        folders), ``sweep`` and ``best`` (only if the cell is a sweep), and ``quality`` (only if the
-        workload scores texts).
-        """
-        manifest = self.data.manifest
-        optional = {key: manifest[key] for key in ("overrides", "config_dirs") if key in manifest}
-        if self.data.sweep:
-            optional["sweep"] = dict(self.data.sweep)
-            optional["best"] = [one.to_json() for one in self.best]
-        qualities = text_qualities([arm.name for arm in self.data.arms], self.data.records)
-        if qualities:
-            optional["quality"] = [quality.to_json() for quality in qualities]
-        return optional
-
-    def _row(self, index: int) -> dict[str, Any]:
+    def _row(self, index: int) -> Row:
         row = self.rows[index]
-        return {
-            "case": row.case,
-            "metric": row.metric,
-            "unit": row.unit,
-            "better": row.better,
-            "primary": row.primary,
-            "skipped": row.skipped,
-            "arms": {arm.name: summary(row.arms.get(arm.name, ())) for arm in self.data.arms},
-            "comparisons": [
+        return Row(
+            case=row.case,
+            metric=row.metric,
+            unit=row.unit,
+            better=row.better,
+            primary=row.primary,
+            skipped=row.skipped,
+            arms={arm.name: arm_values(row.arms.get(arm.name, ())) for arm in self.data.arms},
+            comparisons=tuple(
                 _comparison(one.comparison, one.verdict)
                 for one in self.judged
                 if one.index == index
-            ],
-        }
+            ),
+        )
 
 
 def _zero_baseline_text(row: MetricRow, comparison: ArmComparison) -> str:
-    median = value_text(summary(row.arms[comparison.arm])["median"], row.unit)
+    median = value_text(arm_values(row.arms[comparison.arm]).median, row.unit)
     return (
         f"{comparison.baseline} has 0 {row.unit} in every run, so no effect in percent of it "
         f"exists; {comparison.arm} has {median} {row.unit}"
@@ -445,11 +435,9 @@ def analyse(
     claim = data.arms[0].identity
     report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
     gate_results = {
-        "healthy": gates.healthy(
-            data.records, data.arms, bool(data.design.get("across_hosts", False))
-        ),
+        "healthy": gates.healthy(data.records, data.arms, data.design.across_hosts),
         "engaged": gates.engaged(data.records, data.arms),
-        "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
+        "identical": gates.identical(report, data.arms, data.records, data.design.alpha),
     }
     rows, alternative_rows, stalls = _rows(data)
     return CellAnalysis(data, rows, gate_results, report, stalls, alternative_rows, companion)
@@ -459,7 +447,7 @@ def _rows(
     data: CellData,
 ) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], StallAttribution | None]:
     """Return ``rows``, ``alternative_rows`` and ``stalls`` of the cell's :class:`CellAnalysis`."""
-    interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
+    interleaved = Isolation(data.design.isolation).takes_turns
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline, data.metrics))
     stalls = attribute_stalls(data.records, data.arms) if interleaved else None
@@ -483,13 +471,15 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     return analyse(cell_dir).json
 
 
-def _failure(record: Record) -> dict[str, Any]:
+def _failure(record: Record) -> Failure:
     """Return a failed run; ``failed_by`` is the run that ended its process, if another one did."""
-    optional = {key: record.notes[key] for key in ("failed_by", "log") if key in record.notes}
-    return {"run": record.run, "outcome": record.outcome, "detail": record.detail, **optional}
+    notes = record.notes
+    return Failure(
+        record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
+    )
 
 
-def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
+def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
     """Describe an arm, with the medians of its counters over its runs.
 
     With an even number of runs, the median is the larger of the middle two: a count that occurred.
@@ -497,12 +487,7 @@ def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]
     names = list(dict.fromkeys(name for counters in runs for name in counters))
     medians = {name: median_high(float(c.get(name, 0.0)) for c in runs) for name in names}
-    return {
-        "name": arm.name,
-        "role": arm.role,
-        "overrides": dict(arm.overrides),
-        "counters": medians,
-    }
+    return CellArm(arm.name, arm.role, dict(arm.overrides), medians)
 
 
 def _order(data: CellData) -> list[list[str]]:
@@ -517,26 +502,26 @@ def _looks(data: CellData) -> list[dict[str, Any]]:
     return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
 
 
-def _comparison(comparison: ArmComparison, verdict: Verdict) -> dict[str, Any]:
-    low, high = comparison.ci_pct if comparison.ci_pct is not None else (None, None)
-    raw_low, raw_high = comparison.ci_raw_pct if comparison.ci_raw_pct is not None else (None, None)
-    return {
-        "arm": comparison.arm,
-        "baseline": comparison.baseline,
-        "effect_pct": round_significant(comparison.effect_pct),
-        "ci_low_pct": round_significant(low),
-        "ci_high_pct": round_significant(high),
-        "level": round_significant(comparison.level),
-        "ci_raw_low_pct": round_significant(raw_low),
-        "ci_raw_high_pct": round_significant(raw_high),
-        "p": round_significant(comparison.p),
-        "p_adjusted": round_significant(comparison.p_adjusted),
-        "p_floor": comparison.p_floor,
-        "mde_pct": round_significant(comparison.mde_pct),
-        "alpha_row": round_significant(comparison.alpha_row),
-        "sd": round_significant(comparison.sd),
-        "wins": comparison.wins,
-        "blocks": comparison.blocks,
-        "verdict": verdict.word,
-        "reason": verdict.reason,
-    }
+def _comparison(comparison: ArmComparison, verdict: Verdict) -> Comparison:
+    low, high = comparison.ci_pct or (None, None)
+    raw_low, raw_high = comparison.ci_raw_pct or (None, None)
+    return Comparison(
+        arm=comparison.arm,
+        baseline=comparison.baseline,
+        effect_pct=round_significant(comparison.effect_pct),
+        ci_low_pct=round_significant(low),
+        ci_high_pct=round_significant(high),
+        level=round_significant(comparison.level),
+        ci_raw_low_pct=round_significant(raw_low),
+        ci_raw_high_pct=round_significant(raw_high),
+        p=round_significant(comparison.p),
+        p_adjusted=round_significant(comparison.p_adjusted),
+        p_floor=comparison.p_floor,
+        mde_pct=round_significant(comparison.mde_pct),
+        alpha_row=round_significant(comparison.alpha_row),
+        sd=round_significant(comparison.sd),
+        wins=comparison.wins,
+        blocks=comparison.blocks,
+        verdict=verdict.word,
+        reason=verdict.reason,
+    )

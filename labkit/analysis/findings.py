@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from labkit.analysis.arm_comparison import ArmComparison
-from labkit.analysis.best_setting import BestSetting
+from labkit.analysis.model.cell_model import BestInRow
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import join_names
-from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.picked_frames import PickedFrames, picked_frames
 from labkit.analysis.text_quality import TextQuality, text_qualities
-from labkit.analysis.verdict import Verdict
-from labkit.records.metric_registry import OUTPUTS, MetricDefinition, define_metric
+from labkit.records.metric_registry import OUTPUTS, MetricDefinition
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
@@ -33,19 +31,19 @@ UNDECIDED = ("inconclusive", "estimate_only")
 class Finding:
     """What is known about one arm in one row.
 
-    ``place`` is the row's name or, among several cells, the cell's. ``base`` and ``value`` are the
-    medians of the baseline and the arm. ``is_computed``: whether the row follows from sizes and
-    counts, so that nothing is tested.
+    ``place`` is the row's name or, among several cells, the cell's. ``is_computed``: whether the
+    row follows from sizes and counts, so that nothing is tested.
     """
 
-    metric: MetricDefinition
-    higher_is_better: bool
+    row: Row
+    comparison: Comparison
     place: str
-    comparison: ArmComparison
-    verdict: Verdict
-    base: float | None
-    value: float | None
     is_computed: bool = False
+
+    @property
+    def metric(self) -> MetricDefinition:
+        """The row's metric."""
+        return self.row.definition
 
     @property
     def arm(self) -> str:
@@ -54,8 +52,18 @@ class Finding:
 
     @property
     def word(self) -> str:
-        """The verdict's word."""
-        return self.verdict.word
+        """The verdict."""
+        return self.comparison.verdict
+
+    @property
+    def base(self) -> float | None:
+        """The median of the baseline."""
+        return self.row.median(self.comparison.baseline)
+
+    @property
+    def value(self) -> float | None:
+        """The median of the arm."""
+        return self.row.median(self.arm)
 
     @property
     def effect(self) -> float:
@@ -65,7 +73,7 @@ class Finding:
     @property
     def gain(self) -> float:
         """The effect in percent, above 0 if the arm is better."""
-        return self.effect if self.higher_is_better else -self.effect
+        return self.effect if self.row.better == "higher" else -self.effect
 
     @property
     def bound(self) -> float:
@@ -173,11 +181,11 @@ class Findings:
     missing: tuple[str, ...] = ()
     cause: str = ""
     outputs: OutputsFinding | None = None
-    best: tuple[BestSetting, ...] = ()
+    best: tuple[BestInRow, ...] = ()
     num_settings: int = 0
     out_of_memory: tuple[str, ...] = ()
     noise: tuple[Finding, ...] = ()
-    alone: tuple[MetricRow, float] | None = None
+    alone: tuple[Row, float] | None = None
     qualities: tuple[TextQuality, ...] = ()
     frames: Mapping[str, PickedFrames] | None = None
     emulated: bool = False
@@ -231,67 +239,48 @@ def answer_of(findings: Sequence[Finding]) -> Answer:
 
 def plan_findings(analysis: CellAnalysis) -> Findings:
     """Return the findings of a cell."""
-    data = analysis.data
-    arms = tuple(data.treatment_arms)
-    primary = [one for one in all_findings(analysis) if one[0].primary]
-    own = tuple(finding for _, finding in primary if finding.arm in arms)
-    qualities = text_qualities([data.baseline, *arms], data.records)
-    failed = any(gate.status == "fail" for gate in analysis.gates.values())
+    data, cell = analysis.data, analysis.cell
+    arms, primary = tuple(cell.treatment_arms), cell.primary_rows
+    several = len({row.metric for row in primary if row.metric is not None}) > 1
+    findings = [
+        Finding(row, one, _place(row, several), _is_computed(row, one))
+        for row in primary
+        for one in row.comparisons
+    ]
+    own = tuple(finding for finding in findings if finding.arm in arms)
+    failed = any(gate.status == "fail" for gate in cell.gates.values())
     return Findings(
         arms,
-        data.baseline,
+        cell.baseline,
         own,
         _missing(analysis),
         _cause(analysis, own),
         _outputs(analysis) if OUTPUTS in data.metrics else None,
-        analysis.best if data.sweep else (),
-        len(arms) + 1 if data.sweep else 0,
+        cell.best or (),
+        len(arms) + 1 if cell.sweep else 0,
         () if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
-        tuple(finding for _, finding in primary if finding.arm == data.control),
-        _alone(analysis),
-        tuple(quality for quality in qualities if quality.arm in arms),
+        tuple(finding for finding in findings if finding.arm == cell.control),
+        _alone(primary, cell.baseline),
+        tuple(one for one in text_qualities(cell.real_arms, data.records) if one.arm in arms),
         picked_frames(data),
         bool(data.emulated),
     )
 
 
-def all_findings(analysis: CellAnalysis) -> list[tuple[MetricRow, Finding]]:
-    """Return every row with the findings on each arm in it, the control's included."""
-    metrics = {row.metric for row in analysis.rows if row.primary and row.metric is not None}
-    return [
-        (
-            one.row,
-            Finding(
-                define_metric(one.row.metric, one.row.unit),
-                one.row.better == "higher",
-                _place(one.row, len(metrics) > 1),
-                one.comparison,
-                one.verdict,
-                median(one.row, one.comparison.baseline),
-                median(one.row, one.comparison.arm),
-                one.verdict.word == "computed"
-                or (one.row.is_computed and median(one.row, one.comparison.arm) is None),
-            ),
-        )
-        for one in analysis.judged
-    ]
+def _is_computed(row: Row, comparison: Comparison) -> bool:
+    """Return whether a row is computed, also for an arm that has no value in it."""
+    if row.median(comparison.arm) is None:
+        return any(one.verdict == "computed" for one in row.comparisons)
+    return comparison.verdict == "computed"
 
 
-def median(row: MetricRow, arm: str) -> float | None:
-    """Return the median of an arm's runs in a row, or None if it has no values."""
-    value: float | None = summary(row.arms.get(arm, ()))["median"]
-    return value
-
-
-def _place(row: MetricRow, several_metrics: bool) -> str:
-    if row.case == "all":
-        return str(row.metric)
-    return f"{row.case}: {row.metric}" if several_metrics else row.case
+def _place(row: Row, several_metrics: bool) -> str:
+    return f"{row.case}: {row.metric}" if several_metrics and row.case != "all" else row.name
 
 
 def _missing(analysis: CellAnalysis) -> tuple[str, ...]:
-    names = [row.case for row in analysis.rows if row.primary and row.skipped is not None]
-    measured = {row.metric for row in analysis.rows}
+    names = [row.case for row in analysis.cell.primary_rows if row.skipped is not None]
+    measured = analysis.cell.metrics
     names += [m for m in analysis.data.metrics if m not in measured and m != OUTPUTS]
     return tuple(names)
 
@@ -304,7 +293,7 @@ def _cause(analysis: CellAnalysis, findings: Sequence[Finding]) -> str:
     failed = [r.arm for r in records if not r.ok and "failed_by" not in r.notes]
     if failed and not any(record.ok for record in records):
         return f"nothing was measured, because {join_names(list(dict.fromkeys(failed)))} failed"
-    gates = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
+    gates = [name for name, gate in analysis.cell.gates.items() if gate.status == "fail"]
     if not gates:
         return "nothing was measured"
     return f"the gate{'s' * (len(gates) > 1)} {join_names(gates)} failed"
@@ -321,10 +310,10 @@ def _outputs(analysis: CellAnalysis) -> OutputsFinding:
     return OutputsFinding(analysis.data.arms[0].identity, gate.status, reason, differing)
 
 
-def _alone(analysis: CellAnalysis) -> tuple[MetricRow, float] | None:
-    row = next((row for row in analysis.rows if row.primary and row.metric), None)
-    value = None if row is None else median(row, analysis.data.baseline)
-    return None if row is None or value is None else (row, value)
+def _alone(rows: Sequence[Row], baseline: str) -> tuple[Row, float] | None:
+    row = next((row for row in rows if row.metric), None)
+    median = None if row is None else row.median(baseline)
+    return None if row is None or median is None else (row, median)
 
 
 def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings | None:

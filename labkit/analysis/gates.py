@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis import server_arm_caveats
+from labkit.analysis.model.cell_model import GateResult
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.quality_limits import broken_limits
 from labkit.analysis.served_requests import unserved_errors
@@ -44,12 +45,12 @@ class Gate:
         """Return the reason why this gate forbids a verdict on ``arm``, or None."""
         return self.causes.get(arm, self.causes.get(None))
 
-    def to_json(self) -> dict[str, Any]:
+    def result(self) -> GateResult:
         """Return the status and the first 8 reasons; a ninth entry counts those left out."""
         shown = self.reasons[:MAX_SHOWN_REASONS]
         hidden = len(self.reasons) - len(shown)
         rest = [f"{hidden} more"] if hidden else []
-        return {"status": self.status, "reasons": [*shown, *rest]}
+        return GateResult(self.status, (*shown, *rest))
 
 
 def healthy(

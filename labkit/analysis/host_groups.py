@@ -33,7 +33,7 @@ class HostGroup:
 def machine_name(analysis: CellAnalysis) -> str | None:
     """Return a description of the machine that ran a cell, or None if no run recorded one."""
     environment = analysis.environment
-    if analysis.data.design.get("across_hosts", False):
+    if analysis.data.design.across_hosts:
         return ANY_HOST
     if not environment:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from labkit.analysis.best_setting import BestSetting, setting_text
+from labkit.analysis.best_setting import setting_text
 from labkit.analysis.effect_wording import (
     amount_text,
     effect_phrase,
@@ -28,6 +28,7 @@ from labkit.analysis.findings import (
     answer_of,
     group_by_arm,
 )
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import join_names, magnitude_text, percent_text
 from labkit.analysis.outputs_text import frames_sentences, outputs_wordings, quality_sentences
 from labkit.config import count_text
@@ -221,7 +222,7 @@ def _invalid_arms(results: Sequence[Finding]) -> str:
 
 
 def _reason(findings: Sequence[Finding]) -> str:
-    reasons = list(dict.fromkeys(str(one.verdict.reason) for one in findings))
+    reasons = list(dict.fromkeys(str(one.comparison.reason) for one in findings))
     others = len(reasons) - 1
     return f"{reasons[0]} (and {count_text(others, 'other cause')})" if others else reasons[0]
 
@@ -301,10 +302,10 @@ def _best_settings(findings: Findings) -> str:
     return f"{clauses[0][0].upper()}{'; '.join(clauses)[1:]}.{missing}"
 
 
-def _best_setting(one: BestSetting, count: int, named: bool) -> str:
+def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     """Return the clause on the best setting of one row, which it names if ``named``."""
-    metric = define_metric(one.row.metric, one.row.unit)
-    where = f"in {one.row.case}" if named and one.row.case != "all" else f"in {metric.label}"
+    metric = define_metric(one.metric, one.unit)
+    where = f"in {one.case}" if named and one.case != "all" else f"in {metric.label}"
     if one.best is None or one.reference is None or one.effect_pct is None:
         return f"no answer {where}: {one.withheld}"
     best, settings = setting_text(one.best), count_text(count, "setting")
@@ -315,9 +316,9 @@ def _best_setting(one: BestSetting, count: int, named: bool) -> str:
             f"not decided: which of {settings} is best {where}; an estimate only "
             f"({one.withheld}): {best} {phrase}"
         )
-    low, high = one.ci_pct or (one.effect_pct, one.effect_pct)
+    low, high = one.ci_low_pct or 0.0, one.ci_high_pct or 0.0
     if low * high > 0:
-        interval = interval_phrase(metric, one.ci_pct, one.level)
+        interval = interval_phrase(metric, (low, high), one.level)
         lead = effect_phrase(metric, [one.effect_pct], than, base=base, notes=[interval])
     else:
         confidence = f"{100 * (one.level or 0.0):g} % interval"

@@ -95,7 +95,7 @@ def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -
 
     Interleaved arms run once per block, so a declared block of 2 runs per arm becomes 2 blocks.
     """
-    if int(analysis.data.design["runs_per_block"]) > 1:
+    if analysis.data.design.runs_per_block > 1:
         return 1
     return 1 if "design.runs_per_block=1" in overrides else DECLARED_RUNS
 

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.model.json_form import fields_to_json
+from labkit.analysis.model.row_model import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text
@@ -344,19 +346,18 @@ def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     return paired
 
 
-def summary(values: Sequence[RunValue]) -> dict[str, Any]:
+def arm_values(values: Sequence[RunValue]) -> ArmValues:
     """Return the median, quartiles and number of an arm's runs, and the runs themselves."""
-    runs = [{"file": v.file, "value": v.value} for v in values]
     if not values:
-        return {"median": None, "q1": None, "q3": None, "n": 0, "runs": runs}
+        return ArmValues()
     q1, median, q3 = np.percentile([v.value for v in values], [25, 50, 75])
-    return {
-        "median": float(median),
-        "q1": float(q1),
-        "q3": float(q3),
-        "n": len(values),
-        "runs": runs,
-    }
+    runs = tuple(RunResult(v.file, v.value) for v in values)
+    return ArmValues(float(median), float(q1), float(q3), len(values), runs)
+
+
+def summary(values: Sequence[RunValue]) -> dict[str, Any]:
+    """Return :func:`arm_values` as in ``cell.json``."""
+    return fields_to_json(arm_values(values))
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.analysis.observations import summary
+from labkit.analysis.observations import arm_values
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
@@ -40,7 +40,7 @@ def objective(analysis: CellAnalysis) -> float | None:
         return None if ratio is None else 100 * (ratio - 1)
     baseline = analysis.data.baseline
     return _geometric_mean(
-        [summary(analysis.rows[index].arms.get(baseline, []))["median"] for index in rows]
+        [arm_values(analysis.rows[index].arms.get(baseline, [])).median for index in rows]
     )
 
 

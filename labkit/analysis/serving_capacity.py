@@ -91,7 +91,7 @@ def _capacity(
     cells: Sequence[tuple[CellAnalysis, LoadCounts]],
     num_arms: int,
 ) -> ServingCapacity:
-    alpha = min(float(analysis.data.design["alpha"]) for analysis, _ in cells) / num_arms
+    alpha = min(analysis.data.design.alpha for analysis, _ in cells) / num_arms
     loads = tuple(sorted((counts for _, counts in cells), key=lambda counts: counts.rate))
     unsustained = tuple(
         load.rate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from labkit.analysis.best_setting import BestSetting, setting_text
+from labkit.analysis.best_setting import setting_text
 from labkit.analysis.effect_wording import (
     amount_text,
     effect_phrase,
@@ -363,13 +363,13 @@ def _out_of_memory(findings: Findings) -> list[str]:
 def _best_setting(findings: Findings) -> Iterator[str]:
     """Yield wordings of the answer to a sweep, by its first row."""
     count = findings.num_settings
-    one: BestSetting | None = findings.best[0] if findings.best else None
+    one = findings.best[0] if findings.best else None
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
         yield "No answer: no setting has a valid result."
         return
-    metric, best = define_metric(one.row.metric, one.row.unit), setting_text(one.best)
+    metric, best = define_metric(one.metric, one.unit), setting_text(one.best)
     label = metric.short_label
-    value = f"{rounded_text(one.values[one.best], one.row.unit)} {unit_name(one.row.unit)}"
+    value = f"{rounded_text(one.values[one.best], one.unit)} {unit_name(one.unit)}"
     if one.withheld is not None:
         yield f"Estimate only: {best} looks best of {count} for {label} ({value})."
         yield f"Estimate only: {best} looks best of {count}."
@@ -393,7 +393,7 @@ def _alone(findings: Findings) -> list[str]:
     if findings.alone is None:
         return [f"Nothing was measured for {baseline}.", "Nothing was measured."]
     row, median = findings.alone
-    label = define_metric(row.metric, row.unit).short_label
+    label = row.definition.short_label
     where = "" if row.case == "all" else f" in {row.case}"
     value = f"{rounded_text(median, row.unit)} {unit_name(row.unit)}"
     return [

@@ -362,7 +362,7 @@ def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
 def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _CellPair:
     _refuse_machine(old, new)
     _refuse_config(old, new)
-    alpha = min(float(a.data.design["alpha"]) for a in (old, new))
+    alpha = min(a.data.design.alpha for a in (old, new))
     runs = min(a.data.criteria.runs for a in (old, new))
     reasons = [
         f"{name}: {a.data.withheld_reason}"
@@ -418,7 +418,7 @@ def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
 
 
 def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
-    kinds = [analysis.data.design.get("isolation", "process") for analysis in (old_cell, new_cell)]
+    kinds = [analysis.data.design.isolation for analysis in (old_cell, new_cell)]
     if kinds[0] != kinds[1]:
         raise StudiesNotComparable(
             f"{old_cell.name}: the studies have different designs: design.isolation was "

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.model.cell_model import ArmQuality, QualityInterval
 from labkit.analysis.number_format import round_significant
 from labkit.analysis.statistics.block_jackknife import (
     Indices,
@@ -113,27 +114,26 @@ class TextQuality:
     probability_change: Interval
     worst: Sequence[Mapping[str, Any]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the arm's entry in ``cell.json``: each metric with its interval."""
+    def rounded(self) -> ArmQuality:
+        """Return the arm's part of the model: each metric with its interval."""
         shares = (f"kl_p{100 * share:g}".replace(".", "_") for share in KL_QUANTILES)
-        quantiles = dict(zip(shares, self.kl_quantiles, strict=True))
         metrics = {
             "perplexity": self.perplexity,
             "perplexity_ratio": self.perplexity_ratio,
             "kl_mean": self.kl_mean,
-            **quantiles,
+            **dict(zip(shares, self.kl_quantiles, strict=True)),
             "top1_agreement": self.top1_agreement,
             "probability_change": self.probability_change,
         }
-        return {
-            "arm": self.arm,
-            "windows": self.windows,
-            "tokens": self.tokens,
-            "metrics": {
-                name: {key: round_significant(getattr(x, key)) for key in INTERVAL_KEYS}
+        return ArmQuality(
+            self.arm,
+            self.windows,
+            self.tokens,
+            {
+                name: QualityInterval(*(round_significant(getattr(x, k)) for k in INTERVAL_KEYS))
                 for name, x in metrics.items()
             },
-        }
+        )
 
 
 def quality_by_arm(cell: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -166,7 +166,7 @@ def _cell(
     return MatrixCell(
         value,
         percent_text(comparison["effect_pct"]) if known else "",
-        SIGNS.get(verdict, verdict),
+        SIGNS.get(verdict, str(verdict)),
         verdict,
         "" if verdict == "computed" else scale.bar_style(comparison),
     )
