@@ -36,9 +36,7 @@ def fields_to_json(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields as a JSON object, in their order."""
     items = ((f, getattr(value, f.name)) for f in fields(value))
     return {
-        f.name: to_json(item)
-        for f, item in items
-        if not (item is None and f.metadata.get(_ABSENT))
+        f.name: to_json(item) for f, item in items if not (item is None and f.metadata.get(_ABSENT))
     }
 
 

@@ -10,10 +10,10 @@ from itertools import count
 import numpy as np
 import pytest
 
-from labkit.analysis.caveats import caveats
-from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.headline import headline
-from labkit.analysis.summary_verdict import summary_verdict
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.findings.headline import headline
+from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Workload
 from labkit.experiment.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_record, write_json
