@@ -19,7 +19,7 @@ from labkit.cli_errors import OneLineParser, print_error, print_notes
 from labkit.records import OLDER_VERDICTS, RecordError, open_study
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_diff import StudyComparison
+    from labkit.analysis.studies.study_diff import StudyComparison
 
 FAIL_ON = ("worse", "better", "invalid", "inconclusive")
 
@@ -42,8 +42,8 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.study_analysis import AnalysisCache
-    from labkit.analysis.study_diff import StudiesNotComparable, compare_with_first
+    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_diff import StudiesNotComparable, compare_with_first
 
     parser = OneLineParser(
         prog="python -m labkit.compare",
@@ -105,7 +105,7 @@ def _print(old: Path, later: Sequence[Path], comparisons: Sequence[StudyComparis
     from rich.console import Console
     from rich.text import Text
 
-    from labkit.analysis.rendering.terminal_report import print_changes
+    from labkit.analysis.pages.terminal_report import print_changes
 
     console = Console()
     for new, comparison in zip(later, comparisons, strict=True):

@@ -148,7 +148,7 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
     smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
     margin, the row is undecided in any case.
     """
-    from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+    from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 
     if one["verdict"] in WORDS:
         return WORDS[one["verdict"]]
@@ -211,7 +211,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
     Raises ``KeyboardInterrupt`` if the study was interrupted.
     """
     from labkit import app
-    from labkit.analysis.study_analysis import cell_dirs
+    from labkit.analysis.studies.study_analysis import cell_dirs
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
     if app.run(app.parse(words)) == 130:

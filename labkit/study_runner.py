@@ -21,7 +21,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.experiment.cell import Cell
     from labkit.experiment.run_launcher import RunLauncher
 
@@ -168,7 +168,7 @@ class Study:
 
     def _load_analysis(self) -> AnalysisCache:
         """Return the cache of analyses; SciPy is imported at the first call."""
-        from labkit.analysis.study_analysis import AnalysisCache
+        from labkit.analysis.studies.study_analysis import AnalysisCache
 
         if self._analysis_cache is None:
             self._analysis_cache = AnalysisCache()

@@ -27,7 +27,7 @@ DATES = {
 }
 # The functions that read files' times, only to compare them with each other.
 FILES = {
-    "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
+    "labkit/analysis/studies/study_analysis.py:_stamp": {"st_mtime"},
     "labkit/engine/logits_self_test.py:_file_states": {"st_mtime"},
     "labkit/experiment/input_digests.py:_digest": {"st_ctime", "st_mtime"},
     "labkit/experiment/noise_history.py:_cells": {"st_mtime"},

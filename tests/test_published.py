@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import app
-from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
+from labkit.analysis.tables.published_table import AGREEMENT_METRICS
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides

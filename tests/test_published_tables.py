@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from labkit import app
-from labkit.analysis.study_analysis import cell_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides
 from labkit.records import open_study, read_json

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from labkit import app, regression
-from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.experiment import StudyError, cell_composer
 from labkit.experiment.python_environment import Imports, RevisionError, default_options
 from labkit.experiment.turn_protocol import VERSION
@@ -94,7 +94,7 @@ def studies(tmp_path, monkeypatch):
 
     studies.result = cell("equivalent", -1.0, 1.0)
     monkeypatch.setattr(app, "run", run)
-    monkeypatch.setattr("labkit.analysis.study_analysis.cell_dirs", lambda out: [out])
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result)
     return studies
 

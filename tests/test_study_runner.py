@@ -10,9 +10,10 @@ from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
 from labkit import study_runner as study_module
-from labkit.analysis import cell_analysis, study_analysis
-from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.comparison import cell_analysis
+from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.studies import study_analysis
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.records import Arm, read_cell
 from labkit.study_runner import Study

@@ -10,9 +10,9 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit import app
-from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
-from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError
 from labkit.machine import fingerprint
 from labkit.records import CaseRecord, Metric

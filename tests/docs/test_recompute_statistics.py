@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.records import ARCHIVE_SUFFIX, unpack_archive
 

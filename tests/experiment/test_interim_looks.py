@@ -10,7 +10,7 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
 from labkit.experiment import cell_runner
 from labkit.experiment.cell import normalized_design

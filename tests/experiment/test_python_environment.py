@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.rendering.cell_report_content import import_lines
+from labkit.analysis.pages.cell_report_content import import_lines
 from labkit.config import ConfigError, Isolation
 from labkit.experiment import python_environment
 from labkit.experiment.cell import Cell

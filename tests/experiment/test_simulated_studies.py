@@ -17,7 +17,7 @@ from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import PlannedLook
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.permuted_blocks import Run, schedule

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.gates import healthy
+from labkit.analysis.comparison.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment import child_process, worker
 from labkit.experiment.cell_manifest import write_manifest

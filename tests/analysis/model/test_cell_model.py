@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell, Failure
 
 
@@ -16,7 +16,7 @@ def failing(record):
 
 
 OPTIONS = {
-    "kernel": {"skipped": {"prefill, 8 × 512": "too large"}, "looks": [{"blocks": 4, "alpha": 0.01}]},
+    "kernel": {"skipped": {"prefill, 8 × 512": "no"}, "looks": [{"blocks": 4, "alpha": 0.01}]},
     "requests": {"requests": True, "identity": "tokens"},
     "failed": {"change": failing},
     "alone": {"effects": {}, "control": False},

@@ -10,11 +10,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from labkit.analysis.caveats import caveats
-from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.findings import plan_findings
-from labkit.analysis.long_text import long_text
-from labkit.analysis.summary_verdict import summary_verdict
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.findings.cell_findings import plan_findings
+from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Workload
 from labkit.experiment.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_record, write_json

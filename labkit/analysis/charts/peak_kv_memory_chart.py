@@ -1,0 +1,108 @@
+"""Peak KV memory of each arm: the reserved memory and the part of it that held tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.document.arm_styles import COLOURS
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import ChartPart, Parts, PictureFile, section
+from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.number_format import slug, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from labkit.analysis.pages.cell_report_content import CellReport
+
+Json = Mapping[str, Any]
+X_LABEL = "KV memory (MiB)"
+CAPTION = (
+    "Peak KV memory: the part that held tokens (solid) and the rest of the reserved part (pale)"
+)
+
+
+@dataclass(frozen=True)
+class KVUtilization:
+    """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
+
+    Both are medians over the arm's runs.
+    """
+
+    arm: str
+    reserved_mib: float
+    used_mib: float
+
+    @property
+    def label(self) -> str:
+        """Used and reserved memory and the waste: ``1.50 of 4.00 MiB, 62.5 % wasted``."""
+        waste_pct = 100 * (1 - self.used_mib / self.reserved_mib)
+        return (
+            f"{value_text(self.used_mib)} of {value_text(self.reserved_mib)} MiB, "
+            f"{waste_pct:.1f} % wasted"
+        )
+
+
+def kv_utilizations(cell: Json) -> list[KVUtilization]:
+    """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
+    counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
+    utilizations = [
+        KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
+        for arm in real_arms(cell)
+        if (reserved := counters[arm].get("peak_kv_bytes"))
+        and (used := counters[arm].get("kv_used_bytes"))
+    ]
+    distinct = {(each.reserved_mib, each.used_mib) for each in utilizations}
+    return utilizations if len(distinct) > 1 else []
+
+
+def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
+    """Return a chart with one bar per arm, for the HTML report."""
+    largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
+    chart = Chart(
+        "KV memory reserved and used", (0.0, 1.9 * largest), (0.0, float(count)), X_LABEL,
+        rows=tuple(each.arm for each in utilizations), row_height=26,
+    )  # fmt: skip
+    for index, each in enumerate(utilizations):
+        extent = (count - index - 0.85, count - index - 0.15)
+        chart.bar((0.0, each.reserved_mib), extent, "reserved", each.label, each.arm)
+        chart.bar((0.0, each.used_mib), extent, "used", each.label, each.arm)
+        chart.text(each.reserved_mib, count - index - 0.5, each.label, dx=8)
+    return chart
+
+
+def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:
+    """Return a matplotlib figure with the bars of :func:`kv_utilization_chart`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 0.8 + 0.4 * len(utilizations)), layout="constrained")
+    axes = figure.subplots()
+    arms = [each.arm for each in utilizations]
+    reserved = [each.reserved_mib for each in utilizations]
+    axes.barh(arms, reserved, 0.7, color=COLOURS[0], alpha=0.25)
+    axes.barh(arms, [each.used_mib for each in utilizations], 0.7, color=COLOURS[0])
+    for index, each in enumerate(utilizations):
+        place = (each.reserved_mib, index)
+        axes.annotate(each.label, place, (5, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, 1.6 * max(reserved))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(X_LABEL)
+    return figure
+
+
+def kv_utilization_stem(cell: Json) -> str:
+    """Return the name of the picture's files without the extension."""
+    return f"{slug(cell['cell'])}--kv-held"
+
+
+@section("KV memory reserved and used")
+def kv_utilization_section(report: CellReport) -> Parts:
+    """Show how much of the reserved KV memory held tokens."""
+    utilizations = kv_utilizations(report.cell)
+    if not utilizations:
+        return []
+    chart = ChartPart(kv_utilization_chart(utilizations), CAPTION)
+    return [chart, PictureFile(kv_utilization_stem(report.cell), CAPTION)]

@@ -1,0 +1,140 @@
+"""Speed against quality: a point per arm with both intervals, and the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.comparison.text_quality import TextQuality
+from labkit.analysis.document.arm_styles import arm_classes, arm_styles
+from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.point_labels import add_point_labels
+from labkit.analysis.findings.outputs_text import interval_text
+from labkit.analysis.number_format import slug
+from labkit.analysis.statistics.block_jackknife import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Json = Mapping[str, Any]
+SPEED = "total_tok_s"
+Y_LABEL = "KL divergence, mean (nats)"
+CAPTION = (
+    "Speed against quality, with both intervals. The line is the frontier: no other arm is "
+    "estimated to be both faster and closer to the baseline than an arm on the line"
+)
+
+
+@dataclass(frozen=True)
+class SpeedAndQuality:
+    """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
+
+    arm: str
+    speed: Interval
+    kl: Interval
+
+
+def speed_quality_points(cell: Json, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
+
+    ``qualities``: the arms' qualities, the baseline's first.
+    """
+    effects = {
+        comparison["arm"]: comparison
+        for row in cell["rows"]
+        if row["metric"] == SPEED
+        for comparison in row["comparisons"]
+        if comparison["effect_pct"] is not None
+    }
+    points = []
+    for index, quality in enumerate(qualities):
+        if index == 0:
+            points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
+        elif quality.arm in effects:
+            keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
+            speed = Interval(*(effects[quality.arm][key] for key in keys))
+            points.append(SpeedAndQuality(quality.arm, speed, quality.kl_mean))
+    return points
+
+
+def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
+    """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
+    best: list[SpeedAndQuality] = []
+    for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
+        if not best or point.speed.estimate > best[-1].speed.estimate:
+            best.append(point)
+    return best
+
+
+def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart | None:
+    """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    chart = Chart(
+        title="speed against quality",
+        x=padded_range([end for point in points for end in _known(point.speed)]),
+        y=padded_range([end for point in points for end in _known(point.kl)]),
+        x_label=_x_label(points),
+        y_label=Y_LABEL,
+        height=300,
+    )
+    best, styles = frontier(points), arm_classes(cell)
+    chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
+    for point in points:
+        style, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
+        chart.line([(x, end) for end in _known(point.kl)], f"line {style}", point.arm)
+        where = ", on the frontier" if point in best else ""
+        tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
+        chart.dot(x, y, style, mark, tip, arm=point.arm)
+    add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
+    return chart
+
+
+def speed_quality_figure(cell: Json, qualities: Sequence[TextQuality]) -> Figure | None:
+    """Return a matplotlib figure of :func:`speed_quality_chart`, or None if there is no chart."""
+    from matplotlib.figure import Figure
+
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes, styles = figure.subplots(), arm_styles(cell)
+    best = frontier(points)
+    axes.plot(
+        [point.speed.estimate for point in best],
+        [point.kl.estimate for point in best],
+        color="#777777",
+        linewidth=1.0,
+    )
+    for point in points:
+        colour, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        ends = _known(point.speed)
+        axes.plot(ends, [y] * len(ends), color=colour, linewidth=1.2)
+        ends = _known(point.kl)
+        axes.plot([x] * len(ends), ends, color=colour, linewidth=1.2)
+        axes.plot(x, y, mark, color=colour, markersize=6, label=point.arm)
+    axes.set_xlabel(_x_label(points))
+    axes.set_ylabel(Y_LABEL)
+    figure.legend(loc="outside lower center", ncols=min(5, len(points)))
+    return figure
+
+
+def speed_quality_stem(cell: Json) -> str:
+    """Return the name of the picture's files without the extension."""
+    return f"{slug(cell['cell'])}--speed-quality"
+
+
+def _x_label(points: Sequence[SpeedAndQuality]) -> str:
+    return f"speed compared with {points[0].arm} (%)"
+
+
+def _known(interval: Interval) -> list[float]:
+    """Return both limits of an interval, or the estimate alone if the interval is unbounded."""
+    if interval.low is None or interval.high is None:
+        return [interval.estimate]
+    return [interval.low, interval.high]

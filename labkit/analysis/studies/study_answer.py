@@ -1,0 +1,112 @@
+"""The question and the answer of a whole study, which may have many cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
+from labkit.analysis.findings.short_text import (
+    arm_text,
+    capitalised,
+    short_text,
+    short_wordings,
+    shortest,
+)
+from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.findings.verdict_sentences import title
+from labkit.analysis.number_format import join_names
+from labkit.analysis.studies.cell_labels import cell_labels
+from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.config import count_text
+
+DIRECTED = ("better", "worse", "mixed")
+KINDS = {
+    "equivalent": "no difference",
+    "inconclusive": "undecided",
+    "estimate_only": "estimate only",
+    "invalid": "no answer",
+    "none": "nothing to compare",
+}
+
+
+def study_question(analyses: Sequence[CellAnalysis]) -> str:
+    """Return the question of a study's cells, or the question about capacity if they measure it."""
+    capacities = serving_capacities(analyses)
+    if capacities:
+        first = capacities[0]
+        return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
+    questions = list(dict.fromkeys(title(analysis.json) for analysis in analyses))
+    return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
+
+
+def study_answer(analyses: Sequence[CellAnalysis]) -> str:
+    """Return a study's answer in at most 20 words."""
+    capacities = serving_capacities(analyses)
+    if capacities:
+        return shortest(_capacity(capacities))
+    cells, labels = [plan_findings(analysis) for analysis in analyses], cell_labels(analyses)
+    if len(cells) == 1:
+        return short_text(cells[0])
+    answers, verdicts = [short_text(cell) for cell in cells], list(map(summary_verdict, cells))
+    texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
+    number = count_text(len(cells), "cell")
+    parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
+    counts = f"{capitalised(join_names(parts))} of {number}."
+    wordings = [counts]
+    if len(set(answers)) == 1:
+        wordings = [f"{answers[0].rstrip('.')}, in all {number}.", *wordings]
+    elif set(texts) == {"computed"}:
+        wordings = [*_at(labels[-1], cells[-1]), *wordings]
+    elif together := merge_findings(cells, labels):
+        wordings = short_wordings(together)
+    elif directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
+        first = _at(labels[directed[0]], cells[directed[0]])
+        wordings = [*(f"{counts} {text}" for text in first), *wordings]
+    else:
+        wordings = [*_by_verdict(cells, labels, texts), *wordings]
+    return shortest(wordings)
+
+
+def _at(label: str, cell: Findings) -> list[str]:
+    """Return wordings of the answer of one cell, with its label."""
+    return [f"At {label}: {text}" for text in short_wordings(cell)]
+
+
+def _by_verdict(
+    cells: Sequence[Findings], labels: Sequence[str], verdicts: Sequence[str]
+) -> list[str]:
+    """Return the verdicts and their cells as a sentence, if all cells compare the same arms."""
+    ((baseline, arms), *others) = {(cell.baseline, cell.arms) for cell in cells}
+    if others or not arms:
+        return []
+    places: dict[str, list[str]] = {}
+    for label, verdict in zip(labels, verdicts, strict=True):
+        places.setdefault(verdict, []).append(label)
+    parts = "; ".join(
+        f"{verdict} at {join_names(names)}"
+        if len(places) > 1
+        else f"{verdict} in all {len(names)} cells"
+        for verdict, names in places.items()
+    )
+    text = f"{join_names([arm_text(arm) for arm in arms])} against {arm_text(baseline)}: {parts}."
+    return [capitalised(text)]
+
+
+def _capacity(capacities: Sequence[ServingCapacity]) -> list[str]:
+    """Return wordings of the answer with every arm's capacity, the shortest last."""
+    parts = [f"{arm_text(one.arm)} {_rates(one)}" for one in capacities]
+    first = parts[0]
+    others = len(parts) - 1
+    more = f"; {count_text(others, 'other arm')} below" if others else ""
+    return [f"{'; '.join(parts)}.", f"{first}{more}.", f"{first}."]
+
+
+def _rates(one: ServingCapacity) -> str:
+    """Return how many requests per second an arm sustains, in words."""
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is None and high is None:
+        return "is undecided at all measured rates"
+    if low is None:
+        return f"does not sustain {high:g} requests/s"
+    return f"sustains {low:g} requests/s" + (f", not {high:g}" if high is not None else "")

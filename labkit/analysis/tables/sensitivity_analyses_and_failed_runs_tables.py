@@ -1,0 +1,108 @@
+"""Tables of a cell's sensitivity analyses and of its failed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.document.report_parts import Parts, section, table_parts
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.verdict_sentences import row_name
+from labkit.analysis.number_format import interval_text, p_text, percent_text
+from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
+from labkit.records import parse_run_name
+
+if TYPE_CHECKING:
+    from labkit.analysis.pages.cell_report_content import CellReport
+
+Json = Mapping[str, Any]
+MAX_SHOWN_LOST = 6
+
+
+def sensitivity_table(cell: Json, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
+    """Return one line per sensitivity analysis of a row and arm."""
+    columns: tuple[Column[SensitivityResult], ...] = (
+        Column("row", lambda result: row_name(cell["rows"][result.row]), numeric=False),
+        Column("arm", lambda result: result.arm, numeric=False),
+        Column("analysis", lambda result: result.how, numeric=False),
+        Column("delta", lambda result: result.effect_pct, percent_text),
+        Column(
+            "unadjusted CI (%)",
+            lambda result: result.ci_pct or (None, None),
+            lambda ci: interval_text(*ci),
+        ),
+        Column("unadjusted p", lambda result: result.p, p_text),
+        Column("blocks", lambda result: result.blocks),
+    )
+    note = (
+        "Each analysis tests one row by itself, without adjustment for the other rows. "
+        "The verdicts above do not use these numbers."
+    )
+    return Table(columns, tuple(results), (note,), prose=True)
+
+
+@dataclass(frozen=True)
+class RunFailures:
+    """Failed runs of one arm with the same outcome and detail, in the order in which they ran."""
+
+    arm: str
+    runs: tuple[Json, ...]
+
+    @property
+    def first(self) -> Json:
+        """The first of the runs."""
+        return self.runs[0]
+
+    @property
+    def names(self) -> str:
+        """The first run's name and the number of the others."""
+        others = len(self.runs) - 1
+        return f"{self.first['run']} and {others} more" if others else str(self.first["run"])
+
+
+def failures_table(cell: Json, record_folder: str = "") -> Table[RunFailures]:
+    """Return the runs that failed by themselves, with links to their records and logs.
+
+    Failures that are alike are one line. The runs that such a run ended, because they shared its
+    process, are in a note.
+    """
+    groups: dict[tuple[str, ...], list[Json]] = {}
+    lost: list[str] = []
+    failed = {failure["run"] for failure in cell["failures"]}
+    for failure in cell["failures"]:
+        if failure.get("failed_by") in failed:
+            lost.append(failure["run"])
+            continue
+        _, _, arm = parse_run_name(failure["run"])
+        groups.setdefault((arm, failure["outcome"], str(failure["detail"])), []).append(failure)
+
+    def record(failures: RunFailures) -> str:
+        return f"{record_folder}runs/{failures.first['run']}.json"
+
+    def log(failures: RunFailures) -> str:
+        path = failures.first.get("log")
+        return f"{record_folder}{path}" if path else ""
+
+    columns: tuple[Column[RunFailures], ...] = (
+        Column("arm", lambda failures: failures.arm, numeric=False),
+        Column("run", lambda failures: failures.names, numeric=False, link=record),
+        Column("outcome", lambda failures: failures.first["outcome"], numeric=False),
+        Column("detail", lambda failures: failures.first["detail"], str, numeric=False),
+        Column("log", lambda failures: failures.first.get("log"), numeric=False, link=log),
+    )
+    lines = tuple(RunFailures(arm, tuple(runs)) for (arm, *_), runs in groups.items())
+    return Table(columns, lines, (_lost_text(lost),) if lost else ())
+
+
+def _lost_text(runs: Sequence[str]) -> str:
+    """Return a sentence that names the first of the runs that other runs have ended."""
+    shown, hidden = runs[:MAX_SHOWN_LOST], len(runs) - MAX_SHOWN_LOST
+    more = f" and {hidden} more" if hidden > 0 else ""
+    return f"Also lost, because they shared its process: {', '.join(shown)}{more}."
+
+
+@section("Failed runs")
+def failures_section(report: CellReport) -> Parts:
+    """Show the failed runs."""
+    return table_parts(failures_table(report.cell, report.record_folder))

@@ -1,0 +1,139 @@
+"""The quality of a scoring workload's arms, and the text positions where it is worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.charts.speed_quality_chart import (
+    CAPTION,
+    speed_quality_chart,
+    speed_quality_stem,
+)
+from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
+from labkit.analysis.document.report_parts import (
+    ChartPart,
+    Parts,
+    PictureFile,
+    section,
+    table_parts,
+)
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.outputs_text import interval_text, share_text
+from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.number_format import significant_text
+from labkit.config import count_text
+from labkit.records import Record
+
+if TYPE_CHECKING:
+    from labkit.analysis.pages.cell_report_content import CellReport
+
+Json = Mapping[str, Any]
+Place = tuple[str, Mapping[str, Any]]
+MAX_PLACES = 5  # per arm
+
+
+def quality_table(cell: Json, records: Sequence[Record]) -> Table[TextQuality] | None:
+    """Return every arm's quality with its intervals, or None if the workload scores no texts."""
+    qualities = text_qualities(real_arms(cell), records)
+    if not qualities:
+        return None
+    columns = [
+        Column[TextQuality]("arm", lambda quality: quality.arm, numeric=False),
+        _column("perplexity", lambda quality: quality.perplexity),
+        _column("ratio", lambda quality: quality.perplexity_ratio, 5),
+        _column("KL mean (nats)", lambda quality: quality.kl_mean),
+        *(_quantile_column(index, share) for index, share in enumerate(KL_QUANTILES)),
+        Column(
+            "same next token", lambda quality: share_text(quality.top1_agreement), numeric=False
+        ),
+        _column("RMS change of p", lambda quality: quality.probability_change),
+    ]
+    notes = scoring_notes([quality.arm for quality in qualities], records)
+    return Table(tuple(columns), tuple(qualities), notes)
+
+
+def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the sentences below the table. The first arm is the baseline."""
+    by_arm = {
+        record.arm: case.notes["scoring"]
+        for record in records
+        if record.ok
+        for case in record.cases
+        if "scoring" in case.notes
+    }
+    baseline, *others = arms
+    notes = by_arm[baseline]
+    windows = notes["windows"]
+    fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
+    return (
+        f"{count_text(len(windows), 'window')}, "
+        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
+        "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
+        "KL divergence is a lower bound. It compares the baseline's "
+        f"{notes['reference_top']:,} likeliest tokens one by one, and all other tokens "
+        f"({notes['reference_rest']:.2%} of the probability on average) as one.",
+        *(
+            f"The server of arm {arm} returns its {by_arm[arm]['reference_top']} likeliest tokens "
+            "only: its KL divergence compares these one by one."
+            for arm in fewer
+        ),
+    )
+
+
+def _column(heading: str, value: Any, digits: int = 3) -> Column[TextQuality]:
+    return Column(heading, lambda quality: interval_text(value(quality), digits), numeric=False)
+
+
+def _quantile_column(index: int, share: float) -> Column[TextQuality]:
+    return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
+
+
+def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:
+    """Return the text positions where each arm is furthest from the baseline; None without any."""
+    places = [
+        (quality.arm, place)
+        for quality in text_qualities(real_arms(cell), records)
+        for place in quality.worst[:MAX_PLACES]
+    ]
+    if not places:
+        return None
+    columns = (
+        Column[Place]("arm", lambda place: place[0], numeric=False),
+        Column[Place](
+            "KL (nats)", lambda place: place[1]["kl"], lambda kl: significant_text(kl, 3)
+        ),
+        _text_column("before", "before"),
+        _text_column("token", "token"),
+        _text_column("after", "after"),
+        _text_column("baseline predicts", "baseline_top1"),
+        _text_column("arm predicts", "arm_top1"),
+        Column[Place](
+            "where", lambda place: f"{place[1]['window']} + {place[1]['position']}", numeric=False
+        ),
+    )
+    return Table(columns, tuple(places))
+
+
+def _text_column(heading: str, key: str) -> Column[Place]:
+    return Column(heading, lambda place: quoted(place[1][key]), numeric=False)
+
+
+def quoted(text: str) -> str:
+    """Return a text in one line, with its line breaks escaped."""
+    return repr(text)[1:-1].replace("|", "¦")
+
+
+@section("Quality")
+def quality_section(report: CellReport) -> Parts:
+    """Show speed against quality, every arm's quality in numbers, and the worst positions."""
+    cell, records = report.cell, report.records
+    chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
+    picture: Parts = []
+    if chart is not None:
+        picture = [ChartPart(chart, CAPTION), PictureFile(speed_quality_stem(cell), CAPTION)]
+    return [
+        *picture,
+        *table_parts(quality_table(cell, records)),
+        *table_parts(worst_places_table(cell, records)),
+    ]
