@@ -7,7 +7,9 @@ time that fell by 55 % is 55 % less time and never "55 % faster".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name, value_text
 from labkit.records.metric_registry import MetricDefinition, define_metric
@@ -61,19 +63,37 @@ def range_text(effects: Sequence[float]) -> str:
     return f"{low} to {high}" if sizes[0] else f"up to {high}"
 
 
-def effect_phrase(
+@dataclass(frozen=True)
+class Piece:
+    """A part of a sentence, and the shorter forms of it, each with what it loses (a weight)."""
+
+    text: str
+    shorter: tuple[tuple[int, str], ...] = ()
+
+
+def optional(text: str, loss: int, shorter: str = "") -> Piece:
+    """Return a piece that a short text leaves out, or shortens, at a loss."""
+    return Piece(text, ((loss, shorter),) if text else ())
+
+
+# What a short text loses: the more, the later it is left out.
+NO_INTERVAL, NO_MEDIAN, NO_RATIO, NO_DETAIL, NO_NAMES, NO_P99, NO_BASELINE, NO_OBJECT, NO_COUNT = (
+    1, 2, 4, 8, 16, 40, 32, 48, 96,
+)  # fmt: skip
+
+
+def effect_pieces(
     metric: MetricDefinition,
     effects: Sequence[float],
-    tail: str = "",
+    than: str = "",
+    where: str = "",
     *,
     amount: str | None = None,
     base: float | None = None,
-    notes: Sequence[str] = (),
+    interval: str = "",
     verb: str | None = None,
-    detail: bool = True,
-    at: bool = True,
-) -> str:
-    """Return what an arm does more or less than another, with a verb.
+) -> list[Piece]:
+    """Return what an arm does more or less than another, with a verb, in pieces.
 
     Parameters
     ----------
@@ -81,23 +101,21 @@ def effect_phrase(
         The metric's definition.
     effects
         Differences in percent, in one or more rows.
-    tail
-        What follows before the notes: ``than separate in all 4 rows``.
+    than
+        The other arm; empty if the sentence has named it.
+    where
+        The rows: ``in all 4 rows``.
     amount
-        How much more or less, in other words than :func:`amount_text`.
+        How much more or less, in other words than :func:`amount_text`, without further numbers.
     base
-        The baseline's value. With it, the phrase gives a single effect in the metric's unit if
+        The other arm's value. With it, the phrase gives a single effect in the metric's unit if
         its registered words ask for it.
-    notes
-        What is added in parentheses after the percentage and the ratio.
+    interval
+        The interval in words, or other notes that follow in parentheses.
     verb
         The verb; by default the metric's, as of one arm.
-    detail
-        Whether the phrase says what the quantity refers to.
-    at
-        Whether the phrase names the statistic: ``at the median``.
     """
-    words, extras = metric.words, []
+    words, notes = metric.words, []
     quantity = words.quantity
     if amount is None:
         amount = amount_text(metric, effects)
@@ -106,14 +124,30 @@ def effect_phrase(
             amount = f"{size} {words.more if effects[0] > 0 else words.less}"
             quantity = "" if quantity == "time" else quantity
             if not metric.unit.startswith("%"):
-                extras.append(f"{magnitude_text(effects[0])} %")
-        if not extras:
-            extras += ratio_text(metric, effects)
-    parts = [verb or words.singular_verb, amount, quantity]
-    parts += [words.detail] * detail + [words.at] * (detail and at)
-    phrase = " ".join(part for part in (*parts, tail) if part)
-    extras += filter(None, notes)
-    return f"{phrase} ({'; '.join(extras)})" if extras else phrase
+                notes.append(f"{magnitude_text(effects[0])} %")
+        notes = notes or ratio_text(metric, effects)
+    first = f"({notes[0]})" if notes else ""
+    full = "; ".join([*notes, *filter(None, [interval])])
+    return [
+        Piece(f"{verb or words.singular_verb} {amount} {quantity}".rstrip()),
+        optional(words.detail, NO_DETAIL if quantity else NO_OBJECT),
+        optional(words.at, NO_MEDIAN if words.at != "at p99" else NO_P99),
+        optional(f"than {than}" if than else "", NO_BASELINE),
+        optional(where, NO_COUNT),
+        Piece(f"({full})", ((NO_INTERVAL, first), (NO_RATIO, ""))) if full else Piece(""),
+    ]
+
+
+def effect_phrase(
+    metric: MetricDefinition, effects: Sequence[float], *tail: str, **options: Any
+) -> str:
+    """Return all of :func:`effect_pieces` as text."""
+    return join(piece.text for piece in effect_pieces(metric, effects, *tail, **options))
+
+
+def join(texts: Iterable[str]) -> str:
+    """Join the parts of a sentence; one that begins with a punctuation mark follows directly."""
+    return "".join(t if t[0] in ",;.:" else f" {t}" for t in texts if t).lstrip()
 
 
 def ratio_text(metric: MetricDefinition, effects: Sequence[float]) -> list[str]:

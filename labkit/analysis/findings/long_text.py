@@ -36,7 +36,6 @@ from labkit.analysis.findings.outputs_text import (
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import join_names, magnitude_text, percent_text
 from labkit.config import count_text
-from labkit.records.metric_registry import define_metric
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given
 MAX_NAMED_SETTINGS = 3
@@ -133,15 +132,13 @@ def _exceptions(group: Group, changed: Sequence[Finding]) -> str:
 
 def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
     """Return the changes with a verb: ``takes 4.1 to 8.0 % less time than x in all 3 rows``."""
-    than, total = f"than {baseline}" if baseline else "", len(group.all)
+    total = len(group.all)
     if total == 1:
         (one,) = changed
         where = "" if one.place == group.metric.name else f"in {one.place}"
         interval = interval_phrase(one.metric, one.comparison.ci_pct, one.comparison.level)
-        return effect_phrase(
-            one.metric, [one.effect], " ".join(filter(None, (than, where))), base=one.base,
-            notes=[interval],
-        )  # fmt: skip
+        options = {"base": one.base, "interval": interval}
+        return effect_phrase(one.metric, [one.effect], baseline, where, **options)
     by_direction: dict[bool, list[Finding]] = {}
     for one in changed:
         by_direction.setdefault(one.effect > 0, []).append(one)
@@ -154,7 +151,7 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         if parts:
             parts.append(f"{amount_text(group.metric, effects)}{where}")
         else:
-            parts.append(effect_phrase(group.metric, effects, f"{than}{where}".strip()))
+            parts.append(effect_phrase(group.metric, effects, baseline, where.strip()))
     return " and ".join(parts)
 
 
@@ -165,10 +162,9 @@ def _estimates(results: Sequence[Finding], baseline: str) -> str:
         effects = [one.effect for one in group.all]
         many = f"in {len(effects)} rows" if len(effects) > 1 else ""
         places = [one.place for one in group.all]
-        phrase = effect_phrase(
-            group.metric, effects, many, base=group.all[0].base,
-            amount=amount_text(group.metric, effects, places) if many else None,
-        )  # fmt: skip
+        amount = amount_text(group.metric, effects, places) if many else None
+        base = group.all[0].base
+        phrase = effect_phrase(group.metric, effects, "", many, amount=amount, base=base)
         clauses.append(f"{group.arm} {phrase}")
     for group in group_by_arm(one for one in results if one.word == "invalid"):
         clauses.append(f"{group.arm} is invalid: {_reason(group.all)}")
@@ -308,12 +304,12 @@ def _best_settings(findings: Findings) -> str:
 
 def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     """Return the clause on the best setting of one row, which it names if ``named``."""
-    metric = define_metric(one.metric, one.unit)
+    metric = one.definition
     where = f"in {one.case}" if named and one.case != "all" else f"in {metric.label}"
     if one.best is None or one.reference is None or one.effect_pct is None:
         return f"no answer {where}: {one.withheld}"
     best, settings = setting_text(one.best), count_text(count, "setting")
-    than, base = f"than {setting_text(one.reference)}", one.values.get(one.reference)
+    than, base = setting_text(one.reference), one.values.get(one.reference)
     if one.withheld is not None:
         phrase = effect_phrase(metric, [one.effect_pct], than, base=base)
         return (
@@ -323,11 +319,11 @@ def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     low, high = one.ci_low_pct or 0.0, one.ci_high_pct or 0.0
     if low * high > 0:
         interval = interval_phrase(metric, (low, high), one.level)
-        lead = effect_phrase(metric, [one.effect_pct], than, base=base, notes=[interval])
+        lead = effect_phrase(metric, [one.effect_pct], than, base=base, interval=interval)
     else:
         confidence = f"{100 * (one.level or 0.0):g} % interval"
         amount = amount_text(metric, (low, high))
-        lead = effect_phrase(metric, [one.effect_pct], than, amount=amount, notes=[confidence])
+        lead = effect_phrase(metric, [one.effect_pct], than, amount=amount, interval=confidence)
     rivals = [arm for arm in one.possibly_best if arm != one.best]
     if not rivals:
         return f"on this machine {best} is the best of {settings} {where}: it {lead}"

@@ -85,7 +85,8 @@ def _effect(cell: Json, row: Json, comparison: Json, *notes: str) -> str:
     """Return a comparison's effect with its verb and, in parentheses, ``notes``."""
     base = row["arms"][cell["arms"][0]["name"]]["median"]
     metric = define_metric(row["metric"], row["unit"])
-    return effect_phrase(metric, [comparison["effect_pct"]], base=base, notes=notes)
+    effects = [comparison["effect_pct"]]
+    return effect_phrase(metric, effects, base=base, interval="; ".join(notes))
 
 
 def computed_text(row: Json, arm: str, baseline: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import ArmValues, Row
 from labkit.records import SCHEMA_VERSION, parse_run_name
+from labkit.records.metric_registry import MetricDefinition, define_metric
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,11 @@ class BestInRow:
     def name(self) -> str:
         """The row's name (:attr:`.row_model.Row.name`)."""
         return str(self.metric if self.case == "all" else self.case)
+
+    @property
+    def definition(self) -> MetricDefinition:
+        """The row's metric in the registry."""
+        return define_metric(self.metric, self.unit)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
-from labkit.analysis.findings.short_text import (
-    arm_text,
-    capitalised,
-    short_text,
-    short_wordings,
-    shortest,
-)
+from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
+from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.findings.verdict_sentences import title
 from labkit.analysis.number_format import join_names
@@ -44,7 +39,7 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
     """Return a study's answer in at most 20 words."""
     capacities = serving_capacities(analyses)
     if capacities:
-        return shortest(_capacity(capacities))
+        return fit(_capacity(capacities))
     cells, labels = [plan_findings(analysis) for analysis in analyses], cell_labels(analyses)
     if len(cells) == 1:
         return short_text(cells[0])
@@ -52,30 +47,23 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
     texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
     number = count_text(len(cells), "cell")
     parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
-    counts = f"{capitalised(join_names(parts))} of {number}."
-    wordings = [counts]
+    counts = Piece(f"{join_names(parts)} of {number}")
     if len(set(answers)) == 1:
-        wordings = [f"{answers[0].rstrip('.')}, in all {number}.", *wordings]
-    elif set(texts) == {"computed"}:
-        wordings = [*_at(labels[-1], cells[-1]), *wordings]
-    elif together := merge_findings(cells, labels):
-        wordings = short_wordings(together)
-    elif directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
-        first = _at(labels[directed[0]], cells[directed[0]])
-        wordings = [*(f"{counts} {text}" for text in first), *wordings]
-    else:
-        wordings = [*_by_verdict(cells, labels, texts), *wordings]
-    return shortest(wordings)
-
-
-def _at(label: str, cell: Findings) -> list[str]:
-    """Return wordings of the answer of one cell, with its label."""
-    return [f"At {label}: {text}" for text in short_wordings(cell)]
+        return fit([*short_pieces(cells[0]), Piece(f", in all {number}")], [counts])
+    if set(texts) == {"computed"}:
+        return fit([Piece(f"At {labels[-1]}:"), *short_pieces(cells[-1])], [counts])
+    if together := merge_findings(cells, labels):
+        return short_text(together)
+    if directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
+        first = directed[0]
+        example = [Piece(f". At {labels[first]}:"), *short_pieces(cells[first])]
+        return fit([counts, *example], [counts])
+    return fit(*_by_verdict(cells, labels, texts), [counts])
 
 
 def _by_verdict(
     cells: Sequence[Findings], labels: Sequence[str], verdicts: Sequence[str]
-) -> list[str]:
+) -> list[Pieces]:
     """Return the verdicts and their cells as a sentence, if all cells compare the same arms."""
     ((baseline, arms), *others) = {(cell.baseline, cell.arms) for cell in cells}
     if others or not arms:
@@ -89,17 +77,17 @@ def _by_verdict(
         else f"{verdict} in all {len(names)} cells"
         for verdict, names in places.items()
     )
-    text = f"{join_names([arm_text(arm) for arm in arms])} against {arm_text(baseline)}: {parts}."
-    return [capitalised(text)]
+    names = join_names([arm_text(arm) for arm in arms])
+    return [[Piece(f"{names} against {arm_text(baseline)}: {parts}")]]
 
 
-def _capacity(capacities: Sequence[ServingCapacity]) -> list[str]:
-    """Return wordings of the answer with every arm's capacity, the shortest last."""
-    parts = [f"{arm_text(one.arm)} {_rates(one)}" for one in capacities]
-    first = parts[0]
-    others = len(parts) - 1
-    more = f"; {count_text(others, 'other arm')} below" if others else ""
-    return [f"{'; '.join(parts)}.", f"{first}{more}.", f"{first}."]
+def _capacity(capacities: Sequence[ServingCapacity]) -> Pieces:
+    """Return every arm's capacity, or the first arm's and the number of the others."""
+    first, *others = (f"{arm_text(one.arm)} {_rates(one)}" for one in capacities)
+    if not others:
+        return [Piece(first)]
+    brief = f"; {count_text(len(others), 'other arm')} below"
+    return [Piece(first), optional(f"; {'; '.join(others)}", NO_NAMES, brief)]
 
 
 def _rates(one: ServingCapacity) -> str:

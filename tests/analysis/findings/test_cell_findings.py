@@ -12,15 +12,10 @@ from labkit.analysis.findings.cell_findings import (
     merge_findings,
     plan_findings,
 )
+from labkit.analysis.findings.effect_wording import Piece, optional
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.picked_frames import PickedFrames
-from labkit.analysis.findings.short_text import (
-    MAX_WORDS,
-    arm_text,
-    rounded_text,
-    short_text,
-    shortest,
-)
+from labkit.analysis.findings.short_text import MAX_WORDS, arm_text, fit, rounded_text, short_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import ArmValues, Comparison, Row
@@ -208,14 +203,14 @@ CASES = {  # findings, the long text, the short text, the chip
         rows(same(), same(), better()),
         "On this machine map differs from search by at most 1.2 % in time per launch, except in "
         "c (4.1 % less).",
-        "Map: no difference beyond 1.2 % in 2 of 3 rows; 4.1 % less time in 1.",
+        "No difference between map and search beyond 1.2 % in 2 of 3 rows; 4.1 % less time in 1.",
         "better: less time in 1 of 3 rows",
     ),
     "the same but for two": (
         rows(same(), same(), same(), worse(6.0, 5.0, 7.0), better()),
         "On this machine map differs from search by at most 1.2 % in time per launch, except in "
         "d (6.0 % more) and e (4.1 % less).",
-        "Map: no difference beyond 1.2 % in 3 of 5 rows; 4.1 % less to 6.0 % more in 2.",
+        "No difference beyond 1.2 % in 3 of 5 rows; 4.1 % less to 6.0 % more time in 2.",
         "mixed: mixed",
     ),
     "the same but for many": (
@@ -224,7 +219,7 @@ CASES = {  # findings, the long text, the short text, the chip
         ),
         "On this machine map differs from search by at most 1.2 % in time per launch, except in "
         "4 rows (3.0 to 6.0 % less).",
-        "Map: no difference beyond 1.2 % in 4 of 8 rows; 3.0 to 6.0 % less time in 4.",
+        "No difference beyond 1.2 % in 4 of 8 rows; 3.0 to 6.0 % less time in 4.",
         "better: less time in 4 of 8 rows",
     ),
     "the same, open and invalid": (
@@ -232,7 +227,7 @@ CASES = {  # findings, the long text, the short text, the chip
         "On this machine map differs from search by at most 1.2 % in time per launch (1 of 4 "
         "rows); undecided in 2 rows (b; c); the smallest detectable effect is 6.8 % (b) to 35.9 "
         "% (c); invalid in 1 row (d): vacuous: resolver.map stayed 0.",
-        "Map makes no difference to time per launch beyond 1.2 % in 1 of 4 rows; 2 undecided; 1 "
+        "No difference between map and search beyond 1.2 % in 1 of 4 rows; 2 undecided; 1 "
         "invalid.",
         "equivalent: no difference in 1 of 4 rows",
     ),
@@ -580,11 +575,14 @@ def test_a_metric_that_no_run_gives_is_named(make_cell):
     )
 
 
-def test_the_first_wording_that_fits_is_taken_or_the_last_is_cut():
-    long = " ".join(["word"] * 21)
-    assert shortest([long, "Short."]) == "Short."
-    cut = shortest([f"{long}, more"])
+def test_a_text_loses_as_little_as_possible():
+    long, extra = Piece(" ".join(["word"] * 18)), optional("one two", 2, "three")
+    assert fit([long, extra]).endswith("word one two.")
+    assert fit([long, extra, optional("one more", 1)]).endswith("word one two.")
+    assert fit([long, optional("one two", 4), optional(", one more", 1)]).endswith(" one two.")
+    cut = fit([long, long])
     assert len(cut.split()) == MAX_WORDS + 1 and cut.endswith("word …")
+    assert fit([long, long], [Piece("short")]) == "Short."
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
         for n, (blocks, change) in enumerate(((2, None), (8, in_other_units)))
     ]  # fmt: skip
     answer = study_answer(cells)
-    assert answer.startswith("Estimate only in 1 and better in 1 of 2 cells. At seed=1: A takes ")
+    assert answer.startswith("Estimate only in 1 and better in 1 of 2 cells. At seed=1: a takes ")
 
 
 def test_one_cell_answers_for_itself(make_cell):
