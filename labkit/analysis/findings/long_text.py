@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.findings.cell_findings import (
+    CHANGED,
     SAME,
     UNDECIDED,
     Answer,
@@ -60,37 +61,45 @@ def _measured(findings: Findings) -> str:
     """Return the sentence on the rows with measured values."""
     results, baseline = findings.measured, findings.baseline
     missing = f"; not measured: {_first_names(findings.missing)}" if findings.missing else ""
+    answer, groups = answer_of(results), group_by_arm(results)
     if not results:
         return f"No answer: {findings.cause}{missing}."
-    match answer_of(results):
-        case Answer.none:
-            return f"No answer: {_invalid_arms(results)}."
-        case Answer.estimate:
-            return f"Estimate only {_estimates(results, baseline)}{missing}."
-        case Answer.undecided:
-            return f"Not decided: {_not_decided(results, baseline)}{missing}."
+    if answer is Answer.none:
+        return f"No answer: {_invalid_arms(results)}."
+    if answer is Answer.undecided:
+        return f"Not decided: {_not_decided(results, baseline)}{missing}."
     where = "In the emulator" if findings.emulated else "On this machine"
-    groups = group_by_arm(results)
+    if answer is Answer.estimate:
+        estimates = [one for one in results if one.word in UNDECIDED]
+        where = f"Estimate only ({_reason(estimates)})"
+    stated = UNDECIDED if answer is Answer.estimate else CHANGED
     if len(findings.arms) == 1:
-        return f"{where} {_arm_clause(groups, baseline)}{missing}."
+        colon = ":" if answer is Answer.estimate else ""
+        return f"{where}{colon} {_arm_clause(groups, baseline, stated)}{missing}."
     arms = dict.fromkeys(group.arm for group in groups)
-    clauses = [_arm_clause([g for g in groups if g.arm == arm], "") for arm in arms]
+    clauses = [_arm_clause([g for g in groups if g.arm == arm], "", stated) for arm in arms]
     return f"{where}, against {baseline}: {'; '.join(clauses)}{missing}."
 
 
-def _arm_clause(groups: Sequence[Group], baseline: str) -> str:
-    """Return one arm's clauses, one for each metric; ``baseline`` is named in the first."""
-    clauses = [_metric_clause(groups[0].arm, groups[0], baseline, len(groups) > 1)]
-    clauses += [_metric_clause("it", group, "", True) for group in groups[1:]]
+def _arm_clause(groups: Sequence[Group], baseline: str, stated: Sequence[str]) -> str:
+    """Return one arm's clauses, one for each metric; ``baseline`` is named in the first.
+
+    ``stated``: the verdicts whose effects are stated.
+    """
+    first, *others = groups
+    clauses = [_metric_clause(first.arm, first, baseline, stated, bool(others))]
+    clauses += [_metric_clause("it", group, "", stated, True) for group in others]
     return "; ".join(clauses)
 
 
-def _metric_clause(subject: str, group: Group, baseline: str, named: bool) -> str:
+def _metric_clause(
+    subject: str, group: Group, baseline: str, stated: Sequence[str], named: bool
+) -> str:
     """Return one arm's clause on one metric: its changed, unchanged, undecided and invalid rows.
 
     ``named``: whether undecided rows need the metric's name.
     """
-    changed, same, total = group.changed, group.those(SAME), len(group.all)
+    changed, same, total = group.those(stated), group.those(SAME), len(group.all)
     clauses, metric = [], f" in {group.metric.label}"
     if same and len(same) >= len(changed):
         text = f"{subject} {_unchanged(same, baseline)}{metric}"
@@ -104,7 +113,7 @@ def _metric_clause(subject: str, group: Group, baseline: str, named: bool) -> st
             f"{text} and {_unchanged(same, '')}{_in_rows(same, total)}" if same else text
         )
     for word, rows in (
-        ("undecided", group.those(UNDECIDED)),
+        ("undecided", () if stated is UNDECIDED else group.those(UNDECIDED)),
         ("invalid", group.those(("invalid",))),
     ):
         if rows:
@@ -136,7 +145,8 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
     if total == 1:
         (one,) = changed
         where = "" if one.place == group.metric.name else f"in {one.place}"
-        interval = interval_phrase(one.metric, one.comparison.ci_pct, one.comparison.level)
+        known = one.comparison.ci_pct if one.word in CHANGED else None
+        interval = interval_phrase(one.metric, known, one.comparison.level)
         options = {"base": one.base, "interval": interval}
         return effect_phrase(one.metric, [one.effect], baseline, where, **options)
     by_direction: dict[bool, list[Finding]] = {}
@@ -153,22 +163,6 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         else:
             parts.append(effect_phrase(group.metric, effects, baseline, where.strip()))
     return " and ".join(parts)
-
-
-def _estimates(results: Sequence[Finding], baseline: str) -> str:
-    """Return the reason and every arm's estimates: ``(why): against x, y takes 12.0 % less``."""
-    clauses, estimated = [], [one for one in results if one.word != "invalid"]
-    for group in group_by_arm(estimated):
-        effects = [one.effect for one in group.all]
-        many = f"in {len(effects)} rows" if len(effects) > 1 else ""
-        places = [one.place for one in group.all]
-        amount = amount_text(group.metric, effects, places) if many else None
-        base = group.all[0].base
-        phrase = effect_phrase(group.metric, effects, "", many, amount=amount, base=base)
-        clauses.append(f"{group.arm} {phrase}")
-    for group in group_by_arm(one for one in results if one.word == "invalid"):
-        clauses.append(f"{group.arm} is invalid: {_reason(group.all)}")
-    return f"({_reason(estimated)}): against {baseline}, {'; '.join(clauses)}"
 
 
 def _not_decided(results: Sequence[Finding], baseline: str) -> str:
@@ -192,13 +186,8 @@ def _not_decided(results: Sequence[Finding], baseline: str) -> str:
 def _detectable(undecided: Sequence[Finding]) -> str:
     """Return a clause with the range of the smallest detectable effects of undecided rows.
 
-    If all rows are ``estimate_only``, the clause gives their estimates instead. If no detectable
-    effect is known, it gives the reason why the rows are undecided.
+    If none is known, it gives the reason why the rows are undecided.
     """
-    if all(one.word == "estimate_only" and one.comparison.effect_pct for one in undecided):
-        effects, places = [one.effect for one in undecided], [one.place for one in undecided]
-        amount = amount_text(undecided[0].metric, effects, places)
-        return f"; an estimate only ({_reason(undecided)}): {amount}"
     known = [(one.comparison.mde_pct, one.place) for one in undecided if one.comparison.mde_pct]
     if not known:
         return f" ({_reason(undecided)})"

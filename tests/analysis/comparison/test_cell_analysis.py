@@ -13,7 +13,7 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, exit_code, load, write_study
 from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import verdict_sentences as verdict_sentences_module
+from labkit.analysis.findings import verdict_sentences as verdict_sentences_module
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.pages.terminal_report import print_cell
 from labkit.analysis.robustness.caveats import caveats

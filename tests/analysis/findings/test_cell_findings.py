@@ -320,16 +320,16 @@ CASES = {  # findings, the long text, the short text, the chip
     ),
     "estimates": (
         rows(few(-50.2), few(3.0)),
-        "Estimate only (2 blocks of 2: a claim needs 3): against search, map takes 50.2 % less "
-        "(a) to 3.0 % more (b) time per launch in 2 rows.",
+        "Estimate only (2 blocks of 2: a claim needs 3): map takes 50.2 % less time per launch "
+        "than search in 1 of 2 rows (a) (2.0 times as fast) and 3.0 % more in 1 of 2 rows (b).",
         "Estimate only: map takes 50.2 % less to 3.0 % more time per launch than search.",
         "estimate_only: estimate only",
     ),
     "estimates of several arms": (
         cell(few(-20.0, arm="float16"), few(-10.0), invalid(arm="plan")),
-        "Estimate only (2 blocks of 2: a claim needs 3): against search, float16 takes 20.0 % "
-        "less time per launch; map takes 10.0 % less time per launch; plan is invalid: vacuous: "
-        "resolver.map stayed 0.",
+        "Estimate only (2 blocks of 2: a claim needs 3), against search: float16 takes 20.0 % "
+        "less time per launch in a; map takes 10.0 % less time per launch in a; plan is "
+        "invalid: vacuous: resolver.map stayed 0.",
         "Estimate only: float16 takes 20.0 % less time per launch than search, map 10.0 %; 1 "
         "invalid.",
         "estimate_only: estimate only",

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from labkit.analysis.rendering import matplotlib_figures
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
@@ -23,6 +22,7 @@ from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.number_format import value_text
+from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_files import FORMATS
 from labkit.analysis.studies.latency_throughput import METRICS
@@ -150,7 +150,7 @@ def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
     answers = [long_text(plan_findings(analyse(study / name))) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2:5] == [
-        "**Worse in 1 and better in 1 of 2 cells. At chat: Seq map processes 4.8 % fewer tokens.**",
+        "**Worse in 1 and better in 1 of 2 cells. At chat: seq map processes 4.8 % fewer tokens.**",
         "", "| cell | answer | gates |",
     ]  # fmt: skip
     assert all(f"| {answer} |" in text for answer in answers)
