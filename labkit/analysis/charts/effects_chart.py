@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
 from labkit.analysis.document.report_parts import ChartPart, Part, PictureFile, section
-from labkit.analysis.findings.verdict_sentences import row_name
-from labkit.analysis.number_format import slug
-from labkit.analysis.tables.results_table import verdict_text
+from labkit.analysis.findings.effect_wording import verdict_word
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 ARM_HEIGHT = 13  # per arm, in a row with several arms
 MAX_ROWS = 40  # the table shows the intervals of all rows
 
 
-def effects_chart(cell: Json) -> Chart | None:
+def effects_chart(cell: Cell) -> Chart | None:
     """Return a forest plot of the primary effects with their intervals and the shaded margin.
 
     Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
     """
     rows = [
         row
-        for row in cell["rows"]
-        if row["primary"] and any(c["effect_pct"] is not None for c in row["comparisons"])
+        for row in cell.rows
+        if row.primary and any(c.effect_pct is not None for c in row.comparisons)
     ]
     if not rows:
         return None
     shown = rows[:MAX_ROWS]
-    keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
-    margin = float(cell["design"]["margin_pct"])
-    known = [c[k] for row in shown for c in row["comparisons"] for k in keys if c[k] is not None]
-    arms = len(cell["arms"]) - 1
+    margin = cell.design.margin_pct
+    known = [pct for row in shown for c in row.comparisons for pct in c.known_pct]
+    arms = len(cell.arms) - 1
     chart = Chart(
         title="effects with their intervals",
         x=padded_range([*known, -margin, margin]),
         y=(0.0, float(len(shown))),
-        x_label=f"difference from {cell['arms'][0]['name']} (%), margin shaded",
-        rows=tuple(map(row_name, shown)),
+        x_label=f"difference from {cell.baseline} (%), margin shaded",
+        rows=tuple(row.name for row in shown),
         row_height=max(ROW_HEIGHT, ARM_HEIGHT * arms + 8),
     )
     chart.band(-margin, margin, "margin")
@@ -57,26 +55,25 @@ def effects_chart(cell: Json) -> Chart | None:
     return chart
 
 
-def _draw_effects(chart: Chart, cell: Json, row: Json, middle: float) -> None:
+def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
     """Draw the effects of a row's arms, one above the other."""
     styles, step = arm_classes(cell), ARM_HEIGHT / chart.row_height
-    arms = [arm for arm in styles if arm != cell["arms"][0]["name"]]
-    comparisons = {c["arm"]: c for c in row["comparisons"] if c["effect_pct"] is not None}
+    arms = [arm for arm in styles if arm != cell.baseline]
     for place, arm in enumerate(arms):
-        if arm not in comparisons:
+        c, (style, mark) = row.comparison(arm), styles[arm]
+        if c is None or c.effect_pct is None:
             continue
-        c, (style, mark) = comparisons[arm], styles[arm]
         y = middle + ((len(arms) - 1) / 2 - place) * step
-        if c["ci_low_pct"] is not None:
-            chart.line([(c["ci_low_pct"], y), (c["ci_high_pct"], y)], f"line {style}", arm)
-        word = verdict_text(row, c["verdict"])
-        tip = f"{row_name(row)}, {arm}: {c['effect_pct']:+.2f} %, {word}"
-        chart.dot(c["effect_pct"], y, style, mark, tip, arm=arm)
+        if c.ci_pct is not None:
+            chart.line([(end, y) for end in c.ci_pct], f"line {style}", arm)
+        word = verdict_word(c.verdict, row.metric, row.unit, row.better)
+        tip = f"{row.name}, {arm}: {c.effect_pct:+.2f} %, {word}"
+        chart.dot(c.effect_pct, y, style, mark, tip, arm=arm)
 
 
-def effects_stem(cell: Json) -> str:
+def effects_stem(cell: Cell) -> str:
     """Return the name of the picture without the extension."""
-    return f"{slug(cell['cell'])}--effects"
+    return cell.stem("effects")
 
 
 @section("Effects")

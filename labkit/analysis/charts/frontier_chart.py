@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.point_labels import add_point_labels
 from labkit.analysis.document.report_parts import ChartPart, Part, section
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import unit_name, value_text
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 MIN_ARMS = 3
 MAX_NAMED = 8  # arms on the frontier that the chart names; tooltips name every arm
 THROUGHPUTS, LATENCIES = ("total_tok_s", "request_s"), ("e2e_p50_ms", "ttft_p50_ms")
@@ -44,17 +43,17 @@ def frontier(points: Sequence[ArmPoint]) -> list[ArmPoint]:
     return best
 
 
-def frontier_chart(cell: Json) -> Chart | None:
+def frontier_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None for fewer than three arms with both metrics."""
-    rows = {row["metric"]: row for row in cell["rows"] if row["case"] == "all"}
+    rows = {row.metric: row for row in cell.rows if row.case == "all"}
     pair = [next((m for m in names if m in rows), None) for names in (THROUGHPUTS, LATENCIES)]
     if pair[0] is None or pair[1] is None:
         return None
     throughput, latency = rows[pair[0]], rows[pair[1]]
     points = [
-        ArmPoint(arm, throughput["arms"][arm]["median"], latency["arms"][arm]["median"])
-        for arm in real_arms(cell)
-        if throughput["arms"][arm]["median"] and latency["arms"][arm]["median"]
+        ArmPoint(arm, rate, time)
+        for arm in cell.real_arms
+        if (rate := throughput.median(arm)) and (time := latency.median(arm))
     ]
     if len(points) < MIN_ARMS:
         return None
@@ -62,8 +61,8 @@ def frontier_chart(cell: Json) -> Chart | None:
         title="throughput against latency of the arms",
         x=padded_range([p.latency for p in points], 0.1),
         y=padded_range([p.throughput for p in points], 0.1),
-        x_label=f"{latency['metric']} ({unit_name(latency['unit'])})",
-        y_label=f"{throughput['metric']} ({unit_name(throughput['unit'])})",
+        x_label=f"{latency.metric} ({unit_name(latency.unit)})",
+        y_label=f"{throughput.metric} ({unit_name(throughput.unit)})",
         height=320,
     )
     best = frontier(points)
@@ -75,8 +74,8 @@ def frontier_chart(cell: Json) -> Chart | None:
         style, mark = arm_classes(cell)[point.arm]
         where = ", on the frontier" if point in best else ""
         tip = (
-            f"{point.arm}: {value_text(point.throughput)} {unit_name(throughput['unit'])}, "
-            f"{value_text(point.latency)} {unit_name(latency['unit'])}{where}"
+            f"{point.arm}: {value_text(point.throughput)} {unit_name(throughput.unit)}, "
+            f"{value_text(point.latency)} {unit_name(latency.unit)}{where}"
         )
         chart.dot(point.latency, point.throughput, style, mark, tip, arm=point.arm)
     if len(best) <= MAX_NAMED:

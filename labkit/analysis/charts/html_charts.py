@@ -12,9 +12,9 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, MetricRow
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.findings.verdict_sentences import row_name
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import scaled, unit_name
-from labkit.analysis.pages.matplotlib_figures import run_positions
 from labkit.analysis.robustness.paired_differences import paired_differences
 from labkit.analysis.statistics.permutation_test import Floats
 
@@ -28,12 +28,12 @@ LATENCIES = (
 CDF_POINTS = 101
 
 
-def pairs_chart(cell: Json, row: Json, metric_row: MetricRow) -> Chart | None:
+def pairs_chart(cell: Cell, row: Row, metric_row: MetricRow) -> Chart | None:
     """Return a chart of every arm's difference from the baseline in each block of a row.
 
     The estimated effects and their intervals are drawn on the right. None if no block is complete.
     """
-    baseline, runs = cell["arms"][0]["name"], int(cell["design"]["runs_per_block"])
+    baseline, runs = cell.baseline, cell.design.runs_per_block
     found = {
         arm: pairs
         for arm in arm_classes(cell)
@@ -42,20 +42,19 @@ def pairs_chart(cell: Json, row: Json, metric_row: MetricRow) -> Chart | None:
     if not found:
         return None
     blocks = {block for pairs in found.values() for block in pairs.by_block}
-    total = max(len(cell["design"]["order"]), max(blocks) + 1)
-    effects = {c["arm"]: c for c in row["comparisons"] if c["arm"] in found}
-    margin = float(cell["design"]["margin_pct"])
-    keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
+    total = max(len(cell.design.order), max(blocks) + 1)
+    effects = {c.arm: c for c in row.comparisons if c.arm in found}
+    margin = cell.design.margin_pct
     known = [v for pairs in found.values() for v in pairs.by_block.values()]
-    known += [c[key] for c in effects.values() for key in keys if c[key] is not None]
+    known += [pct for c in effects.values() for pct in c.known_pct]
     step = max(1, -(-total // 12))
     ticks = [(block + 1.0, str(block)) for block in range(0, total, step)]
     chart = Chart(
-        title=f"differences by block of {row_name(row)}",
+        title=f"differences by block of {row.name}",
         x=(0.5, total + 1.9),
         y=padded_range([*known, -margin, margin]),
         x_label="block; on the right the effect with its interval",
-        y_label=f"{row['metric']}, from {baseline} (%)",
+        y_label=f"{row.metric}, from {baseline} (%)",
         x_ticks=(*ticks, (total + 1.15, "all")),
         x_names=(*(f"block {block}" for block in range(total)), "all blocks"),
         unit="%",
@@ -69,7 +68,7 @@ def pairs_chart(cell: Json, row: Json, metric_row: MetricRow) -> Chart | None:
     return chart
 
 
-def _draw_pairs(chart: Chart, cell: Json, by_arm: Mapping[str, Mapping[int, float]]) -> None:
+def _draw_pairs(chart: Chart, cell: Cell, by_arm: Mapping[str, Mapping[int, float]]) -> None:
     """Draw the differences of each block side by side."""
     styles, middle = arm_classes(cell), (len(by_arm) - 1) / 2
     for place, (arm, by_block) in enumerate(by_arm.items()):
@@ -79,50 +78,47 @@ def _draw_pairs(chart: Chart, cell: Json, by_arm: Mapping[str, Mapping[int, floa
         chart.dots(points, style, mark, arm)
 
 
-def _draw_estimates(chart: Chart, cell: Json, effects: Mapping[str, Json], x: float) -> None:
+def _draw_estimates(chart: Chart, cell: Cell, effects: Mapping[str, Comparison], x: float) -> None:
     styles, middle = arm_classes(cell), (len(effects) - 1) / 2
     for place, (arm, c) in enumerate(effects.items()):
-        if c["effect_pct"] is None:
+        if c.effect_pct is None:
             continue
         style, mark = styles[arm]
         at = x + (place - middle) * min(0.25, 0.6 / len(effects))
-        if c["ci_low_pct"] is not None:
-            chart.line([(at, c["ci_low_pct"]), (at, c["ci_high_pct"])], f"line {style}", arm)
-        chart.dots([(at, c["effect_pct"])], style, mark, arm)
+        if c.ci_pct is not None:
+            chart.line([(at, end) for end in c.ci_pct], f"line {style}", arm)
+        chart.dots([(at, c.effect_pct)], style, mark, arm)
 
 
 def runs_chart(
-    cell: Json, row: Json, positions: Mapping[str, int], record_folder: str
+    cell: Cell, row: Row, positions: Mapping[str, int], record_folder: str
 ) -> Chart | None:
     """Return a chart of a row's value in every run, in run order, or None if no run has a value.
 
     Dots link to the records below ``record_folder``.
     """
-    values = [run["value"] for arm in row["arms"].values() for run in arm["runs"]]
+    values = [run.value for arm in row.arms.values() for run in arm.runs]
     if not values:
         return None
-    total = sum(len(arms) for arms in cell["design"]["order"])
+    total = cell.design.num_runs
     chart = Chart(
-        title=f"runs of {row_name(row)}",
+        title=f"runs of {row.name}",
         x=(0.5, total + 0.5),
-        y=padded_range([scaled(v, row["unit"]) for v in values]),
+        y=padded_range([scaled(v, row.unit) for v in values]),
         x_label="run, in the order it was run (blocks shaded)",
-        y_label=f"{row['metric']} ({unit_name(row['unit'])})",
+        y_label=f"{row.metric} ({unit_name(row.unit)})",
         x_names=_run_names(positions, total),
-        unit=row["unit"],
+        unit=row.unit,
         record_folder=record_folder,
         link="run",
     )
     _shade_blocks(chart, cell)
     for arm, (style, mark) in arm_classes(cell).items():
-        summary = row["arms"][arm]
-        if summary["n"]:
-            median = scaled(summary["median"], row["unit"])
+        summary = row.arms[arm]
+        if summary.median is not None:
+            median = scaled(summary.median, row.unit)
             chart.line([(0.5, median), (total + 0.5, median)], f"median {style}", arm)
-        points = [
-            (float(positions[run["file"]]), scaled(run["value"], row["unit"]))
-            for run in summary["runs"]
-        ]
+        points = [(float(positions[run.file]), scaled(run.value, row.unit)) for run in summary.runs]
         if points:
             chart.dots(points, style, mark, arm)
     return chart
@@ -134,9 +130,9 @@ def _run_names(positions: Mapping[str, int], total: int) -> tuple[str, ...]:
     return tuple(names.get(at, "") for at in range(1, total + 1))
 
 
-def _shade_blocks(chart: Chart, cell: Json) -> None:
+def _shade_blocks(chart: Chart, cell: Cell) -> None:
     start = 0
-    for block, arms in enumerate(cell["design"]["order"]):
+    for block, arms in enumerate(cell.design.order):
         if block % 2:
             chart.band(start + 0.5, start + len(arms) + 0.5, "block")
         start += len(arms)
@@ -147,22 +143,22 @@ def drift_chart(analysis: CellAnalysis) -> Chart | None:
 
     The machine probe's deviation from its median is drawn with it. None with fewer than two runs.
     """
-    cell = analysis.json
-    positions = run_positions(cell)
+    cell = analysis.cell
+    positions = cell.run_positions
     deviations: dict[int, list[float]] = {}
-    for row in cell["rows"]:
-        if not row["primary"]:
+    for row in cell.rows:
+        if not row.primary:
             continue
-        for arm in row["arms"].values():
-            for run in arm["runs"]:
-                if run["value"] > 0 and arm["median"] > 0:
-                    deviation = 100 * math.log(run["value"] / arm["median"])
-                    deviations.setdefault(positions[run["file"]], []).append(deviation)
+        for arm in row.arms.values():
+            for run in arm.runs:
+                if run.value > 0 and arm.median:
+                    deviation = 100 * math.log(run.value / arm.median)
+                    deviations.setdefault(positions[run.file], []).append(deviation)
     metric = [(float(x), float(np.mean(v))) for x, v in sorted(deviations.items())]
     probe = _probe_line(analysis, positions)
     if len(metric) < 2:
         return None
-    total = sum(len(arms) for arms in cell["design"]["order"])
+    total = cell.design.num_runs
     chart = Chart(
         title="drift and probe",
         x=(0.5, total + 0.5),
@@ -200,7 +196,7 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
 
     The limits of the workload (``workload.limits``) are drawn as vertical lines.
     """
-    pools, styles = _pooled_latencies(analysis), arm_classes(analysis.json)
+    pools, styles = _pooled_latencies(analysis), arm_classes(analysis.cell)
     for key, name in LATENCIES:
         by_arm = {arm: pools[arm, key] for arm in styles if len(pools.get((arm, key), ()))}
         if not by_arm:

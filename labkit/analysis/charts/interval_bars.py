@@ -7,17 +7,17 @@ thousand bars cost a browser less than a thousand pictures, and they need no scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.model.cell_model import BestInRow, Cell
+from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.records.metric_registry import define_metric
 
-Json = Mapping[str, Any]
 MAX_ARMS = 6  # on a card
 MAX_NAME = 24  # characters beside a bar
 MAX_ROWS = 60  # of an arm on a card
@@ -32,10 +32,9 @@ class IntervalScale:
     margin: float
 
     @classmethod
-    def of(cls, comparisons: Iterable[Json], margin: float) -> IntervalScale:
+    def of(cls, effects: Iterable[EffectInPercent], margin: float) -> IntervalScale:
         """Return a scale that is wide enough for all effects and intervals and the margin."""
-        keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
-        known = [float(c[key]) for c in comparisons for key in keys if c[key] is not None]
+        known = [pct for effect in effects for pct in effect.known_pct]
         low, high = min([*known, -margin, 0.0]), max([*known, margin, 0.0])
         padding = 0.04 * (high - low)
         return cls(low - padding, high + padding, margin)
@@ -50,14 +49,14 @@ class IntervalScale:
         ends = self.place(-self.margin), self.place(self.margin)
         return f"--z:{self.place(0.0):.3g};--m:{ends[0]:.3g};--n:{ends[1]:.3g}"
 
-    def bar_style(self, comparison: Json) -> str:
+    def bar_style(self, effect: EffectInPercent) -> str:
         """Return a bar's CSS properties: positions of its interval and effect; empty if unknown."""
-        if comparison["effect_pct"] is None:
+        if effect.effect_pct is None:
             return ""
-        dot = f"--e:{self.place(comparison['effect_pct']):.3g}"
-        if comparison["ci_low_pct"] is None:
+        dot = f"--e:{self.place(effect.effect_pct):.3g}"
+        if effect.ci_pct is None:
             return dot
-        low, high = (self.place(comparison[f"ci_{end}_pct"]) for end in ("low", "high"))
+        low, high = map(self.place, effect.ci_pct)
         return f"--l:{low:.3g};--w:{high - low:.3g};{dot}"
 
     @property
@@ -119,25 +118,22 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
 
     A sweep has one bar, for its best setting. None if no effect is known.
     """
-    cell, arms = analysis.json, analysis.data.treatment_arms
-    margin = float(cell["design"]["margin_pct"])
-    rows = _shown_rows(cell)
-    if analysis.data.sweep:
-        metric_of = cell["best"][0] if cell["best"] else {}
-        found = {
-            f"{setting_text(b['best'])} against {setting_text(b['reference'])}": [b]
-            for b in cell["best"][:1]
-            if b.get("effect_pct") is not None
-        }
+    cell = analysis.cell
+    rows, found = _shown_rows(cell), dict[str, list[EffectInPercent]]()
+    measured: Row | BestInRow | None = rows[0] if rows else None
+    if cell.sweep:
+        measured = next(iter(cell.best or ()), None)
+        if measured is not None and measured.effect_pct is not None:
+            best, reference = (setting_text(str(x)) for x in (measured.best, measured.reference))
+            found = {f"{best} against {reference}": [measured]}
     else:
-        metric_of = rows[0] if rows else {}
-        found = _effects(rows, arms)
+        found = _effects(rows, cell.treatment_arms)
     if not found:
         return None
     styles = arm_classes(cell)
     shown = dict(list(found.items())[:MAX_ARMS])
     comparisons = [c for own in shown.values() for c in own]
-    scale = IntervalScale.of(comparisons, margin)
+    scale = IntervalScale.of(comparisons, cell.design.margin_pct)
     lines = [
         ArmBars(
             arm,
@@ -148,42 +144,48 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
         for arm, own in shown.items()
     ]
     several_rows = any(len(own) > 1 for own in shown.values())
-    has_intervals = any(c["ci_low_pct"] is not None for c in comparisons)
+    has_intervals = any(c.ci_pct is not None for c in comparisons)
     left_out = len(found) - len(shown)
-    return CardBars(_metric_text(metric_of), scale, lines, several_rows, has_intervals, left_out)
+    return CardBars(_metric_text(measured), scale, lines, several_rows, has_intervals, left_out)
 
 
-def _shown_rows(cell: Json) -> list[Json]:
+def _shown_rows(cell: Cell) -> list[Row]:
     """Return the rows of the first primary metric."""
-    rows = [row for row in cell["rows"] if row["primary"] and row["metric"] is not None]
-    return [row for row in rows if row["metric"] == rows[0]["metric"]]
+    rows = [row for row in cell.primary_rows if row.metric is not None]
+    return [row for row in rows if row.metric == rows[0].metric]
 
 
-def _metric_text(row: Json) -> str:
+def _metric_text(row: Row | BestInRow | None) -> str:
     """Return a row's metric and which direction is better: ``throughput, higher is better``."""
-    label = define_metric(row["metric"], row["unit"]).short_label
-    return f"{label}, {row['better']} is better" if row["better"] else label
+    if row is None:
+        return ""
+    label = define_metric(row.metric, row.unit).short_label
+    return f"{label}, {row.better} is better" if row.better else label
 
 
-def _effects(rows: Sequence[Json], arms: Sequence[str]) -> dict[str, list[Json]]:
+def _effects(rows: Sequence[Row], arms: Sequence[str]) -> dict[str, list[EffectInPercent]]:
     """Return the known comparisons by arm, the best arm first."""
-    found: dict[str, list[Json]] = {}
+    found: dict[str, list[EffectInPercent]] = {}
     for row in rows:
-        for c in row["comparisons"]:
-            if c["arm"] in arms and c["effect_pct"] is not None:
-                found.setdefault(c["arm"], []).append(c)
-    sign = -1.0 if rows and rows[0]["better"] == "higher" else 1.0
+        for c in row.comparisons:
+            if c.arm in arms and c.effect_pct is not None:
+                found.setdefault(c.arm, []).append(c)
+    sign = -1.0 if rows and rows[0].better == "higher" else 1.0
 
     def gain(arm: str) -> float:
-        effects = sorted(sign * float(c["effect_pct"]) for c in found[arm])
+        effects = sorted(sign * effect for effect in _sizes(found[arm]))
         return effects[len(effects) // 2]
 
     return {arm: found[arm] for arm in sorted(found, key=gain)}
 
 
-def _range_text(comparisons: Sequence[Json]) -> str:
-    effects = sorted(float(c["effect_pct"]) for c in comparisons)
-    low, high = percent_text(effects[0]), percent_text(effects[-1])
+def _sizes(effects: Sequence[EffectInPercent]) -> list[float]:
+    return sorted(one.effect_pct for one in effects if one.effect_pct is not None)
+
+
+def _range_text(effects: Sequence[EffectInPercent]) -> str:
+    sizes = _sizes(effects)
+    low, high = percent_text(sizes[0]), percent_text(sizes[-1])
     text = low if low == high else f"{low.rstrip('%')} to {high}"
-    invalid = all(c.get("verdict") == "invalid" for c in comparisons)
+    invalid = all(isinstance(c, Comparison) and c.verdict == "invalid" for c in effects)
     return f"{text} (invalid)" if invalid else text

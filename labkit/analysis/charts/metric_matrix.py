@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from labkit.analysis.charts.interval_bars import IntervalScale
 from labkit.analysis.document.report_parts import Parts, section
-from labkit.analysis.findings.verdict_sentences import level_text, real_arms
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
-from labkit.analysis.tables.results_table import failure_outcomes
-from labkit.records.metric_registry import define_metric
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}
 UNDECIDED = ("inconclusive", "estimate_only")
 FAMILIES = {
@@ -95,100 +93,102 @@ class MetricMatrix:
     kind: ClassVar[str] = "matrix"
 
 
-def metric_matrix(cell: Json) -> MetricMatrix:
+def metric_matrix(cell: Cell) -> MetricMatrix:
     """Return the matrix of a cell, the groups with primary rows first."""
-    groups: dict[str, list[tuple[int, Json]]] = {}
-    rows = sorted(enumerate(cell["rows"]), key=lambda item: not item[1]["primary"])
-    cases = {row["case"] for _, row in rows}
+    groups: dict[str, list[tuple[int, Row]]] = {}
+    rows = sorted(enumerate(cell.rows), key=lambda item: not item[1].primary)
+    cases = {row.case for _, row in rows}
     for index, row in rows:
         groups.setdefault(_group_name(row, len(cases) > 1), []).append((index, row))
-    arms = real_arms(cell)
+    arms = cell.real_arms
     return MetricMatrix(
         arms, [_group(cell, arms, name, members) for name, members in groups.items()],
         list(_notes(cell)),
     )  # fmt: skip
 
 
-def _group_name(row: Json, several_cases: bool) -> str:
+def _group_name(row: Row, several_cases: bool) -> str:
     """Return a row's group: its metric, or for the case ``all`` a family such as ``Memory``."""
-    definition = define_metric(row["metric"], row["unit"])
-    if row["case"] != "all":
-        if row["metric"] is None:
+    definition = row.definition
+    if row.case != "all":
+        if row.metric is None:
             return "Not measured"
         label = definition.label[:1].upper() + definition.label[1:]
-        return f"{label} ({unit_name(row['unit'])}), {row['better']} is better"
+        return f"{label} ({unit_name(row.unit)}), {row.better} is better"
     is_memory = "memory" in definition.words.quantity
-    family = "Memory" if is_memory else FAMILIES.get(row["unit"] or "", "Work")
+    family = "Memory" if is_memory else FAMILIES.get(row.unit or "", "Work")
     return f"{family}, all requests" if several_cases else family
 
 
 def _group(
-    cell: Json, arms: Sequence[str], name: str, members: Sequence[tuple[int, Json]]
+    cell: Cell, arms: Sequence[str], name: str, members: Sequence[tuple[int, Row]]
 ) -> MatrixGroup:
-    comparisons = [c for _, row in members for c in row["comparisons"] if c["arm"] in arms]
-    scale = IntervalScale.of(comparisons, float(cell["design"]["margin_pct"]))
-    failures = failure_outcomes(cell)
+    comparisons = [c for _, row in members for c in row.comparisons if c.arm in arms]
+    scale = IntervalScale.of(comparisons, cell.design.margin_pct)
+    failures = cell.failure_outcomes
     rows = [_row(arms, index, row, scale, failures) for index, row in members]
     return MatrixGroup(name, scale, rows)
 
 
 def _row(
-    arms: Sequence[str], index: int, row: Json, scale: IntervalScale, failures: Mapping[str, str]
+    arms: Sequence[str], index: int, row: Row, scale: IntervalScale, failures: Mapping[str, str]
 ) -> MatrixRow:
-    by_arm = {c["arm"]: c for c in row["comparisons"]}
-    requests = row["case"] == "all"
-    definition = define_metric(row["metric"], row["unit"])
-    words = {c["verdict"] for arm, c in by_arm.items() if arm in arms}
+    by_arm = {c.arm: c for c in row.comparisons}
+    requests = row.case == "all"
+    definition = row.definition
+    words = {c.verdict for arm, c in by_arm.items() if arm in arms}
     cells = [_cell(row, arm, by_arm.get(arm), scale, failures) for arm in arms]
     return MatrixRow(
         index,
-        definition.short_label if requests else row["case"],
-        unit_name(row["unit"]) if requests else "",
-        str(row["metric"]),
-        row["primary"],
-        [] if row["skipped"] else cells,
-        row["skipped"],
+        definition.short_label if requests else row.case,
+        unit_name(row.unit) if requests else "",
+        str(row.metric),
+        row.primary,
+        [] if row.skipped else cells,
+        row.skipped,
         bool(words) and words <= set(UNDECIDED),
     )
 
 
 def _cell(
-    row: Json, arm: str, comparison: Json | None, scale: IntervalScale, failures: Mapping[str, str]
+    row: Row,
+    arm: str,
+    comparison: Comparison | None,
+    scale: IntervalScale,
+    failures: Mapping[str, str],
 ) -> MatrixCell:
-    median = row["arms"].get(arm, {}).get("median")
-    value = (
-        failures.get(arm, value_text(None)) if median is None else value_text(median, row["unit"])
-    )
+    median = row.median(arm)
+    value = failures.get(arm, value_text(None)) if median is None else value_text(median, row.unit)
     if comparison is None:
         return MatrixCell(value)
-    verdict = comparison["verdict"]
-    known = comparison["effect_pct"] is not None
+    verdict = comparison.verdict
+    known = comparison.effect_pct is not None
     return MatrixCell(
         value,
-        percent_text(comparison["effect_pct"]) if known else "",
-        SIGNS.get(verdict, str(verdict)),
+        percent_text(comparison.effect_pct) if known else "",
+        SIGNS.get(verdict, verdict),
         verdict,
         "" if verdict == "computed" else scale.bar_style(comparison),
     )
 
 
-def _notes(cell: Json) -> Iterator[str]:
-    words = {c["verdict"] for row in cell["rows"] for c in row["comparisons"]}
+def _notes(cell: Cell) -> Iterator[str]:
+    words = {c.verdict for row in cell.rows for c in row.comparisons}
     if "estimate_only" in words:
         reasons = (
-            c["reason"] for row in cell["rows"] for c in row["comparisons"]
-            if c["verdict"] == "estimate_only"
+            c.reason for row in cell.rows for c in row.comparisons
+            if c.verdict == "estimate_only"
         )  # fmt: skip
         yield f"Estimates only: {next(reasons)}."
     text = "Values are medians over runs"
-    known = [c["ci_low_pct"] for row in cell["rows"] for c in row["comparisons"]]
-    bars = f"adjusted {level_text(cell)} intervals" if any(k is not None for k in known) else (
+    known = [c.ci_low_pct for row in cell.rows for c in row.comparisons]
+    bars = f"adjusted {cell.level_text} intervals" if any(k is not None for k in known) else (
         "the differences, without intervals"
     )  # fmt: skip
     if words:
         text += (
             "; differences are estimated within blocks, so they may differ from the quotient of "
-            f"two medians. Bars: {bars}, margin ±{cell['design']['margin_pct']:g} % shaded"
+            f"two medians. Bars: {bars}, margin ±{cell.design.margin_pct:g} % shaded"
         )
     yield f"{text}."
     meanings = {
@@ -204,4 +204,4 @@ def _notes(cell: Json) -> Iterator[str]:
 @section("All metrics")
 def matrix_section(report: CellReport) -> Parts:
     """Show every metric of every arm."""
-    return [metric_matrix(report.cell)] if report.cell["rows"] else []
+    return [metric_matrix(report.cell)] if report.cell.rows else []

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import COLOURS
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart, Parts, PictureFile, section
-from labkit.analysis.findings.verdict_sentences import real_arms
-from labkit.analysis.number_format import slug, value_text
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import value_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 X_LABEL = "KV memory (MiB)"
 CAPTION = (
     "Peak KV memory: the part that held tokens (solid) and the rest of the reserved part (pale)"
@@ -45,12 +44,12 @@ class KVUtilization:
         )
 
 
-def kv_utilizations(cell: Json) -> list[KVUtilization]:
+def kv_utilizations(cell: Cell) -> list[KVUtilization]:
     """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
-    counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
+    counters = {arm.name: arm.counters for arm in cell.arms}
     utilizations = [
         KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
-        for arm in real_arms(cell)
+        for arm in cell.real_arms
         if (reserved := counters[arm].get("peak_kv_bytes"))
         and (used := counters[arm].get("kv_used_bytes"))
     ]
@@ -93,9 +92,9 @@ def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:
     return figure
 
 
-def kv_utilization_stem(cell: Json) -> str:
+def kv_utilization_stem(cell: Cell) -> str:
     """Return the name of the picture's files without the extension."""
-    return f"{slug(cell['cell'])}--kv-held"
+    return cell.stem("kv-held")
 
 
 @section("KV memory reserved and used")

@@ -9,21 +9,19 @@ there are no shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes, arm_styles
 from labkit.analysis.document.chart import Chart
-from labkit.analysis.findings.verdict_sentences import real_arms
-from labkit.analysis.number_format import slug
+from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
 METRIC = "dispatch_us"
 X_LABEL = "intensity (FLOP per byte)"
 Y_LABEL = "GFLOP/s"
@@ -115,7 +113,7 @@ def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
     )
 
 
-def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint]:
+def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint]:
     """Return a point for each case of each arm (except the control) whose records note the work."""
     limits = best_limits(records)
     work: dict[str, tuple[int, int]] = {}
@@ -124,13 +122,11 @@ def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint
             if case.notes.get("flops") and case.notes.get("least_bytes"):
                 work[case.case] = (int(case.notes["least_bytes"]), int(case.notes["flops"]))
     return [
-        RooflinePoint(
-            row["case"], arm, *work[row["case"]], row["arms"][arm]["median"] / 1e6, limits
-        )
-        for row in cell["rows"]
-        if row["metric"] == METRIC and row["case"] in work
-        for arm in real_arms(cell)
-        if row["arms"][arm]["median"]
+        RooflinePoint(row.case, arm, *work[row.case], median / 1e6, limits)
+        for row in cell.rows
+        if row.metric == METRIC and row.case in work
+        for arm in cell.real_arms
+        if (median := row.median(arm))
     ]
 
 
@@ -246,7 +242,7 @@ def _is_free(label: CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
     )
 
 
-def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> Chart:
+def roofline_chart(cell: Cell, points: Sequence[RooflinePoint]) -> Chart:
     """Return the roofline chart. ``points`` must not be empty."""
     x, y = _axis_ranges(points)
     chart = Chart("roofline", x, y, X_LABEL, Y_LABEL, height=340, log_scale=True)
@@ -274,7 +270,7 @@ def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> Chart:
     return chart
 
 
-def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:
+def roofline_figure(cell: Cell, points: Sequence[RooflinePoint]) -> Figure:
     """Return a matplotlib figure of the chart of :func:`roofline_chart`."""
     from matplotlib.figure import Figure
 
@@ -309,6 +305,6 @@ def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:
     return figure
 
 
-def roofline_stem(cell: Json) -> str:
+def roofline_stem(cell: Cell) -> str:
     """Return the name of the roofline's picture without the extension."""
-    return f"{slug(cell['cell'])}--roofline"
+    return cell.stem("roofline")

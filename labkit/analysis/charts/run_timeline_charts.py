@@ -19,7 +19,7 @@ from labkit.analysis.document.report_parts import (
     PictureFile,
     section,
 )
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug
 from labkit.records import Record
 
@@ -236,15 +236,15 @@ def timeline_figure(timeline: RunTimeline) -> Figure:
     return figure
 
 
-def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
+def timeline_stem(cell: Cell, arm: str) -> str:
     """Return the name of an arm's timeline picture without the extension."""
-    return f"{slug(cell['cell'])}--memory--{slug(arm)}"
+    return cell.stem(f"memory--{slug(arm)}")
 
 
 @section("Memory over time")
 def memory_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
-    timelines = run_timelines(report.records, real_arms(report.cell))
+    timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
         keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
         caption = f"{timeline.arm}, run {timeline.run}"
@@ -257,7 +257,7 @@ def memory_timeline_section(report: CellReport) -> Iterator[Part]:
 @section("Requests over time")
 def request_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
-    timelines = run_timelines(report.records, real_arms(report.cell))
+    timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
         keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
         caption = timeline.caption("each request's phases, in the order of submission")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.text_quality import TextQuality
 from labkit.analysis.document.arm_styles import arm_classes, arm_styles
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.point_labels import add_point_labels
 from labkit.analysis.findings.outputs_text import interval_text
-from labkit.analysis.number_format import slug
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.statistics.block_jackknife import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
 SPEED = "total_tok_s"
 Y_LABEL = "KL divergence, mean (nats)"
 CAPTION = (
@@ -35,26 +34,24 @@ class SpeedAndQuality:
     kl: Interval
 
 
-def speed_quality_points(cell: Json, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+def speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
     """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
 
     ``qualities``: the arms' qualities, the baseline's first.
     """
     effects = {
-        comparison["arm"]: comparison
-        for row in cell["rows"]
-        if row["metric"] == SPEED
-        for comparison in row["comparisons"]
-        if comparison["effect_pct"] is not None
+        one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
+        for row in cell.rows
+        if row.metric == SPEED
+        for one in row.comparisons
+        if one.effect_pct is not None
     }
     points = []
     for index, quality in enumerate(qualities):
         if index == 0:
             points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
         elif quality.arm in effects:
-            keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
-            speed = Interval(*(effects[quality.arm][key] for key in keys))
-            points.append(SpeedAndQuality(quality.arm, speed, quality.kl_mean))
+            points.append(SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
     return points
 
 
@@ -67,7 +64,7 @@ def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
     return best
 
 
-def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart | None:
+def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
     """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
     points = speed_quality_points(cell, qualities)
     if len(points) < 2:
@@ -94,7 +91,7 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart |
     return chart
 
 
-def speed_quality_figure(cell: Json, qualities: Sequence[TextQuality]) -> Figure | None:
+def speed_quality_figure(cell: Cell, qualities: Sequence[TextQuality]) -> Figure | None:
     """Return a matplotlib figure of :func:`speed_quality_chart`, or None if there is no chart."""
     from matplotlib.figure import Figure
 
@@ -124,9 +121,9 @@ def speed_quality_figure(cell: Json, qualities: Sequence[TextQuality]) -> Figure
     return figure
 
 
-def speed_quality_stem(cell: Json) -> str:
+def speed_quality_stem(cell: Cell) -> str:
     """Return the name of the picture's files without the extension."""
-    return f"{slug(cell['cell'])}--speed-quality"
+    return cell.stem("speed-quality")
 
 
 def _x_label(points: Sequence[SpeedAndQuality]) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.document.report_parts import Part, StepPlayer, section
-from labkit.analysis.findings.verdict_sentences import real_arms
 from labkit.records import Record, StudyPath, read_step_trace
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
 def step_player_section(report: CellReport) -> Iterator[Part]:
     """Show the steps of the first traced run of each arm except the control."""
     first: dict[str, Record] = {}
-    for record in traced_records(report.records, real_arms(report.cell)):
+    for record in traced_records(report.records, report.cell.real_arms):
         first.setdefault(record.arm, record)
     runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
     if runs:

@@ -64,7 +64,7 @@ class CellData:
     @cached_property
     def design(self) -> CellDesign:
         """The design as declared in the manifest."""
-        return CellDesign(self.manifest["design"])
+        return CellDesign(self.manifest.get("design", {}))
 
     @property
     def baseline(self) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, TextQuality
+from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.block_jackknife import Interval
 
@@ -30,13 +30,13 @@ QUALITY_METRICS: Mapping[str, QualityMetric] = {
 }
 
 
-def limit_fields(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
     """Return an arm's quality as flat fields: ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...
 
-    ``metrics`` is the arm's entry in ``cell.json``. If it is None, every field is None.
+    If ``quality`` is None, every field is None.
     """
     return {
-        name + suffix: None if metrics is None else metrics[name][key]
+        name + suffix: None if quality is None else getattr(quality.metrics[name], key)
         for name in QUALITY_METRICS
         for key, suffix in zip(INTERVAL_KEYS, ("", "_low", "_high"), strict=True)
     }

@@ -136,11 +136,6 @@ class TextQuality:
         )
 
 
-def quality_by_arm(cell: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the metrics of each arm in ``cell.json``; empty if the workload scores no texts."""
-    return {one["arm"]: one["metrics"] for one in cell.get("quality", ())}
-
-
 def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQuality]:
     """Return the quality of each arm that scored texts; the first arm is the baseline.
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.document import svg_elements
-from labkit.analysis.findings.verdict_sentences import control_name, real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.records.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"
 MARKS = ("o", "s", "^", "D")  # in the order of svg_elements.MARKS
@@ -56,21 +55,21 @@ def page_style_of(index: int) -> tuple[str, str]:
     return f"arm{index % len(COLOURS)}{dashes}", svg_elements.MARKS[mark_index(index)]
 
 
-def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
+def arm_styles(cell: Cell) -> dict[str, tuple[str, str]]:
     """Return the matplotlib colour and mark of every arm. The control is grey."""
     return _by_arm(cell, figure_style_of, (CONTROL_COLOUR, "x"))
 
 
-def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
+def arm_classes(cell: Cell) -> dict[str, tuple[str, str]]:
     """Return the style class and mark of every arm on the HTML page. The control: grey crosses."""
     return _by_arm(cell, page_style_of, ("control", "cross"))
 
 
 def _by_arm(
-    cell: Json, style_of: Callable[[int], tuple[str, str]], of_control: tuple[str, str]
+    cell: Cell, style_of: Callable[[int], tuple[str, str]], of_control: tuple[str, str]
 ) -> dict[str, tuple[str, str]]:
-    styles = {name: style_of(index) for index, name in enumerate(real_arms(cell))}
-    control = control_name(cell)
+    styles = {name: style_of(index) for index, name in enumerate(cell.real_arms)}
+    control = cell.control
     return styles if control is None else {**styles, control: of_control}
 
 

@@ -16,7 +16,7 @@ the list of the Markdown report, or in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -25,8 +25,6 @@ from labkit.analysis.document.table_model import Table
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

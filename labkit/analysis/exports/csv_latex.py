@@ -4,87 +4,54 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.analysis.comparison.quality_limits import limit_fields
-from labkit.analysis.comparison.text_quality import quality_by_arm
-from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.document.table_model import Table
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Comparison, Row
 
-Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CsvLine:
-    """One comparison of a row, or a row without comparisons (``comparison`` is None)."""
-
-    cell: Json
-    row: Json
-    comparison: Json | None
-
-    def quality(self, key: str) -> Any:
-        """Return field ``key`` of the arm's quality (``limit_fields``), or None if unknown."""
-        arm = self.compared("arm")
-        return limit_fields(quality_by_arm(self.cell).get(arm))[key]
-
-    def compared(self, key: str) -> Any:
-        """Return field ``key`` of the comparison, or None if the line has no comparison."""
-        return None if self.comparison is None else self.comparison[key]
-
-    def summary(self, role: str, key: str) -> Any:
-        """Return statistic ``key`` of the comparison's arm or baseline (``role``).
-
-        None if the line has no comparison.
-        """
-        if self.comparison is None:
-            return None
-        return self.row["arms"][self.comparison[role]][key]
+# Columns of the file: of the row, of the comparison's baseline and arm, and of the comparison.
+ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
+ARM_COLUMNS = ("median", "q1", "q3", "n")
+COMPARISON_COLUMNS = (
+    "effect_pct", "ci_low_pct", "ci_high_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct",
+    "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason",
+)  # fmt: skip
 
 
-def _row_column(key: str) -> Column[CsvLine]:
-    return Column(key, lambda line: line.row[key])
-
-
-def _comparison_column(key: str) -> Column[CsvLine]:
-    return Column(key, lambda line: line.compared(key))
-
-
-COLUMNS: tuple[Column[CsvLine], ...] = (
-    Column("cell", lambda line: line.cell["cell"]),
-    *map(_row_column, ("case", "metric", "unit", "better", "primary", "skipped")),
-    *map(_comparison_column, ("arm", "baseline")),
-    Column("baseline_median", lambda line: line.summary("baseline", "median")),
-    Column("arm_median", lambda line: line.summary("arm", "median")),
-    Column("arm_q1", lambda line: line.summary("arm", "q1")),
-    Column("arm_q3", lambda line: line.summary("arm", "q3")),
-    Column("arm_n", lambda line: line.summary("arm", "n")),
-    *map(_comparison_column, ("effect_pct", "ci_low_pct", "ci_high_pct", "level")),
-    *map(_comparison_column, ("ci_raw_low_pct", "ci_raw_high_pct", "p", "p_adjusted", "p_floor")),
-    *map(_comparison_column, ("mde_pct", "wins", "blocks", "verdict", "reason")),
-)
-
-
-def _quality_column(key: str) -> Column[CsvLine]:
-    return Column(key, lambda line: line.quality(key))
-
-
-def csv_text(cells: Sequence[Json]) -> str:
+def csv_text(cells: Sequence[Cell]) -> str:
     """Return one CSV line per comparison and per row without comparisons.
 
     Unknown values are empty. If the workload scores texts, the lines also have the arms' quality.
     """
-    has_quality = any("quality" in cell for cell in cells)
-    columns = (*COLUMNS, *(map(_quality_column, limit_fields(None)) if has_quality else ()))
+    has_quality = any(cell.quality is not None for cell in cells)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.heading for column in columns)
+    writer.writerow(
+        ("cell", *ROW_COLUMNS, "arm", "baseline", "baseline_median",
+         *(f"arm_{name}" for name in ARM_COLUMNS), *COMPARISON_COLUMNS,
+         *(limit_fields(None) if has_quality else ()))
+    )  # fmt: skip
     for cell in cells:
-        for row in cell["rows"]:
-            for comparison in row["comparisons"] or [None]:
-                line = CsvLine(cell, row, comparison)
-                writer.writerow(column.value(line) for column in columns)
+        for row in cell.rows:
+            for comparison in row.comparisons or [None]:
+                quality = cell.qualities.get(comparison.arm) if comparison else None
+                fields = (cell.cell, *(getattr(row, name) for name in ROW_COLUMNS))
+                numbers = limit_fields(quality).values() if has_quality else ()
+                writer.writerow((*fields, *_compared(row, comparison), *numbers))
     return out.getvalue()
+
+
+def _compared(row: Row, comparison: Comparison | None) -> Iterator[Any]:
+    """Yield a comparison's fields with both arms' statistics; None without a comparison."""
+    if comparison is None:
+        yield from (None,) * (3 + len(ARM_COLUMNS) + len(COMPARISON_COLUMNS))
+        return
+    yield from (comparison.arm, comparison.baseline, row.median(comparison.baseline))
+    yield from (getattr(row.arms[comparison.arm], name) for name in ARM_COLUMNS)
+    yield from (getattr(comparison, name) for name in COMPARISON_COLUMNS)
 
 
 LATEX_CHARACTERS = {

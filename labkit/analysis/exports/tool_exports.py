@@ -17,9 +17,10 @@ from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.findings.verdict_sentences import (
     CellPhrases,
     cell_phrases,
-    row_name,
     verdict_sentence,
 )
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.records import Arm, Metric, Record
 
@@ -223,16 +224,17 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     """
     entries: list[dict[str, Any]] = []
     directions = set()
+    many = len(analyses) > 1
     for analysis in analyses:
         claim = analysis.data.arms[0].identity
-        phrases = cell_phrases(analysis.json, claim if claim in IDENTITY_CLAIMS else "none")
-        for row in phrases.cell["rows"]:
-            if not row["primary"] or row["skipped"] is not None:
+        phrases = cell_phrases(analysis.cell, claim if claim in IDENTITY_CLAIMS else "none")
+        for row in analysis.cell.primary_rows:
+            if row.skipped is not None:
                 continue
-            directions.add(row["better"])
-            for arm, values in row["arms"].items():
-                if values["n"]:
-                    entries.append(_github_entry(phrases, row, arm, len(analyses) > 1))
+            directions.add(row.better)
+            for arm, values in row.arms.items():
+                if values.n:
+                    entries.append(_github_entry(phrases, analysis.cell, row, arm, many))
     if len(directions) > 1:
         raise FormatError(
             "--format github needs metrics of one direction, but in this study smaller is better "
@@ -246,18 +248,16 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _github_entry(
-    phrases: CellPhrases, row: Mapping[str, Any], arm: str, many: bool
+    phrases: CellPhrases, cell: Cell, row: Row, arm: str, many: bool
 ) -> dict[str, Any]:
-    cell = phrases.cell
-    values = row["arms"][arm]
-    prefix = f"{cell['cell']}: " if many else ""
+    values, comparison = row.arms[arm], row.comparison(arm)
+    prefix = f"{cell.cell}: " if many else ""
     entry: dict[str, Any] = {
-        "name": f"{prefix}{row_name(row)} [{arm}]",
-        "unit": row["unit"],
-        "value": values["median"],
-        "range": f"IQR {magnitude_text(values['q3'] - values['q1'])}",
+        "name": f"{prefix}{row.name} [{arm}]",
+        "unit": row.unit,
+        "value": values.median,
+        "range": f"IQR {magnitude_text((values.q3 or 0.0) - (values.q1 or 0.0))}",
     }
-    comparison = next((c for c in row["comparisons"] if c["arm"] == arm), None)
     if comparison is not None:
         entry["extra"] = verdict_sentence(phrases, row, comparison)
     return entry

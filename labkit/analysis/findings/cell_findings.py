@@ -280,7 +280,7 @@ def _place(row: Row, several_metrics: bool) -> str:
 
 def _missing(analysis: CellAnalysis) -> tuple[str, ...]:
     names = [row.case for row in analysis.cell.primary_rows if row.skipped is not None]
-    measured = analysis.cell.metrics
+    measured = {row.metric for row in analysis.cell.rows}
     names += [m for m in analysis.data.metrics if m not in measured and m != OUTPUTS]
     return tuple(names)
 

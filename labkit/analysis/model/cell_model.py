@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
-from labkit.analysis.model.row_model import ArmValues, Row
+from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.number_format import slug
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, define_metric
 
@@ -151,11 +154,15 @@ class CellDesign:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of an article's table: values, differences, p-values and wins by arm."""
+    """A row of an article's table: values, differences, p-values and wins by arm.
+
+    ``names_metric``: whether the row names a metric or unit of its own.
+    """
 
     case: str
     metric: str
     unit: str | None
+    names_metric: bool
     arms: Mapping[str, Any]
     delta_pct: Mapping[str, Any]
     p: Mapping[str, Any]
@@ -196,6 +203,7 @@ class Published:
                 str(row["case"]),
                 str(row.get("metric", keys.get("metric"))),
                 row.get("unit", keys.get("unit")),
+                (row.get("metric"), row.get("unit")) != (None, None),
                 *(row.get(name) or {} for name in names),
             )
             for row in keys.get("rows") or ()
@@ -207,19 +215,19 @@ class Published:
         return tuple(from_json(PublishedTable, table) for table in self.keys.get("tables") or ())
 
     @property
-    def machine(self) -> str | None:
-        """The machine that the numbers were measured on."""
-        return self.keys.get("machine")
+    def unit(self) -> str | None:
+        """The unit of rows that name none."""
+        return self.keys.get("unit")
 
     @property
-    def source(self) -> str | None:
-        """The article."""
-        return self.keys.get("source")
+    def machine(self) -> str:
+        """The machine that the numbers were measured on."""
+        return str(self.keys.get("machine", "machine not stated"))
 
-    def row(self, case: str, metric: str | None) -> PublishedRow | None:
-        """Return the row of a case and metric, or None."""
-        rows = (row for row in self.rows if (row.case, row.metric) == (case, metric))
-        return next(rows, None)
+    @property
+    def source(self) -> str:
+        """The article."""
+        return str(self.keys.get("source", "source not stated"))
 
 
 @dataclass(frozen=True)
@@ -242,7 +250,7 @@ class ArmQuality:
 
 
 @dataclass(frozen=True)
-class BestInRow:
+class BestInRow(EffectInPercent):
     """The best setting of a sweep in one row.
 
     The fields are those of :class:`labkit.analysis.findings.best_setting.BestSetting`.
@@ -329,6 +337,15 @@ class Cell:
         return ", ".join(self.overrides or [self.cell])
 
     @property
+    def title(self) -> str:
+        """The question (or the cell's name), with the scale if there is one."""
+        return f"{self.question or self.cell}{f' (scale={self.scale})' if self.scale else ''}"
+
+    def stem(self, picture: str) -> str:
+        """Return the name of a picture's files without the extension."""
+        return f"{slug(self.cell)}--{picture}"
+
+    @property
     def baseline(self) -> str:
         """Name of the arm that the others are compared with."""
         return self.arms[0].name
@@ -354,29 +371,58 @@ class Cell:
         return self.treatment_arms or [arm for arm in [self.control] if arm is not None]
 
     @property
+    def published_rows(self) -> tuple[PublishedRow, ...]:
+        """The rows of the published numbers; empty if none were published."""
+        return self.published.rows if self.published is not None else ()
+
+    @property
     def primary_rows(self) -> list[Row]:
         """The rows that the question is about."""
         return [row for row in self.rows if row.primary]
 
     @property
-    def metrics(self) -> dict[str, Row]:
-        """The first row of each metric, by the metric's name."""
-        rows: dict[str, Row] = {}
-        for row in self.rows:
-            if row.metric is not None:
-                rows.setdefault(row.metric, row)
-        return rows
-
-    def values(self, case: str, metric: str) -> Mapping[str, ArmValues] | None:
-        """Return the arms' values of a case's metric, or None if it was not measured."""
-        rows = (row for row in self.rows if (row.case, row.metric) == (case, metric))
-        return next((row.arms for row in rows), None)
+    def comparisons(self) -> Iterator[Comparison]:
+        """The comparisons of all rows."""
+        return (one for row in self.rows for one in row.comparisons)
 
     @property
-    def level(self) -> float:
-        """Confidence level of the intervals: 0.95, or 0.99 at a look that spends 0.01."""
-        levels = (one.level for row in self.rows for one in row.comparisons if one.level)
-        return next(levels, 1.0 - self.design.alpha)
+    def level_text(self) -> str:
+        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01."""
+        levels = (one.level for one in self.comparisons if one.level)
+        return f"{100 * next(levels, 1.0 - self.design.alpha):g} %"
+
+    @property
+    def counters(self) -> dict[str, Mapping[str, float]]:
+        """The medians of each arm's counters over its runs."""
+        return {arm.name: arm.counters for arm in self.arms}
+
+    @cached_property
+    def failure_outcomes(self) -> dict[str, str]:
+        """For every arm with failed runs, the names of their outcomes: ``oom, timeout``.
+
+        A run that another run of its process has ended is ``lost``.
+        """
+        outcomes: dict[str, list[str]] = {}
+        for failure in self.failures:
+            outcome = "lost" if failure.failed_by else failure.outcome
+            outcomes.setdefault(failure.arm, []).append(outcome)
+        return {arm: ", ".join(dict.fromkeys(names)) for arm, names in outcomes.items()}
+
+    @cached_property
+    def run_positions(self) -> dict[str, int]:
+        """The position of every run in the cell's order (from 1), by the record's file."""
+        files = {run.file for row in self.rows for arm in row.arms.values() for run in arm.runs}
+        by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
+        starts = dict(
+            zip(sorted({block for block, *_ in by_name}), self.block_starts, strict=False)
+        )
+        # Positions in a name count from the start of the block and include failed runs.
+        return {file: starts[block] + place + 1 for (block, place, _), file in by_name.items()}
+
+    @property
+    def block_starts(self) -> list[int]:
+        """The number of runs before each block."""
+        return list(accumulate((len(arms) for arms in self.design.order), initial=0))[:-1]
 
     @property
     def qualities(self) -> dict[str, ArmQuality]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labkit.records import parse_run_name
 from labkit.records.metric_registry import MetricDefinition, define_metric
@@ -43,8 +43,27 @@ class ArmValues:
     runs: tuple[RunResult, ...] = ()
 
 
+class EffectInPercent:
+    """An effect in percent of the baseline, with its interval; unknown numbers are None."""
+
+    effect_pct: float | None
+    ci_low_pct: float | None
+    ci_high_pct: float | None
+
+    @property
+    def ci_pct(self) -> tuple[float, float] | None:
+        """The interval, or None."""
+        return _pair(self.ci_low_pct, self.ci_high_pct)
+
+    @property
+    def known_pct(self) -> list[float]:
+        """The effect and the ends of its interval, as far as they are known."""
+        numbers = (self.effect_pct, self.ci_low_pct, self.ci_high_pct)
+        return [number for number in numbers if number is not None]
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(EffectInPercent):
     """An arm compared with the baseline in one row, and the verdict; unknown numbers are None.
 
     The numbers are those of :class:`labkit.analysis.comparison.arm_comparison.ArmComparison`,
@@ -71,11 +90,6 @@ class Comparison:
     reason: str | None = None
 
     @property
-    def ci_pct(self) -> tuple[float, float] | None:
-        """The adjusted interval in percent, or None."""
-        return _pair(self.ci_low_pct, self.ci_high_pct)
-
-    @property
     def ci_raw_pct(self) -> tuple[float, float] | None:
         """The unadjusted interval in percent, or None."""
         return _pair(self.ci_raw_low_pct, self.ci_raw_high_pct)
@@ -94,13 +108,13 @@ class Row:
     """
 
     case: str
-    metric: str | None
-    unit: str | None
-    better: str | None
-    primary: bool
-    skipped: str | None
-    arms: Mapping[str, ArmValues]
-    comparisons: tuple[Comparison, ...]
+    metric: str | None = None
+    unit: str | None = None
+    better: str | None = None
+    primary: bool = False
+    skipped: str | None = None
+    arms: Mapping[str, ArmValues] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = ()
 
     @property
     def name(self) -> str:
@@ -116,6 +130,7 @@ class Row:
         """Return an arm's comparison, or None if it has none."""
         return next((one for one in self.comparisons if one.arm == arm), None)
 
-    def median(self, arm: str) -> float | None:
+    def median(self, arm: str | None) -> float | None:
         """Return the median of an arm's runs, or None without a run."""
-        return self.arms[arm].median
+        values = self.arms.get(arm or "")
+        return None if values is None else values.median

@@ -7,7 +7,7 @@ missing, a gate failed, or a name does not exist (the message suggests the neare
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from labkit.analysis.document.table_model import Column, text_or_empty
-from labkit.analysis.findings.verdict_sentences import row_name
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -34,7 +35,6 @@ from labkit.analysis.tables.results_table import ResultLine, verdict_text
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
-Json = Mapping[str, Any]
 COUNTED_UNITS = ("tokens", "requests", "steps")
 
 
@@ -123,7 +123,7 @@ class PlaceholderFunctions:
         ``row`` is the row's name. With None, it is the first primary row.
         """
         report, _ = self._report(study, cell)
-        names = [row_name(best) for best in report.cell.get("best", ())]
+        names = [best.name for best in report.cell.best or ()]
         require(bool(names), f"{study} is not a sweep, so it has no settings")
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]
@@ -175,11 +175,10 @@ class PlaceholderFunctions:
         first arm compared in the row, or to the baseline for a counter.
         """
         report, page = self._report(study, cell)
-        arms = [one["name"] for one in report.cell["arms"]]
+        arms = [one.name for one in report.cell.arms]
         named = _one_of("arm", arm, arms) if arm is not None else None
         if case is None:
-            counters = {one["name"]: one["counters"] for one in report.cell["arms"]}
-            known = counters[named or arms[0]]
+            known = report.cell.counters[named or arms[0]]
             return ArticleLink(_number_text(known[_one_of("counter", what, known)]), page)
         index, row = _row(report.cell, case, metric)
         text = _row_number(report, row, named or _default_arm(row, arms), what)
@@ -252,76 +251,70 @@ def _require_valid(report: CellReport, study: str) -> None:
     )
 
 
-def _row(cell: Json, case: str, metric: str | None) -> tuple[int, Json]:
-    rows = list(enumerate(cell["rows"]))
-    name = _one_of("case", case, [row["case"] for _, row in rows])
-    matches = [(i, row) for i, row in rows if row["case"] == name]
+def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
+    rows = list(enumerate(cell.rows))
+    name = _one_of("case", case, [row.case for _, row in rows])
+    matches = [(i, row) for i, row in rows if row.case == name]
     if metric is not None:
-        known = _one_of("metric", metric, [str(row["metric"]) for _, row in matches])
-        matches = [(i, row) for i, row in matches if row["metric"] == known]
-    index, row = next(((i, row) for i, row in matches if row["primary"]), matches[0])
-    require(row["skipped"] is None, f"{case}: skipped: {row['skipped']}")
+        known = _one_of("metric", metric, [str(row.metric) for _, row in matches])
+        matches = [(i, row) for i, row in matches if row.metric == known]
+    index, row = next(((i, row) for i, row in matches if row.primary), matches[0])
+    require(row.skipped is None, f"{case}: skipped: {row.skipped}")
     return index, row
 
 
-def _default_arm(row: Json, arms: Sequence[str]) -> str:
-    return next((str(comparison["arm"]) for comparison in row["comparisons"]), arms[0])
+def _default_arm(row: Row, arms: Sequence[str]) -> str:
+    return next((str(comparison.arm) for comparison in row.comparisons), arms[0])
 
 
-def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
+def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
     """Return number ``what`` of an arm in a row, as text.
 
     ``what`` names a statistic of the arm, of its comparison with the baseline or of its launches,
     or a published number.
     """
-    summary, unit = row["arms"][arm], row["unit"]
-    comparison: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
-    counted = unit in COUNTED_UNITS
+    values, comparison = row.arms[arm], row.comparison(arm)
     texts = {
-        name: f"{_number_text(summary[name]) if counted else value_text(summary[name], unit)} "
-        f"{unit_name(unit)}"
-        for name in ("median", "q1", "q3")
+        name: _quantile_text(getattr(values, name), row.unit) for name in ("median", "q1", "q3")
     }
-    texts["runs"] = str(summary["n"])
+    texts["runs"] = str(values.n)
     if comparison is not None:
         texts |= {name: text_of(comparison) for name, text_of in COMPARISON_FORMATS.items()}
-        texts["verdict"] = verdict_text(row, comparison["verdict"])
+        texts["verdict"] = verdict_text(row, comparison.verdict)
     texts |= _published_numbers(report.cell, row, arm)
-    launch_numbers = _launch_numbers(report, row["case"], arm)
+    launch_numbers = _launch_numbers(report, row.case, arm)
     texts |= {name: _number_text(number) for name, number in launch_numbers.items()}
     text = texts[_one_of("number", what, texts)]
-    require(not text.startswith(UNKNOWN), f"{row['case']}: {what} of {arm} is not known")
+    require(not text.startswith(UNKNOWN), f"{row.case}: {what} of {arm} is not known")
     return text
 
 
-COMPARISON_FORMATS: dict[str, Callable[[Json], str]] = {
-    "delta": lambda comparison: percent_text(comparison["effect_pct"]),
+def _quantile_text(value: float, unit: str | None) -> str:
+    number = _number_text(value) if unit in COUNTED_UNITS else value_text(value, unit)
+    return f"{number} {unit_name(unit)}"
+
+
+COMPARISON_FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "delta": lambda comparison: percent_text(comparison.effect_pct),
     "interval": lambda comparison: (
-        f"{interval_text(comparison['ci_low_pct'], comparison['ci_high_pct'])} %"
+        f"{interval_text(comparison.ci_low_pct, comparison.ci_high_pct)} %"
     ),
-    "p": lambda comparison: p_text(comparison["p"]),
-    "adjusted_p": lambda comparison: p_text(comparison["p_adjusted"]),
-    "sees": lambda comparison: percent_text(comparison["mde_pct"]).lstrip("+"),
-    "wins": lambda comparison: f"{comparison['wins']} of {comparison['blocks']} blocks",
+    "p": lambda comparison: p_text(comparison.p),
+    "adjusted_p": lambda comparison: p_text(comparison.p_adjusted),
+    "sees": lambda comparison: percent_text(comparison.mde_pct).lstrip("+"),
+    "wins": lambda comparison: f"{comparison.wins} of {comparison.blocks} blocks",
 }
 
 
-def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
+def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
     """Return the numbers that the source article published for an arm in a row, as text."""
-    published = cell["published"] or {}
-    matches = (
-        published_row
-        for published_row in published.get("rows") or ()
-        if published_row["case"] == row["case"]
-        and published_row.get("metric", published.get("metric")) == row["metric"]
-    )
-    published_row: Json = next(matches, {})
-    texts = {}
-    if arm in (published_row.get("arms") or {}):
-        unit = unit_name(published_row.get("unit", published.get("unit")))
-        texts["published"] = f"{published_row['arms'][arm]:,} {unit}"
-    if arm in (published_row.get("delta_pct") or {}):
-        texts["published_delta"] = percent_text(published_row["delta_pct"][arm])
+    rows = (r for r in cell.published_rows if (r.case, r.metric) == (row.case, row.metric))
+    published = next(rows, None)
+    texts: dict[str, str] = {}
+    if published is not None and arm in published.arms:
+        texts["published"] = f"{published.arms[arm]:,} {unit_name(published.unit)}"
+    if published is not None and arm in published.delta_pct:
+        texts["published_delta"] = percent_text(published.delta_pct[arm])
     return texts
 
 

@@ -19,7 +19,8 @@ from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
-from labkit.analysis.findings.verdict_sentences import control_sentence, title
+from labkit.analysis.findings.verdict_sentences import control_sentence
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -59,9 +60,9 @@ class CellReport:
     anchor: str = ""
 
     @property
-    def cell(self) -> Json:
-        """The cell's ``cell.json``."""
-        return self.analysis.json
+    def cell(self) -> Cell:
+        """The cell's model."""
+        return self.analysis.cell
 
     @property
     def records(self) -> Sequence[Record]:
@@ -71,12 +72,12 @@ class CellReport:
     @property
     def title(self) -> str:
         """The cell's question (or its name, if it has none) and its scale."""
-        return title(self.cell)
+        return self.cell.title
 
     @property
     def name(self) -> str:
         """The cell's overrides in full, or the name of its folder if they are not recorded."""
-        return ", ".join(self.cell.get("overrides") or [self.cell["cell"]])
+        return self.cell.name
 
     @cached_property
     def findings(self) -> Findings:
@@ -107,7 +108,7 @@ class CellReport:
     @cached_property
     def has_results(self) -> bool:
         """Whether anything was measured, so that there is a table or a chart."""
-        return any(row["skipped"] is None for row in self.cell["rows"])
+        return any(row.skipped is None for row in self.cell.rows)
 
     @cached_property
     def notes(self) -> list[str]:
@@ -158,13 +159,13 @@ class CellReport:
     @property
     def gates(self) -> str:
         """The status of every gate, on one line."""
-        return gates_text({name: gate["status"] for name, gate in self.cell["gates"].items()})
+        return gates_text({name: gate.status for name, gate in self.cell.gates.items()})
 
     @cached_property
     def machine(self) -> list[str]:
         """The machine that ran the cell, and the cost of a run outside its measurement."""
         return [
-            environment_line(self.cell["environment"]),
+            environment_line(self.cell.environment),
             *import_lines(self.analysis.data.arms, self.records),
             *cost_lines(self.records),
         ]

@@ -8,7 +8,7 @@ screen, with tooltips and a zoom, switches arms, sorts tables and keeps the view
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.chart import Chart, changes
 from labkit.analysis.document.report_parts import Part
 from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import machine_overviews
@@ -102,9 +103,7 @@ class PageCharts:
         return text.replace("<", "\\u003c")
 
 
-def study_html(
-    study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: StudyPath
-) -> str:
+def study_html(study: Study, analyses: Sequence[CellAnalysis], study_dir: StudyPath) -> str:
     """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
     template, labels = _template(), cell_labels(analyses)
     cells = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -15,6 +15,7 @@ from labkit.analysis.document.report_parts import (
     TablePart,
 )
 from labkit.analysis.document.table_model import Table
+from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
@@ -33,7 +34,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> str:
+def study_markdown(study: Study, analyses: Sequence[CellAnalysis]) -> str:
     """Return the Markdown report of a study. Links to pictures are relative to its folder."""
     lines = [f"# {study_question(analyses)}", "", f"**{study_answer(analyses)}**", ""]
     for overview in machine_overviews(study, analyses):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.charts.effects_chart import effects_chart, effects_stem
 from labkit.analysis.charts.peak_kv_memory_chart import (
@@ -31,7 +31,8 @@ from labkit.analysis.document.arm_styles import (
     save_figure,
 )
 from labkit.analysis.document.chart import Band, Chart, Dots, Line
-from labkit.analysis.findings.verdict_sentences import real_arms, title
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import scaled, slug, unit_name
 from labkit.analysis.tables.sweep_tables import curve_pictures
 from labkit.analysis.tables.video_tables import (
@@ -40,32 +41,30 @@ from labkit.analysis.tables.video_tables import (
     picks_figure,
     picks_stem,
 )
-from labkit.records import Record, parse_run_name
+from labkit.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
-
 
 LINE_COLOURS = {"zero": "black", "link": "#777777"}
 
 
-def case_names(cell: Json) -> list[str]:
+def case_names(cell: Cell) -> list[str]:
     """Return the names of the measured cases, in order."""
-    return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
+    return list(dict.fromkeys(r.case for r in cell.rows if r.skipped is None))
 
 
-def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
+def write_figures(cell: Cell, records: Sequence[Record], folder: Path) -> None:
     """Write a cell's pictures: effects, cases, curves, roofline, memory, quality, picked frames.
 
     A picture is left out if the records lack its data.
     """
-    positions, points = run_positions(cell), roofline_points(cell, records)
+    positions, points = cell.run_positions, roofline_points(cell, records)
     with figure_style():
         for case in case_names(cell):
-            rows = [row for row in cell["rows"] if row["case"] == case]
+            rows = [row for row in cell.rows if row.case == case]
             figure = case_figure(cell, rows, positions)
             save_figure(figure, folder / case_stem(cell, case))
         for stem, chart in row_pictures(cell):
@@ -76,17 +75,17 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             save_figure(roofline_figure(cell, points), folder / roofline_stem(cell))
         if utilizations := kv_utilizations(cell):
             save_figure(kv_utilization_figure(utilizations), folder / kv_utilization_stem(cell))
-        quality = speed_quality_figure(cell, text_qualities(real_arms(cell), records))
+        quality = speed_quality_figure(cell, text_qualities(cell.real_arms, records))
         if quality is not None:
             save_figure(quality, folder / speed_quality_stem(cell))
         clips = clip_records(cell, records)
         if clips is not None and drawn_clips(clips):
             save_figure(picks_figure(cell, clips), folder / picks_stem(cell))
-        for timeline in run_timelines(records, real_arms(cell)):
+        for timeline in run_timelines(records, cell.real_arms):
             save_figure(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 
 
-def row_pictures(cell: Json) -> Iterator[tuple[str, Chart]]:
+def row_pictures(cell: Cell) -> Iterator[tuple[str, Chart]]:
     """Yield (stem, chart) of the effects, and of the published differences beside ours."""
     for stem, chart in (
         (effects_stem(cell), effects_chart(cell)),
@@ -96,7 +95,7 @@ def row_pictures(cell: Json) -> Iterator[tuple[str, Chart]]:
             yield stem, chart
 
 
-def row_chart_figure(cell: Json, chart: Chart) -> Figure:
+def row_chart_figure(cell: Cell, chart: Chart) -> Figure:
     """Return a matplotlib figure of a chart whose rows hold intervals and dots."""
     from matplotlib.figure import Figure
 
@@ -130,12 +129,12 @@ def row_chart_figure(cell: Json, chart: Chart) -> Figure:
     return figure
 
 
-def case_stem(cell: Json, case: str) -> str:
+def case_stem(cell: Cell, case: str) -> str:
     """Return the name of a case's picture without the extension."""
-    return f"{slug(cell['cell'])}--{slug(case)}"
+    return cell.stem(f"{slug(case)}")
 
 
-def case_figure(cell: Json, rows: Sequence[Json], positions: Mapping[str, int]) -> Figure:
+def case_figure(cell: Cell, rows: Sequence[Row], positions: Mapping[str, int]) -> Figure:
     """Return a figure of the rows of one case, one panel per metric."""
     from matplotlib.figure import Figure
 
@@ -149,43 +148,32 @@ def case_figure(cell: Json, rows: Sequence[Json], positions: Mapping[str, int]) 
     for panel, row in zip(panels, rows, strict=False):
         draw_runs(panel, cell, row, positions)
     if len(rows) > 1:
-        figure.suptitle(title(cell), fontsize=10)
+        figure.suptitle(cell.title, fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
     return figure
 
 
-def draw_runs(panel: Axes, cell: Json, row: Json, positions: Mapping[str, int]) -> None:
+def draw_runs(panel: Axes, cell: Cell, row: Row, positions: Mapping[str, int]) -> None:
     """Draw every run's value in run order, a line at each arm's median, and shaded blocks."""
     for arm, (colour, mark) in arm_styles(cell).items():
-        values = row["arms"][arm]
-        if not values["n"]:
+        values = row.arms[arm]
+        if values.median is None:
             continue
-        x = [positions[run["file"]] for run in values["runs"]]
-        y = [scaled(run["value"], row["unit"]) for run in values["runs"]]
+        x = [positions[run.file] for run in values.runs]
+        y = [scaled(run.value, row.unit) for run in values.runs]
         panel.plot(x, y, mark, color=colour, markersize=5, label=arm)
-        panel.axhline(scaled(values["median"], row["unit"]), color=colour, linewidth=1, alpha=0.7)
+        panel.axhline(scaled(values.median, row.unit), color=colour, linewidth=1, alpha=0.7)
     start = 0
-    for block, arms in enumerate(cell["design"]["order"]):
+    for block, arms in enumerate(cell.design.order):
         if block % 2:
             panel.axvspan(start + 0.5, start + len(arms) + 0.5, color="black", alpha=0.04)
         start += len(arms)
     panel.set_xlim(0.5, start + 0.5)
     panel.set_xlabel("run, in the order it was run (blocks shaded)")
-    if row["case"] == "all":
-        panel.set_ylabel(unit_name(row["unit"]))
-        panel.set_title(row["metric"], fontsize=10)
+    if row.case == "all":
+        panel.set_ylabel(unit_name(row.unit))
+        panel.set_title(str(row.metric), fontsize=10)
     else:
-        panel.set_ylabel(f"{row['metric']} ({unit_name(row['unit'])})")
-        panel.set_title(row["case"], fontsize=10)
-
-
-def run_positions(cell: Json) -> dict[str, int]:
-    """Return the position of every run in the cell's order (from 1), by the record's file."""
-    arms = (values for row in cell["rows"] for values in row["arms"].values())
-    files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
-    by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
-    sizes = [len(arms) for arms in cell["design"]["order"]]
-    starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({name[0] for name in by_name}))}
-    # Positions in a name count from the start of the block and include failed runs.
-    return {file: starts[b] + p + 1 for (b, p, _), file in by_name.items()}
+        panel.set_ylabel(f"{row.metric} ({unit_name(row.unit)})")
+        panel.set_title(row.case, fontsize=10)

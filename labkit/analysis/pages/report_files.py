@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.arm_styles import figure_style, save_figure
 from labkit.analysis.exports.csv_latex import csv_text, latex_text
 from labkit.analysis.exports.tool_exports import FormatError, benchstat, github, pyperf, vllm
+from labkit.analysis.model.study_model import Study
 from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.study_analysis import AnalysisCache, study_json
+from labkit.analysis.studies.study_analysis import AnalysisCache, summarise_study
 from labkit.records import (
     ArchivePath,
     RecordError,
@@ -81,9 +82,9 @@ def write_study(
     analyses = (analysis_cache or AnalysisCache()).study(opened)
     for analysis in analyses:
         _write_cell(analysis)
-    study = study_json(opened, analyses)
+    study = summarise_study(opened, analyses)
     folder.mkdir(exist_ok=True)
-    write_json(folder / "study.json", study)
+    write_json(folder / "study.json", study.to_json())
     _make_folder(folder / "tables")
     for analysis in analyses:
         _write_tables(CellReport(analysis), folder / "tables")
@@ -102,18 +103,18 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_tables(report: CellReport, folder: Path) -> None:
-    stem = folder / slug(report.cell["cell"])
+    stem = folder / slug(report.cell.cell)
     write_text(Path(f"{stem}.csv"), csv_text([report.cell]))
     write_text(Path(f"{stem}.md"), markdown_table(report.results) + "\n")
     write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
 
 
-def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path) -> None:
+def _write_plots(study: Study, analyses: Sequence[CellAnalysis], folder: Path) -> None:
     from labkit.analysis.pages.matplotlib_figures import write_figures
 
     _make_folder(folder)
     for analysis in analyses:
-        write_figures(analysis.json, analysis.data.records, folder)
+        write_figures(analysis.cell, analysis.data.records, folder)
     for overview in machine_overviews(study, analyses):
         if overview.curves:
             with figure_style():
@@ -127,11 +128,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _markdown(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return study_markdown(study_json(folder, analyses), analyses)
+    return study_markdown(summarise_study(folder, analyses), analyses)
 
 
 def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return study_html(study_json(folder, analyses), analyses, folder)
+    return study_html(summarise_study(folder, analyses), analyses, folder)
 
 
 def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
@@ -140,7 +141,7 @@ def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _csv(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return csv_text([analysis.json for analysis in analyses])
+    return csv_text([analysis.cell for analysis in analyses])
 
 
 _RENDERERS: dict[str, Callable[[StudyPath, Sequence[CellAnalysis]], str]] = {

@@ -6,8 +6,7 @@ combine several tables or charts, or show no table or chart, are declared here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from labkit.analysis.charts import html_charts
 from labkit.analysis.charts.effects_chart import effects_section
@@ -34,17 +33,12 @@ from labkit.analysis.document.report_parts import (
     table_parts,
 )
 from labkit.analysis.findings.outputs_text import quality_phrases
-from labkit.analysis.findings.verdict_sentences import (
-    control_name,
-    real_arms,
-    row_name,
-    verdict_sentences,
-)
+from labkit.analysis.findings.verdict_sentences import verdict_sentences
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.matplotlib_figures import (
     case_names,
     case_stem,
-    run_positions,
 )
 from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.tables.counter_tables import (
@@ -76,8 +70,6 @@ from labkit.analysis.tables.video_tables import (
 )
 from labkit.config import count_text
 
-Json = Mapping[str, Any]
-
 NOISE_TITLE = "Machine noise"
 SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
@@ -94,11 +86,11 @@ def _measured(report: CellReport) -> Parts:
 
 
 def _design_line(report: CellReport) -> str:
-    design = report.cell["design"]
+    design = report.cell.design
     return (
-        f"{count_text(design['blocks'], 'block')} of {count_text(design['runs_per_block'], 'run')} "
-        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
-        f"alpha {design['alpha']:g}."
+        f"{count_text(design.blocks, 'block')} of {count_text(design.runs_per_block, 'run')} "
+        f"of each arm, seed {design.seed}, margin ±{design.margin_pct:g} %, "
+        f"alpha {design.alpha:g}."
     )
 
 
@@ -131,19 +123,19 @@ def _pairs(report: CellReport) -> Parts:
     """Show the differences between each arm and the baseline block by block."""
     cell, data = report.cell, report.analysis.data
     shown, parts = [], []
-    for index, row in enumerate(cell["rows"]):
-        if row["primary"] and row["skipped"] is None:
+    for index, row in enumerate(cell.rows):
+        if row.primary and row.skipped is None:
             metric_row = report.analysis.rows[index]
             chart = html_charts.pairs_chart(cell, row, metric_row)
             if chart is not None:
-                shown.append((index, row_name(row)))
+                shown.append((index, row.name))
                 parts.append(ChartPart(chart, _pairs_caption(cell, metric_row, data.criteria.runs)))
     return [RowCharts(shown, parts)] if parts else []
 
 
-def _pairs_caption(cell: Json, row: MetricRow, runs: int) -> str:
-    baseline = cell["arms"][0]["name"]
-    arms = [*real_arms(cell)[1:], *filter(None, [control_name(cell)])]
+def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
+    baseline = cell.baseline
+    arms = [*cell.real_arms[1:], *filter(None, [cell.control])]
     pairs = (paired_differences(row, arm, baseline, runs) for arm in arms)
     sentences = (variation_sentence(row, baseline, each) for each in pairs if each is not None)
     name = row.metric if row.case == "all" else row.case
@@ -152,14 +144,14 @@ def _pairs_caption(cell: Json, row: MetricRow, runs: int) -> str:
 
 @section("Runs in order")
 def _runs_in_order(report: CellReport) -> Iterator[Part]:
-    cell, order = report.cell, run_positions(report.cell)
+    cell, order = report.cell, report.cell.run_positions
     shown, parts = [], []
-    for index, row in enumerate(cell["rows"]):
-        if row["primary"]:
+    for index, row in enumerate(cell.rows):
+        if row.primary:
             chart = html_charts.runs_chart(cell, row, order, report.record_folder)
             if chart is not None:
-                shown.append((index, row_name(row)))
-                caption = f"{row_name(row)}; lines are medians, dots link to records"
+                shown.append((index, row.name))
+                caption = f"{row.name}; lines are medians, dots link to records"
                 parts.append(ChartPart(chart, caption))
     if parts:
         yield RowCharts(shown, parts)

@@ -16,6 +16,8 @@ from labkit.analysis.charts.latency_throughput_chart import (
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.study_model import CellEntry, Study
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.studies.cell_labels import cell_labels
@@ -23,7 +25,6 @@ from labkit.analysis.studies.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
 from labkit.analysis.tables.serving_capacity_table import capacity_chart, capacity_table
 
-Json = Mapping[str, Any]
 NOT_COMPARED = (
     "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "
     "the machine may have changed in between. Options of engine and model are compared within "
@@ -84,9 +85,7 @@ class MachineOverview:
         return latency_throughput_table(self.curves)
 
 
-def machine_overviews(
-    study: Mapping[str, Any], analyses: Sequence[CellAnalysis]
-) -> list[MachineOverview]:
+def machine_overviews(study: Study, analyses: Sequence[CellAnalysis]) -> list[MachineOverview]:
     """Return one overview per machine, in the order of their first cells."""
     groups = host_groups(analyses)
     stem = LATENCY_THROUGHPUT_STEM
@@ -108,25 +107,25 @@ class CellLine:
 
     index: int
     label: str
-    entry: Json
-    rows: Sequence[Json]
+    entry: CellEntry
+    rows: Sequence[Row]
 
 
 def cells_table(
-    study: Json, indices: Iterable[int], analyses: Sequence[CellAnalysis]
+    study: Study, indices: Iterable[int], analyses: Sequence[CellAnalysis]
 ) -> Table[CellLine]:
     """Return the study's cells at ``indices``, each with its answer and gates.
 
     Cells without arms to compare also show their medians.
     """
-    labels, cells = cell_labels(analyses), study["cells"]
-    lines = tuple(CellLine(i, labels[i], cells[i], analyses[i].json["rows"]) for i in indices)
+    labels, cells = cell_labels(analyses), study.cells
+    lines = tuple(CellLine(i, labels[i], cells[i], analyses[i].cell.rows) for i in indices)
     values = _values([analyses[i] for i in indices])
     columns: tuple[Column[CellLine], ...] = (
         Column("cell", lambda c: c.label, numeric=False, link=lambda c: f"#cell{c.index}"),
         *values,
-        Column("answer", lambda c: c.entry["answer"], numeric=False),
-        Column("gates", lambda c: c.entry["gates"], gates_text, numeric=False),
+        Column("answer", lambda c: c.entry.answer, numeric=False),
+        Column("gates", lambda c: c.entry.gates, gates_text, numeric=False),
     )
     return Table(columns, lines, (NOT_COMPARED,) if values else (), prose=True)
 
@@ -136,18 +135,18 @@ def _values(analyses: Sequence[CellAnalysis]) -> list[Column[CellLine]]:
 
     They can if no cell compares arms and every cell has one primary row, of the same metric.
     """
-    primary = [[row for row in a.json["rows"] if row["primary"]] for a in analyses]
-    metrics = {(row["metric"], row["unit"]) for rows in primary for row in rows}
+    primary = [a.cell.primary_rows for a in analyses]
+    metrics = {(row.metric, row.unit) for rows in primary for row in rows}
     alone = not any(analysis.data.treatment_arms for analysis in analyses)
     if not alone or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
         return []
     ((metric, unit),) = metrics
 
     def value(line: CellLine) -> str:
-        (row,) = (row for row in line.rows if row["primary"])
-        arm = next(iter(row["arms"].values()))  # the baseline
-        quartiles = " to ".join(value_text(arm[key], unit) for key in ("q1", "q3"))
-        return value_text(arm["median"], unit) + (f" ({quartiles})" if arm["n"] > 1 else "")
+        (row,) = (row for row in line.rows if row.primary)
+        arm = next(iter(row.arms.values()))  # the baseline
+        quartiles = " to ".join(value_text(end, unit) for end in (arm.q1, arm.q3))
+        return value_text(arm.median, unit) + (f" ({quartiles})" if arm.n > 1 else "")
 
     return [Column(f"{metric} ({unit_name(unit)})", value)]
 

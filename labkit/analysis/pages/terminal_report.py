@@ -103,11 +103,11 @@ def _marked(cell: Text) -> Text:
 
 
 def _design_line(report: CellReport) -> str:
-    design = report.cell["design"]
+    design = report.cell.design
     return (
-        f"{report.name}: {count_text(design['blocks'], 'block')} of "
-        f"{count_text(design['runs_per_block'], 'run')} per arm, "
-        f"margin ±{design['margin_pct']:g} %; gates: {report.gates}"
+        f"{report.name}: {count_text(design.blocks, 'block')} of "
+        f"{count_text(design.runs_per_block, 'run')} per arm, "
+        f"margin ±{design.margin_pct:g} %; gates: {report.gates}"
     )
 
 

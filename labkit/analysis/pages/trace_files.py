@@ -51,7 +51,7 @@ def write_traces(study: Path) -> list[Path]:
 
 def _traced_runs(analysis: CellAnalysis) -> list[TracedRun]:
     """Return a cell's traced runs, the baseline's first and the control's last."""
-    arms = [arm["name"] for arm in analysis.json["arms"]]
+    arms = [arm.name for arm in analysis.cell.arms]
     records = traced_records(analysis.data.records, arms)
     return [traced_run(record, analysis.data.dir) for record in records]
 

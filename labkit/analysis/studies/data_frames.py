@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.comparison.observations import run_value
 from labkit.analysis.comparison.quality_limits import limit_fields
-from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, quality_by_arm
+from labkit.analysis.comparison.text_quality import INTERVAL_KEYS
+from labkit.analysis.model.json_form import fields_to_json
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, undigested_note
 from labkit.records import (
     ArchivePath,
@@ -220,33 +221,36 @@ def _run(cell: StudyPath, record: Any) -> Row:
 
 def _verdicts(cells: Sequence[StudyPath]) -> Iterator[Row]:
     analyses = AnalysisCache()
-    for cell in cells:
-        content = analyses.cell(cell).json
-        qualities = quality_by_arm(content)
-        for row in content["rows"]:
-            compared = {one["arm"]: one for one in row["comparisons"]}
-            for arm in content["arms"]:
-                name = arm["name"]
-                summary = row["arms"].get(name, {})
+    for folder in cells:
+        cell = analyses.cell(folder).cell
+        for row in cell.rows:
+            for arm in cell.arms:
+                values, comparison = row.arms.get(arm.name), row.comparison(arm.name)
+                quality = limit_fields(cell.qualities.get(arm.name)) if cell.quality else {}
                 yield {
-                    "cell": cell.name,
-                    "question": content["question"],
-                    **{key: row[key] for key in ROW_COLUMNS},
-                    "arm": name,
-                    "role": arm["role"],
-                    **{key: summary.get(key) for key in SUMMARY_COLUMNS},
-                    **compared.get(name, {}),
-                    **(limit_fields(qualities.get(name)) if qualities else {}),
+                    "cell": folder.name,
+                    "question": cell.question,
+                    **{key: getattr(row, key) for key in ROW_COLUMNS},
+                    "arm": arm.name,
+                    "role": arm.role,
+                    **{key: getattr(values, key, None) for key in SUMMARY_COLUMNS},
+                    **(fields_to_json(comparison) if comparison is not None else {}),
+                    **quality,
                 }
 
 
 def _quality(cells: Sequence[StudyPath]) -> Iterator[Row]:
     analyses = AnalysisCache()
-    for cell in cells:
-        for arm in analyses.cell(cell).json.get("quality", ()):
-            for metric, interval in arm["metrics"].items():
-                counts = {key: arm[key] for key in ("arm", "windows", "tokens")}
-                yield {"cell": cell.name, **counts, "metric": metric, **interval}
+    for folder in cells:
+        for quality in analyses.cell(folder).cell.quality or ():
+            counts = {key: getattr(quality, key) for key in ("arm", "windows", "tokens")}
+            for metric, interval in quality.metrics.items():
+                yield {
+                    "cell": folder.name,
+                    **counts,
+                    "metric": metric,
+                    **fields_to_json(interval),
+                }
 
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[StudyPath]], Iterator[Row]]]] = {

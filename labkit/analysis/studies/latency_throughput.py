@@ -84,11 +84,11 @@ def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
 def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
     """Return the medians by arm and metric, for the arms that have all of ``METRICS``."""
     medians_by_arm: dict[str, dict[str, float]] = {}
-    for row in analysis.json["rows"]:
-        if row["case"] == "all" and row["metric"] in METRICS:
-            for arm, values in row["arms"].items():
-                if values["median"] is not None and values["median"] > 0:
-                    medians_by_arm.setdefault(arm, {})[row["metric"]] = float(values["median"])
+    for row in analysis.cell.rows:
+        if row.case == "all" and row.metric in METRICS:
+            for arm, values in row.arms.items():
+                if values.median is not None and values.median > 0:
+                    medians_by_arm.setdefault(arm, {})[row.metric] = values.median
     return {arm: medians for arm, medians in medians_by_arm.items() if len(medians) == len(METRICS)}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.comparison.best_setting import is_decided
@@ -12,6 +12,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.studies.search_objective import objective
@@ -168,46 +169,43 @@ def study_name(study_dir: StudyPath) -> str:
     return study_dir.name if isinstance(study_dir, ArchivePath) else study_dir.resolve().name
 
 
-def study_json(study_dir: StudyPath, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
-    """Return ``study.json``: the cells with their status, gates and verdicts.
+def summarise_study(study_dir: StudyPath, analyses: Sequence[CellAnalysis]) -> Study:
+    """Return the model of a study: the cells with their status, gates and verdicts.
 
     With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family
     by max-T over joint relabellings and multiplied by the largest number of arms in any cell.
     """
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "study": study_name(study_dir),
-        "exit_code": max(analysis.status for analysis in analyses),
-        "machines": [machine.name for machine in host_groups(analyses)],
-        "cells": [_cell(analysis) for analysis in analyses],
-        "family": study_family(analyses) if len(analyses) > 1 else [],
-    }
+    return Study(
+        SCHEMA_VERSION,
+        study_name(study_dir),
+        max(analysis.status for analysis in analyses),
+        tuple(machine.name for machine in host_groups(analyses)),
+        tuple(map(_entry, analyses)),
+        tuple(study_family(analyses) if len(analyses) > 1 else ()),
+    )
 
 
-def _cell(analysis: CellAnalysis) -> dict[str, Any]:
-    cell = analysis.json
-    words: dict[str, int] = {}
-    for row in cell["rows"]:
-        for comparison in row["comparisons"]:
-            if row["primary"] and comparison["arm"] in analysis.data.treatment_arms:
-                words[comparison["verdict"]] = words.get(comparison["verdict"], 0) + 1
-    return {
-        "cell": cell["cell"],
-        "dir": analysis.data.dir.name,
-        "machine": machine_name(analysis),
-        "question": cell["question"],
-        "answer": long_text(plan_findings(analysis)),
-        "status": analysis.status,
-        "complete": analysis.data.complete,
-        "blocks": len(analysis.data.blocks_done),
-        "runs": len(analysis.data.records),
-        "failures": len(cell["failures"]),
-        "gates": {name: gate["status"] for name, gate in cell["gates"].items()},
-        "verdicts": words,
-    }
+def _entry(analysis: CellAnalysis) -> CellEntry:
+    cell, data = analysis.cell, analysis.data
+    arms = set(cell.treatment_arms)
+    comparisons = (one for row in cell.primary_rows for one in row.comparisons)
+    return CellEntry(
+        cell=cell.cell,
+        dir=data.dir.name,
+        machine=machine_name(analysis),
+        question=cell.question,
+        answer=long_text(plan_findings(analysis)),
+        status=analysis.status,
+        complete=data.complete,
+        blocks=len(data.blocks_done),
+        runs=len(data.records),
+        failures=len(cell.failures),
+        gates={name: gate.status for name, gate in cell.gates.items()},
+        verdicts=dict(Counter(one.verdict for one in comparisons if one.arm in arms)),
+    )
 
 
-def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
+def study_family(analyses: Sequence[CellAnalysis]) -> list[FamilyMember]:
     """Return the p-values of the primary rows of all cells, adjusted as one family.
 
     There is one entry per cell, row and arm. Cells in which nothing may be claimed yet are left
@@ -224,13 +222,7 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
                 families.append(list(tests.values()))
     adjusted = joint_p_values(families) if families else []
     return [
-        {
-            "cell": analysis.name,
-            "case": analysis.rows[member].case,
-            "metric": analysis.rows[member].metric,
-            "arm": arm,
-            "p_adjusted": min(1.0, most_arms * p),
-        }
+        FamilyMember(analysis.name, row.case, row.metric, arm, min(1.0, most_arms * p))
         for (analysis, arm, members), ps in zip(tested, adjusted, strict=True)
-        for member, p in zip(members, ps, strict=True)
+        for row, p in zip((analysis.rows[member] for member in members), ps, strict=True)
     ]

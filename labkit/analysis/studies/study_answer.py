@@ -9,7 +9,6 @@ from labkit.analysis.findings.cell_findings import Findings, merge_findings, pla
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
-from labkit.analysis.findings.verdict_sentences import title
 from labkit.analysis.number_format import join_names
 from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
@@ -31,7 +30,7 @@ def study_question(analyses: Sequence[CellAnalysis]) -> str:
     if capacities:
         first = capacities[0]
         return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
-    questions = list(dict.fromkeys(title(analysis.json) for analysis in analyses))
+    questions = list(dict.fromkeys(analysis.cell.title for analysis in analyses))
     return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
 
 

@@ -6,12 +6,17 @@ that file is analysed. The digests of all records are checked first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, is_cell, study_json
+from labkit.analysis.model.study_model import CellEntry, Study
+from labkit.analysis.studies.study_analysis import (
+    AnalysisCache,
+    cell_dirs,
+    is_cell,
+    summarise_study,
+)
 from labkit.records import (
     ARCHIVE_SUFFIX,
     ArchivePath,
@@ -112,34 +117,33 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
         if not isinstance(opened, ArchivePath):  # an archive's digest is checked when it is opened
             for path in cells.values():
                 check_digests(path)
-        facts = [fact for fact in _facts(opened, cells) if fact["dir"] in cells]
-        entries = [_entry(study, cells[fact["dir"]], fact) for fact in facts]
+        facts = [fact for fact in _facts(opened, cells) if fact.dir in cells]
+        entries = [_entry(study, cells[fact.dir], fact) for fact in facts]
     except (RecordError, OSError) as error:
         yield IndexEntry(study, error=str(error))
         return
     yield from entries
 
 
-def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> list[dict[str, Any]]:
+def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]:
     """Return the cells' entries in ``study.json``; analyse the study if the file lacks a cell."""
     if (study / "study.json").is_file():
-        facts: list[dict[str, Any]] = read_json(study / "study.json").get("cells", [])
-        if {fact.get("dir") for fact in facts} >= set(cells):
-            return facts
-    return list(study_json(study, AnalysisCache().study(study))["cells"])
+        listed = Study.from_json(read_json(study / "study.json")).cells
+        if {entry.dir for entry in listed} >= set(cells):
+            return listed
+    return summarise_study(study, AnalysisCache().study(study)).cells
 
 
-def _entry(study: Path, cell: StudyPath, fact: dict[str, Any]) -> IndexEntry:
-    started = _started(cell)
+def _entry(study: Path, cell: StudyPath, fact: CellEntry) -> IndexEntry:
     return IndexEntry(
         study,
-        str(fact.get("cell") or cell.name),
-        str(fact.get("question") or ""),
-        str(fact.get("answer") or ""),
-        str(fact.get("machine") or UNKNOWN),
-        *started,
+        fact.cell or cell.name,
+        fact.question or "",
+        fact.answer or "",
+        fact.machine or UNKNOWN,
+        *_started(cell),
         runs=len(record_paths(cell)),
-        gates=dict(fact.get("gates") or {}),
+        gates=dict(fact.gates),
     )
 
 

@@ -22,14 +22,13 @@ from labkit.analysis.document.report_parts import (
     table_parts,
 )
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.records import Record, counter_registry
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 CaseAndArm = tuple[str, str]
 CounterValues = Mapping[str, set[float]]
 LEADING_COUNTERS = (
@@ -54,7 +53,7 @@ PER_STEP_TIMES = {
 }
 
 
-def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
     """Return the counters of one dispatch by case and arm, or None if no record has any.
 
     Counters that are 0 everywhere are omitted. So are counters that are never above 1, because they
@@ -85,7 +84,7 @@ def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] |
         *(_counter_column(name, counters) for name in names),
     )
     cases = dict.fromkeys(case for case, _ in counters)
-    lines = [(case, arm) for case in cases for arm in real_arms(cell) if counters.get((case, arm))]
+    lines = [(case, arm) for case in cases for arm in cell.real_arms if counters.get((case, arm))]
     note = (
         "Counts per dispatch are the same on every machine with the same number of threads. The "
         "kernel itself counts, except in the columns called computed, which follow from its plan "
@@ -120,7 +119,7 @@ def _values_text(values: set[float] | None) -> str:
     return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
 
 
-def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
     """Return the median times of launches in a chain, of single launches and of empty launches.
 
     None if no arm ran on a device with a launch queue.
@@ -147,7 +146,7 @@ def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndAr
         *(_launch_column(name, heading, times) for name, heading in LAUNCH_NOTES.items()),
     )
     cases = dict.fromkeys(case for case, _ in samples)
-    lines = [(case, arm) for case in cases for arm in real_arms(cell) if (case, arm) in samples]
+    lines = [(case, arm) for case in cases for arm in cell.real_arms if (case, arm) in samples]
     note = (
         "A chain is timed as a whole; each of its launches reads the output of the one before. "
         "Every time includes the cost of an empty launch. No time includes the host's work to "
@@ -180,13 +179,13 @@ def _as_list(value: Any) -> Sequence[float]:
     return value if isinstance(value, list) else [value]
 
 
-def engine_counters_table(cell: Json) -> Table[str] | None:
+def engine_counters_table(cell: Cell) -> Table[str] | None:
     """Return the counters that differ between arms, one per line, as medians over the runs.
 
     None for a kernel workload, which has no engine steps, and for a cell with one arm.
     """
-    arms = real_arms(cell)
-    counters = {arm["name"]: arm["counters"] for arm in cell["arms"] if arm["name"] in arms}
+    arms = cell.real_arms
+    counters = {arm.name: arm.counters for arm in cell.arms if arm.name in arms}
     if len(counters) < 2 or not any(by_name.get("steps.total") for by_name in counters.values()):
         return None
     columns = (

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell, GateResult
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 MEANINGS = {
     "healthy": "every run ended well, on a machine that stayed the same",
     "engaged": "every arm ran the path that it claims",
@@ -19,15 +18,15 @@ MEANINGS = {
 }
 
 
-def gates_table(cell: Json) -> Table[tuple[str, Json]]:
+def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
     """Return every gate with its meaning, its status and the reasons for it."""
-    columns: tuple[Column[tuple[str, Json]], ...] = (
+    columns: tuple[Column[tuple[str, GateResult]], ...] = (
         Column("gate", lambda gate: gate[0], numeric=False),
-        Column("status", lambda gate: gate[1]["status"], numeric=False),
+        Column("status", lambda gate: gate[1].status, numeric=False),
         Column("holds if", lambda gate: MEANINGS.get(gate[0]), numeric=False),
-        Column("reasons", lambda gate: "; ".join(gate[1]["reasons"]), numeric=False),
+        Column("reasons", lambda gate: "; ".join(gate[1].reasons), numeric=False),
     )
-    return Table(columns, tuple(cell["gates"].items()), prose=True)
+    return Table(columns, tuple(cell.gates.items()), prose=True)
 
 
 @section("Gates")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.robustness.hit_and_acceptance_rates import (
     AttainedRates,
     hit_and_acceptance_rates,
@@ -17,12 +17,10 @@ from labkit.records import Record
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 
-
-def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
+def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
     """Return every arm's attainable and attained rates, or None if the records have none."""
-    rates = hit_and_acceptance_rates(real_arms(cell), records)
+    rates = hit_and_acceptance_rates(cell.real_arms, records)
     if not rates:
         return None
     columns = [

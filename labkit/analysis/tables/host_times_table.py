@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 HOST_TIMES = ("map_us", "plan_us")
 
 
@@ -33,7 +33,7 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
     return times
 
 
-def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+def host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
     Each arm has a second column if the records have the time to build the whole plan. The result is
@@ -54,8 +54,8 @@ def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None
     suffixes = {"map_us": " maps", "plan_us": " plan"} if with_plan else {"map_us": ""}
     columns = [Column[str]("batch", text_or_empty, numeric=False)]
     columns += [
-        Column(f"{arm['name']}{suffix} (µs)", median_text(arm["name"], name))
-        for arm in cell["arms"]
+        Column(f"{arm.name}{suffix} (µs)", median_text(arm.name, name))
+        for arm in cell.arms
         for name, suffix in suffixes.items()
     ]
     notes = [

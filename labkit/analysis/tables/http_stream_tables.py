@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.server_arm_caveats import ServerArm, server_arms
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 TOKEN_COUNTERS = ("usage", "tokenizer", "stream")
 STREAMS_NOTE = (
     "Medians over runs. Tokens are counted by the server's usage field, by the model's tokenizer "
@@ -31,9 +30,9 @@ CLIENT_NOTE = (
 )
 
 
-def streams_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
+def streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm] | None:
     """Return the counters of every server's response streams, or None if no arm is a server."""
-    arms = server_arms(records, real_arms(cell))
+    arms = server_arms(records, cell.real_arms)
     if not arms:
         return None
     columns: tuple[Column[ServerArm], ...] = (
@@ -74,9 +73,9 @@ CLIENT_TIMES = {
 }
 
 
-def client_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
+def client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm] | None:
     """Return the client's own cost with every server, or None if no arm is a server."""
-    arms = server_arms(records, real_arms(cell))
+    arms = server_arms(records, cell.real_arms)
     if not arms:
         return None
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 
-
-def output_noun(cell: Json, records: Sequence[Record]) -> str:
+def output_noun(cell: Cell, records: Sequence[Record]) -> str:
     """Return the noun for the outputs that are counted.
 
     It is requests, picks (of frames), token rows of a kernel, or scored tokens.
     """
     if any("scoring" in case.notes for record in records for case in record.cases):
         return "scored tokens"
-    if any(row["metric"] == "decode_ms" for row in cell["rows"]):
+    if any(row.metric == "decode_ms" for row in cell.rows):
         return "picks"
-    return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
+    return "requests" if all(row.case == "all" for row in cell.rows) else "token rows"
 
 
 def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:

@@ -23,7 +23,8 @@ from labkit.analysis.document.report_parts import (
     table_parts,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell, PublishedRow
+from labkit.analysis.model.row_model import ArmValues, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.tables.host_times_table import host_times
 from labkit.records import Record, counter_registry
@@ -31,19 +32,16 @@ from labkit.records import Record, counter_registry
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # names that articles use
 
 
-def published_source(cell: Json) -> str | None:
+def published_source(cell: Cell) -> str | None:
     """Return a line with the machine and the source of the published numbers, or None."""
-    published = cell["published"]
-    if not isinstance(published, Mapping):
+    if cell.published is None:
         return None
-    scale = f", which were run with scale={cell['scale']}" if cell.get("scale") else ""
+    scale = f", which were run with scale={cell.scale}" if cell.scale else ""
     return (
-        f"published: {published.get('machine', 'machine not stated')}; "
-        f"{published.get('source', 'source not stated')}. "
+        f"published: {cell.published.machine}; {cell.published.source}. "
         f"These numbers are never mixed with ours{scale}."
     )
 
@@ -60,60 +58,58 @@ class PublishedLine:
         Our row of the same case and metric. None if the line shows the published numbers.
     """
 
-    published_row: Json
-    own_row: Json | None = None
+    published_row: PublishedRow
+    own_row: Row | None = None
 
     def number(self, arm: str) -> str:
         """Return an arm's number as text, or an empty string if the arm has none."""
         if self.own_row is None:
-            numbers = self.published_row.get("arms") or {}
+            numbers = self.published_row.arms
             return f"{numbers[arm]:,}" if arm in numbers else ""
-        own_median = (self.own_row["arms"].get(arm) or {}).get("median")
-        return "" if own_median is None else value_text(own_median, self.own_row["unit"])
+        own_median = self.own_row.median(arm)
+        return "" if own_median is None else value_text(own_median, self.own_row.unit)
 
     def delta(self, arm: str) -> str:
         """Return an arm's difference from the baseline as text, or an empty string if unknown."""
         if self.own_row is None:
-            deltas = self.published_row.get("delta_pct") or {}
+            deltas = self.published_row.delta_pct
             return percent_text(deltas[arm]) if arm in deltas else ""
-        comparison = next((c for c in self.own_row["comparisons"] if c["arm"] == arm), None)
-        return "" if comparison is None else percent_text(comparison["effect_pct"])
+        comparison = self.own_row.comparison(arm)
+        return "" if comparison is None else percent_text(comparison.effect_pct)
 
 
-def published_table(cell: Json, extra_rows: Sequence[Json] = ()) -> Table[PublishedLine] | None:
+def published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[PublishedLine] | None:
     """Return the published numbers of this cell's cases, each line followed by our numbers.
 
     ``extra_rows``: own rows in addition to the cell's, in the same form. None if no number of any
     arm was published.
     """
-    published, cases = cell["published"], {row["case"] for row in cell["rows"]}
-    all_rows = published.get("rows") or [] if isinstance(published, Mapping) else []
-    rows = [row for row in all_rows if row["case"] in cases]
-    published_arms = dict.fromkeys(arm for row in rows for arm in row.get("arms") or {})
+    cases = {row.case for row in cell.rows}
+    rows = [row for row in cell.published_rows if row.case in cases]
+    published_arms = dict.fromkeys(arm for row in rows for arm in row.arms)
     if not published_arms:
         return None
-    candidates = [*counter_rows(cell), *extra_rows, *cell["rows"]]
-    own_rows = {
-        (row["case"], row["metric"]): row for row in candidates if row["metric"] is not None
-    }
+    candidates = [*counter_rows(cell), *extra_rows, *cell.rows]
+    own_rows = {(row.case, row.metric): row for row in candidates if row.metric is not None}
     lines = []
     for row in rows:
-        own_row = own_rows.get((row["case"], row.get("metric", published.get("metric"))))
-        lines.append(PublishedLine(row))
-        if own_row is not None:
-            lines.append(PublishedLine(row, own_row))
-    several_metrics = {(row.get("metric"), row.get("unit")) for row in rows} != {(None, None)}
+        own_row = own_rows.get((row.case, row.metric))
+        lines += (
+            [PublishedLine(row)]
+            if own_row is None
+            else [PublishedLine(row), PublishedLine(row, own_row)]
+        )
+    several_metrics = any(row.names_metric for row in rows)
 
     def name(line: PublishedLine) -> str:
         row, own_row = line.published_row, line.own_row
-        metric, unit = (row.get(key, published.get(key)) for key in ("metric", "unit"))
         if own_row is not None:
-            return f"here ({unit_name(own_row['unit'])})" if own_row["unit"] != unit else "here"
-        return f"{row['case']}: {metric} ({unit_name(unit)})" if several_metrics else row["case"]
+            return f"here ({unit_name(own_row.unit)})" if own_row.unit != row.unit else "here"
+        return f"{row.case}: {row.metric} ({unit_name(row.unit)})" if several_metrics else row.case
 
-    unit = "" if several_metrics else f" ({unit_name(published.get('unit'))})"
-    arms = dict.fromkeys([*published_arms, *real_arms(cell)])
-    delta_arms = dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {})
+    unit = "" if several_metrics else f" ({unit_name(rows[0].unit)})"
+    arms = dict.fromkeys([*published_arms, *cell.real_arms])
+    delta_arms = dict.fromkeys(arm for row in rows for arm in row.delta_pct)
     columns = [Column[PublishedLine]("published, and here", name, numeric=False)]
     columns += [Column(f"{arm}{unit}", _for_arm(PublishedLine.number, arm)) for arm in arms]
     for arm in delta_arms:
@@ -129,59 +125,47 @@ def _for_arm(
     return lambda line: method(line, arm)
 
 
-def published_tables(cell: Json) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
+def published_tables(cell: Cell) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
     """Yield the title and content of each published table that is reproduced word for word."""
-    published = cell["published"]
-    tables = published.get("tables") or [] if isinstance(published, Mapping) else []
-    for table in tables:
+    for table in cell.published.tables if cell.published is not None else ():
         columns = tuple(
             Column[Sequence[Any]](str(heading), _cell_at(index), numeric=index > 0)
-            for index, heading in enumerate(table["columns"])
+            for index, heading in enumerate(table.columns)
         )
-        notes = (*map(str, table.get("notes") or ()), published_source(cell) or "")
-        yield str(table["title"]), Table(columns, tuple(table["rows"]), notes)
+        notes = (*map(str, table.notes), published_source(cell) or "")
+        yield table.title, Table(columns, table.rows, notes)
 
 
 def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
     return lambda row: str(row[index]) if index < len(row) else ""
 
 
-def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Json]:
-    """Return the agreement of outputs in the form of a cell's rows.
-
-    There is one row for each of ``AGREEMENT_METRICS``.
-    """
-    prefixes = {a.arm: {"median": a.prefix} for a in agreements}
-    differing = {a.arm: {"median": float(a.total - a.agree)} for a in agreements}
-    units = ("share", "requests")
-    return [
-        _row("all", metric, unit, arms)
-        for metric, unit, arms in zip(AGREEMENT_METRICS, units, (prefixes, differing), strict=True)
-    ]
+def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Row]:
+    """Return the agreement of outputs as rows: one for each of ``AGREEMENT_METRICS``."""
+    prefixes = {a.arm: a.prefix for a in agreements}
+    differing = {a.arm: float(a.total - a.agree) for a in agreements}
+    prefix, requests = AGREEMENT_METRICS
+    return [_row("all", prefix, "share", prefixes), _row("all", requests, "requests", differing)]
 
 
-def counter_rows(cell: Json) -> Iterator[Json]:
-    """Yield the engines' counters in the form of a cell's rows, with their names as metrics."""
-    counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
-    for name in dict.fromkeys(name for by_name in counters.values() for name in by_name):
+def counter_rows(cell: Cell) -> Iterator[Row]:
+    """Yield the engines' counters as rows, with their names as metrics."""
+    for name in dict.fromkeys(name for by_name in cell.counters.values() for name in by_name):
         counter = counter_registry.find_counter(name)
         if counter is not None:
-            arms = {
-                arm: {"median": by_name[name]}
-                for arm, by_name in counters.items()
-                if name in by_name
-            }
-            yield _row("all", name, counter.unit, arms)
+            known = {arm: own[name] for arm, own in cell.counters.items() if name in own}
+            yield _row("all", name, counter.unit, known)
 
 
-def host_time_rows(records: Sequence[Record]) -> Iterator[Json]:
-    """Yield the host times (us) of a step's maps and whole plan in the form of a cell's rows."""
+def host_time_rows(records: Sequence[Record]) -> Iterator[Row]:
+    """Yield the host times (us) of a step's maps and whole plan as rows."""
     for (case, name), arms in host_times(records).items():
-        yield _row(case, name, "us", {arm: {"median": median(t)} for arm, t in arms.items()})
+        yield _row(case, name, "us", {arm: median(times) for arm, times in arms.items()})
 
 
-def _row(case: str, metric: str, unit: str, arms: Json) -> Json:
-    return {"case": case, "metric": metric, "unit": unit, "arms": arms, "comparisons": ()}
+def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row:
+    values = {arm: ArmValues(median) for arm, median in medians.items()}
+    return Row(case, metric, unit, arms=values)
 
 
 @section("Published by others")

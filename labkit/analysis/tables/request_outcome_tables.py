@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.records import Record
 
@@ -35,10 +35,10 @@ def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
     return notes
 
 
-def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the outcomes of every arm's requests, or None if no record notes them."""
     notes = request_notes(records)
-    arms = [arm for arm in real_arms(cell) if arm in notes]
+    arms = [arm for arm in cell.real_arms if arm in notes]
     if not arms:
         return None
     all_notes = [note for arm_notes in notes.values() for note in arm_notes]

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from labkit.analysis.comparison.text_quality import quality_by_arm
 from labkit.analysis.document.table_model import Column, Table, broken_name
 from labkit.analysis.findings.effect_wording import verdict_word
-from labkit.analysis.findings.verdict_sentences import control_name, level_text, relabellings_text
+from labkit.analysis.model.cell_model import Cell, PublishedRow
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -25,11 +24,11 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
+from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.tables.medians_table import MEDIANS_TITLE
 from labkit.analysis.tables.published_table import published_source
-from labkit.records import Record, parse_run_name
+from labkit.records import Record
 
-Json = Mapping[str, Any]
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
 WIDTH_WITH_QUALITY = 140  # a terminal this wide also shows the intervals of quality
@@ -51,28 +50,29 @@ class ResultLine:
         The row.
     arm
         The arm; None if the cell has no arm to compare.
-    comparison
-        The arm's comparison; None if there is none.
     several_arms
         Whether the row has more than one line.
     """
 
     row_index: int
-    row: Json
+    row: Row
     arm: str | None
-    comparison: Json | None
     several_arms: bool
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The arm's comparison; None if there is none."""
+        return self.row.comparison(self.arm)
 
     @property
     def skipped(self) -> str | None:
         """The reason why the row was not measured, or None if it was."""
-        reason: str | None = self.row["skipped"]
-        return reason
+        return self.row.skipped
 
     @property
     def verdict(self) -> str | None:
         """The verdict's name in ``cell.json``, such as ``estimate_only``."""
-        return None if self.comparison is None else str(self.comparison["verdict"])
+        return None if self.comparison is None else self.comparison.verdict
 
     @property
     def phone_text(self) -> str:
@@ -87,7 +87,7 @@ class ResultLine:
         """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
         if self.comparison is None or self.skipped is not None:
             return ""
-        return formatter(*(self.comparison[key] for key in keys))
+        return formatter(*(getattr(self.comparison, key) for key in keys))
 
 
 def kernel_names(records: Sequence[Record]) -> dict[str, str]:
@@ -101,32 +101,22 @@ def kernel_names(records: Sequence[Record]) -> dict[str, str]:
     return names
 
 
-def verdict_text(row: Json, verdict: str) -> str:
+def verdict_text(row: Row, verdict: str) -> str:
     """Return a row's verdict as it is printed: ``estimate-only``, ``lower`` for a latency."""
-    return verdict_word(verdict, row["metric"], row["unit"], row["better"])
-
-
-def compared_arms(cell: Json) -> list[str]:
-    """Return the arms that are compared with the baseline: all arms but the control.
-
-    If the cell has no other arm, the control is returned.
-    """
-    control = control_name(cell)
-    arms = [a["name"] for a in cell["arms"] if a["role"] == "arm"]
-    return arms or ([control] if control is not None else [])
+    return verdict_word(verdict, row.metric, row.unit, row.better)
 
 
 def results_table(
-    cell: Json, records: Sequence[Record], primary: bool = True, anchor: str = ""
+    cell: Cell, records: Sequence[Record], primary: bool = True, anchor: str = ""
 ) -> Table[ResultLine]:
     """Return the results of a cell's primary rows, or (``primary=False``) of all others.
 
     ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
     """
-    rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
-    arms, kernels = compared_arms(cell), kernel_names(records)
+    rows = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
+    arms, kernels = cell.compared_arms, kernel_names(records)
     published = _published_rows(cell, [row for _, row in rows], arms)
-    units = {row["unit"] for _, row in rows if row["metric"] is not None}
+    units = {row.unit for _, row in rows if row.metric is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
 
     def link(line: ResultLine) -> str:
@@ -142,26 +132,22 @@ def results_table(
     if published and arms:
         columns.append(_published_column(published))
     shown: list[str | None] = [*arms] or [None]
-    lines = [
-        ResultLine(i, row, arm, {c["arm"]: c for c in row["comparisons"]}.get(arm), len(arms) > 1)
-        for i, row in rows
-        for arm in shown
-    ]
+    lines = [ResultLine(i, row, arm, len(arms) > 1) for i, row in rows for arm in shown]
     notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
     return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 
 
-def _row_column(rows: Sequence[Json], unit: str) -> Column[ResultLine]:
+def _row_column(rows: Sequence[Row], unit: str) -> Column[ResultLine]:
     """Return the column that names rows: by case, by metric, or by both."""
-    requests = all(row["case"] == "all" for row in rows)
-    several_metrics = len({row["metric"] for row in rows if row["metric"]}) > 1
+    requests = all(row.case == "all" for row in rows)
+    several_metrics = len({row.metric for row in rows if row.metric}) > 1
 
     def name(line: ResultLine) -> str:
         row = line.row
-        text = str(row["metric"] if requests and row["metric"] else row["case"])
-        if not requests and several_metrics and row["metric"]:
-            text += f": {row['metric']}"
-        return f"{text} ({unit_name(row['unit'])})" if row["unit"] == "bytes" and not unit else text
+        text = str(row.metric if requests and row.metric else row.case)
+        if not requests and several_metrics and row.metric:
+            text += f": {row.metric}"
+        return f"{text} ({unit_name(row.unit)})" if row.unit == "bytes" and not unit else text
 
     return Column("metric" if requests else "batch", name, numeric=False, once_per_row=True)
 
@@ -169,7 +155,7 @@ def _row_column(rows: Sequence[Json], unit: str) -> Column[ResultLine]:
 def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[ResultLine]:
     return Column(
         "kernel",
-        lambda line: kernels.get(line.row["case"], ""),
+        lambda line: kernels.get(line.row.case, ""),
         numeric=False,
         min_width=MIN_WIDTH_SEVERAL_ARMS if several_arms else MIN_WIDTH,
         once_per_row=True,
@@ -177,33 +163,33 @@ def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[Res
 
 
 def _baseline_only_column(
-    cell: Json, unit: str, link: Callable[[ResultLine], str]
+    cell: Cell, unit: str, link: Callable[[ResultLine], str]
 ) -> Column[ResultLine]:
     """Return the baseline's column for a cell without an arm to compare."""
-    baseline = cell["arms"][0]["name"]
+    baseline = cell.baseline
 
     def value(line: ResultLine) -> str:
         row = line.row
-        return row["skipped"] or value_text(row["arms"][baseline]["median"], row["unit"])
+        return row.skipped or value_text(row.arms[baseline].median, row.unit)
 
     return Column(f"{baseline}{unit}", value, once_per_row=True, link=link)
 
 
 def _arm_columns(
-    cell: Json, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
+    cell: Cell, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
 ) -> Iterator[Column[ResultLine]]:
-    baseline, level, failures = cell["arms"][0]["name"], level_text(cell), failure_outcomes(cell)
+    baseline, level, failures = cell.baseline, cell.level_text, cell.failure_outcomes
 
     def baseline_median(line: ResultLine) -> str:
         if line.skipped is not None:
             return ""
-        median = line.row["arms"][baseline]["median"]
+        median = line.row.median(baseline)
         return failures.get(baseline, UNKNOWN) if median is None else _value(median, line.row)
 
     def delta(line: ResultLine) -> str:
         if line.skipped is not None:
             return ""
-        if line.row["arms"][line.arm]["median"] is None:
+        if line.row.median(line.arm) is None:
             return failures.get(str(line.arm), UNKNOWN)
         return line.compared(percent_text, "effect_pct") or UNKNOWN
 
@@ -235,12 +221,16 @@ def _arm_columns(
     yield Column("verdict", verdict, numeric=False, is_verdict=True)
 
 
-def _quality_columns(cell: Json) -> Iterator[Column[ResultLine]]:
+def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
     """Yield the columns of the arms' quality, if the cell's workload scores texts."""
-    qualities = quality_by_arm(cell)
+    qualities = cell.qualities
 
     def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
-        return lambda line: qualities.get(line.arm or "", {}).get(metric, {}).get(key)
+        def of(line: ResultLine) -> float | None:
+            quality = qualities.get(line.arm or "")
+            return None if quality is None else getattr(quality.metrics.get(metric), key, None)
+
+        return of
 
     def interval(metric: str, form: Callable[[float], str]) -> Callable[[ResultLine], str]:
         def text(line: ResultLine) -> str:
@@ -280,50 +270,31 @@ def _share_text(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-def _value(median: float, row: Json) -> str:
-    return value_text(median, row["unit"])
-
-
-def failure_outcomes(cell: Json) -> dict[str, str]:
-    """Return, for every arm with failed runs, the names of their outcomes: ``oom, timeout``.
-
-    A run that another run of its process has ended is ``lost``.
-    """
-    outcomes: dict[str, list[str]] = {}
-    for failure in cell["failures"]:
-        _, _, arm = parse_run_name(failure["run"])
-        outcome = "lost" if failure.get("failed_by") else str(failure["outcome"])
-        outcomes.setdefault(arm, []).append(outcome)
-    return {arm: ", ".join(dict.fromkeys(names)) for arm, names in outcomes.items()}
+def _value(median: float, row: Row) -> str:
+    return value_text(median, row.unit)
 
 
 def _published_rows(
-    cell: Json, rows: Sequence[Json], arms: Sequence[str]
-) -> dict[tuple[str, str], Json]:
+    cell: Cell, rows: Sequence[Row], arms: Sequence[str]
+) -> dict[tuple[str, str | None], PublishedRow]:
     """Return the published rows for these rows and arms, by case and metric."""
-    published = cell["published"]
-    if not isinstance(published, Mapping):
-        return {}
-    published_rows = published.get("rows") or []
-    index = {
-        (str(row["case"]), str(row.get("metric", published.get("metric")))): row
-        for row in published_rows
-    }
-    measured = {(row["case"], row["metric"]) for row in rows}
+    measured = {(row.case, row.metric) for row in rows}
     return {
-        key: row
-        for key, row in index.items()
-        if key in measured
-        and any(arm in (row.get(k) or {}) for k in ("delta_pct", "p") for arm in arms)
+        (row.case, row.metric): row
+        for row in cell.published_rows
+        if (row.case, row.metric) in measured
+        and any(arm in numbers for numbers in (row.delta_pct, row.p) for arm in arms)
     }
 
 
-def _published_column(published: Mapping[tuple[str, str], Json]) -> Column[ResultLine]:
+def _published_column(
+    published: Mapping[tuple[str, str | None], PublishedRow],
+) -> Column[ResultLine]:
     def value(line: ResultLine) -> str:
-        row = published.get((line.row["case"], line.row["metric"]))
+        row = published.get((line.row.case, line.row.metric))
         if row is None:
             return ""
-        delta, p, wins = ((row.get(key) or {}).get(line.arm) for key in ("delta_pct", "p", "wins"))
+        delta, p, wins = (each.get(line.arm or "") for each in (row.delta_pct, row.p, row.wins))
         text = percent_text(float(delta)) if delta is not None else ""
         evidence = [f"p = {p}"] * (p is not None) + [f"{wins} wins"] * (wins is not None)
         return f"{text} ({', '.join(evidence)})" if evidence else text
@@ -331,29 +302,40 @@ def _published_column(published: Mapping[tuple[str, str], Json]) -> Column[Resul
     return Column("published", value, short_heading="publ.\n%", min_width=MIN_WIDTH)
 
 
-def _notes(cell: Json, has_published: bool) -> list[str]:
+def _relabellings_text(cell: Cell) -> str:
+    """Return ``all 1,296 relabellings``, or ``Monte Carlo, 100,000 draws`` if they were sampled."""
+    blocks = max((one.blocks for one in cell.comparisons), default=0)
+    if not blocks:
+        return "exact"
+    labels = relabellings(blocks, cell.design.runs_per_block)
+    if labels.exact:
+        return f"all {labels.count:,} relabellings"
+    return f"Monte Carlo, {labels.count:,} draws"
+
+
+def _notes(cell: Cell, has_published: bool) -> list[str]:
     source = published_source(cell) if has_published else None
-    notes, arms = [source] if source else [], compared_arms(cell)
+    notes, arms = [source] if source else [], cell.compared_arms
     min_p_values = {
-        c["p_floor"]
-        for row in cell["rows"]
-        if row["primary"]
-        for c in row["comparisons"]
-        if c["p_floor"] and c["arm"] in arms
+        c.p_floor
+        for row in cell.rows
+        if row.primary
+        for c in row.comparisons
+        if c.p_floor and c.arm in arms
     }
     if min_p_values:
         notes.append(
-            f"Interval and p: one permutation test within blocks ({relabellings_text(cell)}), "
+            f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
             "adjusted over all rows and arms; smallest reachable p "
             f"{p_text(min(min_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'
         )
-    if "quality" in cell:
-        first = cell["quality"][0]
+    if cell.quality:
+        first = cell.quality[0]
         notes.append(
-            f"KL divergence (mean) and same next token: compared with {first['arm']}, over "
-            f"{first['windows']:,} windows of text ({first['tokens']:,} predicted tokens); "
+            f"KL divergence (mean) and same next token: compared with {first.arm}, over "
+            f"{first.windows:,} windows of text ({first.tokens:,} predicted tokens); "
             "intervals over windows (block jackknife)."
         )
     return notes

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from labkit.analysis.document.report_parts import Parts, section
 from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import significant_text
 from labkit.config import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
 
 
@@ -49,44 +50,44 @@ class RunList:
     kind: ClassVar[str] = "runs"
 
 
-def run_list(cell: Json, claim: str, record_folder: str) -> RunList:
+def run_list(cell: Cell, claim: str, record_folder: str) -> RunList:
     """Return the runs behind every measured row of a cell."""
     phrases = cell_phrases(cell, claim)
     rows = [
         RowRuns(
             index,
-            f"{row['case']}, {row['metric']} ({row['unit']})",
-            [verdict_sentence(phrases, row, comparison) for comparison in row["comparisons"]],
+            f"{row.case}, {row.metric} ({row.unit})",
+            [verdict_sentence(phrases, row, one) for one in row.comparisons],
             list(_arms(row, record_folder)),
         )
-        for index, row in enumerate(cell["rows"])
-        if row["skipped"] is None
+        for index, row in enumerate(cell.rows)
+        if row.skipped is None
     ]
     count = sum(len(arm.runs) for row in rows for arm in row.arms)
     return RunList(rows, count <= MAX_VALUES)
 
 
-def _arms(row: Json, record_folder: str) -> Iterator[ArmRuns]:
-    comparisons = {c["arm"]: c for c in row["comparisons"]}
-    for arm, values in row["arms"].items():
+def _arms(row: Row, record_folder: str) -> Iterator[ArmRuns]:
+    for arm, values in row.arms.items():
         parts: list[str] = [""]
-        if values["n"]:
-            median, q1, q3 = (significant_text(values[key], 6) for key in ("median", "q1", "q3"))
-            count = count_text(values["n"], "run")
+        if values.n:
+            numbers = (values.median, values.q1, values.q3)
+            median, q1, q3 = (significant_text(number or 0.0, 6) for number in numbers)
+            count = count_text(values.n, "run")
             parts = [f": median {median}, quartiles {q1} to {q3}, {count}"]
-        comparison = comparisons.get(arm, {})
-        if comparison.get("wins") is not None:
-            blocks = count_text(comparison["blocks"], "block")
-            parts.append(f"better in {comparison['wins']} of {blocks}")
-        if comparison.get("mde_pct") is not None:
-            parts.append(f"smallest detectable effect {comparison['mde_pct']:.1f} %")
+        comparison = row.comparison(arm)
+        if comparison is not None and comparison.wins is not None:
+            blocks = count_text(comparison.blocks, "block")
+            parts.append(f"better in {comparison.wins} of {blocks}")
+        if comparison is not None and comparison.mde_pct is not None:
+            parts.append(f"smallest detectable effect {comparison.mde_pct:.1f} %")
         runs = [
             (
-                run["file"].split("/")[-1],
-                significant_text(run["value"], 6),
-                f"{record_folder}{run['file']}",
+                run.file.split("/")[-1],
+                significant_text(run.value, 6),
+                f"{record_folder}{run.file}",
             )
-            for run in values["runs"]
+            for run in values.runs
         ]
         yield ArmRuns(arm, "; ".join(parts), runs)
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import row_name
+from labkit.analysis.model.cell_model import Cell, Failure
 from labkit.analysis.number_format import interval_text, p_text, percent_text
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
-from labkit.records import parse_run_name
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 MAX_SHOWN_LOST = 6
 
 
-def sensitivity_table(cell: Json, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
+def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
     """Return one line per sensitivity analysis of a row and arm."""
     columns: tuple[Column[SensitivityResult], ...] = (
-        Column("row", lambda result: row_name(cell["rows"][result.row]), numeric=False),
+        Column("row", lambda result: cell.rows[result.row].name, numeric=False),
         Column("arm", lambda result: result.arm, numeric=False),
         Column("analysis", lambda result: result.how, numeric=False),
         Column("delta", lambda result: result.effect_pct, percent_text),
@@ -47,10 +45,10 @@ class RunFailures:
     """Failed runs of one arm with the same outcome and detail, in the order in which they ran."""
 
     arm: str
-    runs: tuple[Json, ...]
+    runs: tuple[Failure, ...]
 
     @property
-    def first(self) -> Json:
+    def first(self) -> Failure:
         """The first of the runs."""
         return self.runs[0]
 
@@ -58,38 +56,37 @@ class RunFailures:
     def names(self) -> str:
         """The first run's name and the number of the others."""
         others = len(self.runs) - 1
-        return f"{self.first['run']} and {others} more" if others else str(self.first["run"])
+        return f"{self.first.run} and {others} more" if others else self.first.run
 
 
-def failures_table(cell: Json, record_folder: str = "") -> Table[RunFailures]:
+def failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
     """Return the runs that failed by themselves, with links to their records and logs.
 
     Failures that are alike are one line. The runs that such a run ended, because they shared its
     process, are in a note.
     """
-    groups: dict[tuple[str, ...], list[Json]] = {}
+    groups: dict[tuple[str, ...], list[Failure]] = {}
     lost: list[str] = []
-    failed = {failure["run"] for failure in cell["failures"]}
-    for failure in cell["failures"]:
-        if failure.get("failed_by") in failed:
-            lost.append(failure["run"])
+    failed = {failure.run for failure in cell.failures}
+    for failure in cell.failures:
+        if failure.failed_by in failed:
+            lost.append(failure.run)
             continue
-        _, _, arm = parse_run_name(failure["run"])
-        groups.setdefault((arm, failure["outcome"], str(failure["detail"])), []).append(failure)
+        groups.setdefault((failure.arm, failure.outcome, str(failure.detail)), []).append(failure)
 
     def record(failures: RunFailures) -> str:
-        return f"{record_folder}runs/{failures.first['run']}.json"
+        return f"{record_folder}runs/{failures.first.run}.json"
 
     def log(failures: RunFailures) -> str:
-        path = failures.first.get("log")
+        path = failures.first.log
         return f"{record_folder}{path}" if path else ""
 
     columns: tuple[Column[RunFailures], ...] = (
         Column("arm", lambda failures: failures.arm, numeric=False),
         Column("run", lambda failures: failures.names, numeric=False, link=record),
-        Column("outcome", lambda failures: failures.first["outcome"], numeric=False),
-        Column("detail", lambda failures: failures.first["detail"], str, numeric=False),
-        Column("log", lambda failures: failures.first.get("log"), numeric=False, link=log),
+        Column("outcome", lambda failures: failures.first.outcome, numeric=False),
+        Column("detail", lambda failures: failures.first.detail, str, numeric=False),
+        Column("log", lambda failures: failures.first.log, numeric=False, link=log),
     )
     lines = tuple(RunFailures(arm, tuple(runs)) for (arm, *_), runs in groups.items())
     return Table(columns, lines, (_lost_text(lost),) if lost else ())

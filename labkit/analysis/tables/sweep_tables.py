@@ -15,7 +15,7 @@ from labkit.analysis.document.report_parts import (
     section,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import row_name
+from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.number_format import (
     UNKNOWN,
     scaled,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 BEST, POSSIBLY_BEST = "best", "~"
 MAX_COLUMNS = 8  # an option with more values is not laid out as columns
 MIN_POINTS = 3  # of a curve
@@ -55,12 +54,12 @@ class SweptOption:
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
 
-def swept_options(cell: Json) -> list[SweptOption]:
+def swept_options(cell: Cell) -> list[SweptOption]:
     """Return the options of a sweep."""
-    short = short_names(list(cell["sweep"]))
+    short = short_names(list(cell.sweep or ()))
     return [
         SweptOption(key, short[key], tuple(_in_order(values)))
-        for key, values in cell["sweep"].items()
+        for key, values in (cell.sweep or {}).items()
     ]
 
 
@@ -70,21 +69,21 @@ def _in_order(values: Sequence[Any]) -> list[Any]:
     return sorted(values) if numbers else list(values)
 
 
-def settings_of(cell: Json, options: Sequence[SweptOption]) -> dict[Values, str]:
+def settings_of(cell: Cell, options: Sequence[SweptOption]) -> dict[Values, str]:
     """Return the arms of a sweep, by their values of ``options``."""
     return {
-        tuple(arm["overrides"][option.key] for option in options): arm["name"]
-        for arm in cell["arms"]
-        if arm["role"] != "control"
+        tuple(arm.overrides[option.key] for option in options): arm.name
+        for arm in cell.arms
+        if arm.role != "control"
     }
 
 
-def settings_tables(cell: Json) -> list[Table[Values]]:
+def settings_tables(cell: Cell) -> list[Table[Values]]:
     """Return the table of settings of every primary row; empty if the cell is no sweep."""
-    return [settings_table(cell, best) for best in cell.get("best", ())]
+    return [settings_table(cell, best) for best in cell.best or ()]
 
 
-def settings_table(cell: Json, best: Json) -> Table[Values]:
+def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
     """Return a table of every setting's value in the row of ``best``.
 
     If the sweep varies several options, the values of one of them become columns.
@@ -97,7 +96,7 @@ def settings_table(cell: Json, best: Json) -> Table[Values]:
         Column(option.name, _nth(i), override_text, numeric=option.is_number)
         for i, option in enumerate(down)
     ]
-    unit = f"{best['metric']} ({unit_name(best['unit'])})"
+    unit = f"{best.metric} ({unit_name(best.unit)})"
     for value in across.values if across else [None]:
         rest = (value,) if across else ()
         heading = f"{across.name}={override_text(value)}" if across else unit
@@ -127,57 +126,57 @@ def _nth(index: int) -> Callable[[Values], Any]:
     return lambda line: line[index]
 
 
-def _value(best: Json, arms: Mapping[Values, str], rest: Values) -> Callable[[Values], str]:
+def _value(best: BestInRow, arms: Mapping[Values, str], rest: Values) -> Callable[[Values], str]:
     def text(line: Values) -> str:
         arm = arms.get((*line, *rest))
-        if arm is None or arm not in best["values"]:
+        if arm is None or arm not in best.values:
             return UNKNOWN
-        shown = value_text(best["values"][arm], best["unit"])
-        if arm == best["best"]:
+        shown = value_text(best.values[arm], best.unit)
+        if arm == best.best:
             return f"{shown} {BEST}"
-        return f"{shown} {POSSIBLY_BEST}" if arm in best["possibly_best"] else shown
+        return f"{shown} {POSSIBLY_BEST}" if arm in best.possibly_best else shown
 
     return text
 
 
 def _shade(
-    best: Json, arms: Mapping[Values, str], rest: Values
+    best: BestInRow, arms: Mapping[Values, str], rest: Values
 ) -> Callable[[Values], float | None]:
     """Return a function that maps a line to its value, scaled from 0 (worst) to 1 (best).
 
     A line holds the values of the options that are not columns; ``rest`` is the column's value.
     """
-    known = list(best["values"].values())
+    known = list(best.values.values())
     worst, top = (min(known), max(known)) if known else (0.0, 0.0)
-    if best["better"] == "lower":
+    if best.better == "lower":
         worst, top = top, worst
 
     def shade(line: Values) -> float | None:
         arm = arms.get((*line, *rest))
-        if arm not in best["values"] or top == worst:
+        if arm is None or arm not in best.values or top == worst:
             return None
-        return round(float(best["values"][arm] - worst) / (top - worst), 2)
+        return round(float(best.values[arm] - worst) / (top - worst), 2)
 
     return shade
 
 
-def _notes(best: Json, unit: str | None) -> Iterator[str]:
+def _notes(best: BestInRow, unit: str | None) -> Iterator[str]:
     if unit is not None:
-        yield f"{unit}, {best['better']} is better."
-    if best["best"] is None:
-        yield f"No answer: {best['withheld']}."
-    elif best["withheld"] is not None:
-        yield f"Estimates only: {best['withheld']}."
+        yield f"{unit}, {best.better} is better."
+    if best.best is None:
+        yield f"No answer: {best.withheld}."
+    elif best.withheld is not None:
+        yield f"Estimates only: {best.withheld}."
     else:
         yield (
             f"{BEST}: the best measured; {POSSIBLY_BEST}: not distinguishable from the best. With "
-            f"{100 * best['level']:g} % confidence, the true best setting is among the settings so "
-            "marked. A value is the baseline's median times the setting's ratio to the baseline, "
-            "estimated within blocks."
+            f"{100 * (best.level or 0.0):g} % confidence, the true best setting is among the "
+            "settings so marked. A value is the baseline's median times the setting's ratio to the "
+            "baseline, estimated within blocks."
         )
-    for arm, blocks in best["dropped"].items():
+    for arm, blocks in best.dropped.items():
         yield f"{arm}: dropped after {count_text(blocks, 'block')}: another setting was better."
-    for arm, reason in best["excluded"].items():
+    for arm, reason in best.excluded.items():
         yield f"{arm}: no valid result: {reason}."
 
 
@@ -189,7 +188,7 @@ class SettingCurve:
     points: tuple[tuple[float, float], ...]
 
 
-def setting_curves(cell: Json, best: Json) -> list[tuple[SweptOption, list[SettingCurve]]]:
+def setting_curves(cell: Cell, best: BestInRow) -> list[tuple[SweptOption, list[SettingCurve]]]:
     """Return the curves over every numeric option that has three or more values.
 
     An option with more than six curves is left out.
@@ -206,14 +205,14 @@ def setting_curves(cell: Json, best: Json) -> list[tuple[SweptOption, list[Setti
 
 
 def _curves_over(
-    cell: Json, best: Json, option: SweptOption, others: Sequence[SweptOption]
+    cell: Cell, best: BestInRow, option: SweptOption, others: Sequence[SweptOption]
 ) -> Iterator[SettingCurve]:
     arms = settings_of(cell, [*others, option])
     for fixed in dict.fromkeys(values[:-1] for values in _sorted(arms, others)):
         points = [
-            (float(value), scaled(best["values"][arm], best["unit"]))
+            (float(value), scaled(best.values[arm], best.unit))
             for value in option.values
-            if (arm := arms.get((*fixed, value))) in best["values"]
+            if (arm := arms.get((*fixed, value), "")) in best.values
         ]
         pairs = zip(others, fixed, strict=True)
         name = ", ".join(f"{other.name}={override_text(value)}" for other, value in pairs)
@@ -221,15 +220,15 @@ def _curves_over(
             yield SettingCurve(name, tuple(points))
 
 
-def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> Chart:
+def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingCurve]) -> Chart:
     """Return curves as a chart. The option's values are evenly spaced."""
     place = {float(value): float(i) for i, value in enumerate(option.values)}
     chart = Chart(
-        title=f"{best['metric']} by {option.name}",
+        title=f"{best.metric} by {option.name}",
         x=(-0.3, len(place) - 0.7),
         y=padded_range([y for curve in curves for _, y in curve.points]),
         x_label=option.name,
-        y_label=f"{best['metric']} ({unit_name(best['unit'])})",
+        y_label=f"{best.metric} ({unit_name(best.unit)})",
         x_ticks=tuple((i, f"{value:g}") for value, i in place.items()),
     )
     for index, curve in enumerate(curves):
@@ -247,7 +246,7 @@ def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]
     return chart
 
 
-def curves_figure(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> Figure:
+def curves_figure(best: BestInRow, option: SweptOption, curves: Sequence[SettingCurve]) -> Figure:
     """Return a matplotlib figure of the curves of :func:`curves_chart`."""
     from matplotlib.figure import Figure
 
@@ -260,31 +259,31 @@ def curves_figure(best: Json, option: SweptOption, curves: Sequence[SettingCurve
         axes.plot(x, y, f"{mark}-", color=colour, label=curve.name)
     axes.set_xticks(list(place.values()), [f"{value:g}" for value in place])
     axes.set_xlabel(option.name)
-    axes.set_ylabel(f"{best['metric']} ({unit_name(best['unit'])})")
+    axes.set_ylabel(f"{best.metric} ({unit_name(best.unit)})")
     if len(curves) > 1:
         figure.legend(loc="outside lower center", ncols=min(3, len(curves)))
     return figure
 
 
-def curve_pictures(cell: Json) -> Iterator[tuple[str, Figure]]:
+def curve_pictures(cell: Cell) -> Iterator[tuple[str, Figure]]:
     """Yield the stem and figure of every curve picture of a sweep."""
-    for best in cell.get("best", ()):
+    for best in cell.best or ():
         for option, curves in setting_curves(cell, best):
             yield curves_stem(cell, best, option), curves_figure(best, option, curves)
 
 
-def curves_stem(cell: Json, best: Json, option: SweptOption) -> str:
+def curves_stem(cell: Cell, best: BestInRow, option: SweptOption) -> str:
     """Return the name of a curve's picture without the extension."""
-    return f"{slug(cell['cell'])}--{slug(row_name(best))}-by-{slug(option.name)}"
+    return cell.stem(f"{slug(best.name)}-by-{slug(option.name)}")
 
 
 @section("Curves")
 def curves_section(report: CellReport) -> Iterator[Part]:
     """Show a sweep's values over each numeric option, for every primary row."""
     cell = report.cell
-    for best in cell.get("best", ()):
+    for best in cell.best or ():
         for option, curves in setting_curves(cell, best):
-            title = f"{row_name(best)} by {option.name}"
+            title = f"{best.name} by {option.name}"
             keys = tuple((c.name, f"line arm{i}", "line") for i, c in enumerate(curves) if c.name)
             yield ChartPart(curves_chart(best, option, curves), f"{title}, evenly spaced", keys)
             yield PictureFile(curves_stem(cell, best, option), title)

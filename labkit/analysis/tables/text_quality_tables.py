@@ -20,7 +20,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
-from labkit.analysis.findings.verdict_sentences import real_arms
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
 from labkit.config import count_text
 from labkit.records import Record
@@ -28,14 +28,13 @@ from labkit.records import Record
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
 Place = tuple[str, Mapping[str, Any]]
 MAX_PLACES = 5  # per arm
 
 
-def quality_table(cell: Json, records: Sequence[Record]) -> Table[TextQuality] | None:
+def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
-    qualities = text_qualities(real_arms(cell), records)
+    qualities = text_qualities(cell.real_arms, records)
     if not qualities:
         return None
     columns = [
@@ -89,11 +88,11 @@ def _quantile_column(index: int, share: float) -> Column[TextQuality]:
     return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
 
 
-def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:
+def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
     """Return the text positions where each arm is furthest from the baseline; None without any."""
     places = [
         (quality.arm, place)
-        for quality in text_qualities(real_arms(cell), records)
+        for quality in text_qualities(cell.real_arms, records)
         for place in quality.worst[:MAX_PLACES]
     ]
     if not places:
@@ -128,7 +127,7 @@ def quoted(text: str) -> str:
 def quality_section(report: CellReport) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
-    chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
+    chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))
     picture: Parts = []
     if chart is not None:
         picture = [ChartPart(chart, CAPTION), PictureFile(speed_quality_stem(cell), CAPTION)]

@@ -17,8 +17,9 @@ from labkit.analysis.document.report_parts import (
     table_parts,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import real_arms
-from labkit.analysis.number_format import slug, value_text
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.number_format import value_text
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
 
@@ -72,13 +73,13 @@ class ClipRecords:
         return next(iter(self.clips[clip].values())).notes
 
 
-def clip_records(cell: Json, records: Sequence[Record]) -> ClipRecords | None:
+def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
     """Return the picks of every arm except the control, from the arm's first successful run.
 
     None if no record has picks.
     """
     by_clip: dict[str, dict[str, ArmPicks]] = {}
-    arms = real_arms(cell)
+    arms = cell.real_arms
     for record in records:
         for case in record.cases if record.ok and record.arm in arms else ():
             if "video" in case.notes and case.outputs is not None:
@@ -89,18 +90,18 @@ def clip_records(cell: Json, records: Sequence[Record]) -> ClipRecords | None:
     return ClipRecords(by_clip) if by_clip else None
 
 
-def decode_times_table(cell: Json, clips: ClipRecords | None) -> Table[Json] | None:
+def decode_times_table(cell: Cell, clips: ClipRecords | None) -> Table[Row] | None:
     """Return every arm's decode time by clip, with the published time beside it."""
     if clips is None:
         return None
-    rows = [r for r in cell["rows"] if r["metric"] == "decode_ms" and r["case"] in clips.clips]
-    published = _published_times(cell)
+    rows = [r for r in cell.rows if r.metric == "decode_ms" and r.case in clips.clips]
+    published = {row.case: row.arms for row in cell.published_rows}
     columns = [
-        Column[Json]("clip", lambda row: row["case"], numeric=False),
-        Column("frames", lambda row: clips.facts(row["case"])["frames"], "{:,}".format),
-        Column("keyframes", lambda row: clips.facts(row["case"])["keyframes"], "{:,}".format),
+        Column[Row]("clip", lambda row: row.case, numeric=False),
+        Column("frames", lambda row: clips.facts(row.case)["frames"], "{:,}".format),
+        Column("keyframes", lambda row: clips.facts(row.case)["keyframes"], "{:,}".format),
     ]
-    for arm in real_arms(cell):
+    for arm in cell.real_arms:
         columns.append(Column(f"{arm} (ms)", _median(arm), value_text))
         times = {case: arms[arm] for case, arms in published.items() if arm in arms}
         if times:
@@ -112,34 +113,24 @@ def decode_times_table(cell: Json, clips: ClipRecords | None) -> Table[Json] | N
     return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
 
 
-def _published_times(cell: Json) -> dict[str, Json]:
-    published = cell["published"]
-    rows = published.get("rows") or [] if isinstance(published, Mapping) else []
-    return {row["case"]: row.get("arms") or {} for row in rows}
+def _median(arm: str) -> Callable[[Row], float | None]:
+    return lambda row: row.median(arm)
 
 
-def _median(arm: str) -> Callable[[Json], float | None]:
-    def value(row: Json) -> float | None:
-        median: float | None = row["arms"][arm]["median"]
-        return median
-
-    return value
+def _published_time(times: Mapping[str, float]) -> Callable[[Row], str]:
+    return lambda row: f"{times[row.case]:,}" if row.case in times else ""
 
 
-def _published_time(times: Mapping[str, float]) -> Callable[[Json], str]:
-    return lambda row: f"{times[row['case']]:,}" if row["case"] in times else ""
-
-
-def _throughput_notes(cell: Json) -> Iterator[str]:
+def _throughput_notes(cell: Cell) -> Iterator[str]:
     """Yield a sentence with every arm's requests per second."""
-    row = next((r for r in cell["rows"] if r["metric"] == "request_s"), None)
+    row = next((r for r in cell.rows if r.metric == "request_s"), None)
     if row is not None:
-        medians = ((arm, row["arms"][arm]["median"]) for arm in real_arms(cell))
+        medians = ((arm, row.median(arm)) for arm in cell.real_arms)
         rates = ", ".join(f"{arm} {value_text(median)}" for arm, median in medians)
         yield f"Requests per second of a job that decodes several clips at a time: {rates}."
 
 
-def clip_work_table(cell: Json, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
+def clip_work_table(cell: Cell, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
     """Return the demuxer's and decoder's counts per request, by clip and arm.
 
     The table also has the distances from the requested frames to the picked frames.
@@ -156,7 +147,7 @@ def clip_work_table(cell: Json, clips: ClipRecords | None) -> Table[ClipAndArm] 
         _notes_column(clips, "most_ms", "at most (ms)", value_text),
     ]
     lines = [
-        (clip, arm) for clip, arms in clips.clips.items() for arm in real_arms(cell) if arm in arms
+        (clip, arm) for clip, arms in clips.clips.items() for arm in cell.real_arms if arm in arms
     ]
     note = (
         "Per request, counted at the demuxer and the decoder; OpenCV does not report its packets. "
@@ -176,7 +167,7 @@ def _notes_column(
 
 
 def visible_events_table(
-    cell: Json, clips: ClipRecords | None, records: Sequence[Record]
+    cell: Cell, clips: ClipRecords | None, records: Sequence[Record]
 ) -> Table[ClipAndEvent] | None:
     """Return the share of planted events that every arm's picks show, by kind and clip."""
     if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
@@ -189,7 +180,7 @@ def visible_events_table(
     columns = [
         Column[ClipAndEvent]("clip", lambda line: line[0], numeric=False),
         Column("event", lambda line: line[1], numeric=False),
-        *(Column(arm, _visible_share(clips, arm)) for arm in real_arms(cell)),
+        *(Column(arm, _visible_share(clips, arm)) for arm in cell.real_arms),
     ]
     answered = any("answers" in record.notes for record in records)
     return Table(
@@ -215,7 +206,7 @@ def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str
     return value
 
 
-def answers_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the number of questions that a model answered correctly from every arm's frames."""
     answers: dict[str, Json] = {}
     for record in records:
@@ -237,7 +228,7 @@ def answers_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
             "{:.1%}".format,
         ),
     )
-    return Table(columns, tuple(arm for arm in real_arms(cell) if arm in answers))
+    return Table(columns, tuple(arm for arm in cell.real_arms if arm in answers))
 
 
 # ------------------------------------------------------------------ charts of picked frames
@@ -263,12 +254,12 @@ def keyframe_indices(facts: Json) -> Iterator[int]:
         yield from (first + step * i for i in range(count))
 
 
-def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, Chart]]:
+def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, Chart]]:
     """Yield each clip's name and a chart of its keyframes and every arm's picked frames."""
     for clip in drawn_clips(clips):
         assert clips is not None, "there is a clip"
         facts, arms = clips.facts(clip), clips.clips[clip]
-        rows = [arm for arm in real_arms(cell) if arm in arms]
+        rows = [arm for arm in cell.real_arms if arm in arms]
         end = float(facts["seconds"]) or 1.0
         chart = Chart(
             title=f"frames picked of {clip}",
@@ -293,7 +284,7 @@ def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, C
         yield clip, chart
 
 
-def picks_figure(cell: Json, clips: ClipRecords) -> Figure:
+def picks_figure(cell: Cell, clips: ClipRecords) -> Figure:
     """Return a matplotlib figure of the charts of :func:`picks_charts`, a panel per clip."""
     from matplotlib.figure import Figure
 
@@ -307,10 +298,10 @@ def picks_figure(cell: Json, clips: ClipRecords) -> Figure:
     return figure
 
 
-def _draw_picks(panel: Axes, cell: Json, clips: ClipRecords, clip: str) -> None:
+def _draw_picks(panel: Axes, cell: Cell, clips: ClipRecords, clip: str) -> None:
     facts, arms = clips.facts(clip), clips.clips[clip]
     styles = arm_styles(cell)
-    rows = [arm for arm in real_arms(cell) if arm in arms]
+    rows = [arm for arm in cell.real_arms if arm in arms]
     keyframes_s = [_frame_time_s(facts, frame) for frame in keyframe_indices(facts)]
     panel.vlines(keyframes_s, -0.4 + len(rows), 0.4 + len(rows), color="#888888", linewidth=0.8)
     for index, arm in enumerate(rows):
@@ -328,9 +319,9 @@ def _draw_picks(panel: Axes, cell: Json, clips: ClipRecords, clip: str) -> None:
     panel.set_title(clip, fontsize=9)
 
 
-def picks_stem(cell: Json) -> str:
+def picks_stem(cell: Cell) -> str:
     """Return the name of the picture without extension."""
-    return f"{slug(cell['cell'])}--picks"
+    return cell.stem("picks")
 
 
 @section("Decode times by clip")

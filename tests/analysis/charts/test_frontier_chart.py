@@ -1,5 +1,9 @@
 """Throughput against latency of a cell's arms: points, frontier and names."""
 
+from dataclasses import replace
+
+from planted_cells import planted_cell
+
 from labkit.analysis.charts.frontier_chart import ArmPoint, frontier, frontier_chart
 from labkit.analysis.document.chart import Dots, Line, Text
 
@@ -16,7 +20,7 @@ def cell(throughput=THROUGHPUT, latency=LATENCY):
     roles = {"base": "baseline", "control": "control"}
     arms = [{"name": name, "role": roles.get(name, "arm")} for name in throughput]
     rows = [row("total_tok_s", "tok/s", throughput), row("e2e_p50_ms", "ms", latency)]
-    return {"cell": "c", "arms": arms, "rows": rows}
+    return planted_cell(rows, arms=arms)
 
 
 def test_an_arm_that_another_beats_in_both_is_not_on_the_frontier():
@@ -44,7 +48,7 @@ def test_the_chart_has_a_point_for_each_arm_and_names_those_on_the_frontier():
 def test_two_arms_or_arms_without_a_latency_have_no_chart():
     assert frontier_chart(cell({"base": 1.0, "fast": 2.0}, {"base": 1.0, "fast": 2.0})) is None
     assert frontier_chart(cell(latency={**LATENCY, "slow": None})) is None
-    assert frontier_chart({**cell(), "rows": cell()["rows"][:1]}) is None
+    assert frontier_chart(replace(cell(), rows=cell().rows[:1])) is None
 
 
 def test_a_frontier_of_many_arms_is_not_named():

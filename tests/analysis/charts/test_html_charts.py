@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.charts.html_charts import latency_charts
 from labkit.analysis.document.chart import Limit, Line
@@ -26,7 +27,7 @@ def analysis(latencies, outcomes=("ok", "ok"), limits=None):
             records.append(SimpleNamespace(arm=arm, outcome=outcome, cases=[case]))
     listed = [{"name": arm.name, "role": arm.role} for arm in arms]
     data = SimpleNamespace(arms=arms, records=records)
-    return SimpleNamespace(json={"arms": listed}, data=data)
+    return SimpleNamespace(cell=planted_cell(arms=listed), data=data)
 
 
 def marks(chart, kind):

@@ -1,13 +1,20 @@
 """The bars of a card: one axis for all arms, the best arm first, and what the caption says."""
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.analysis.charts.interval_bars import MAX_ARMS, IntervalScale, card_bars
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.model.row_model import Comparison
+
+
+def without_counters(record):
+    return replace(record, counters={"engine.paged": 1.0})
 
 
 def comparison(effect, low=None, high=None):
-    return {"effect_pct": effect, "ci_low_pct": low, "ci_high_pct": high}
+    return Comparison("a", "base", effect, low, high)
 
 
 def test_an_axis_holds_effects_intervals_the_margin_and_zero():
@@ -51,10 +58,8 @@ def test_a_caption_promises_no_interval_where_there_is_none(make_cell):
 def test_a_bar_says_that_its_arm_is_invalid(make_cell):
     analysis = analyse(make_cell(cases=("one",)))
     assert not card_bars(analysis).arms[0].text.endswith("(invalid)")
-    for row in analysis.json["rows"]:
-        for one in row["comparisons"]:
-            one["verdict"] = "invalid"
-    assert card_bars(analysis).arms[0].text.endswith("% (invalid)")
+    failed = analyse(make_cell("failed/x", cases=("one",), claims=True, change=without_counters))
+    assert card_bars(failed).arms[0].text.endswith("% (invalid)")
 
 
 def test_without_a_known_effect_there_are_no_bars(make_cell):

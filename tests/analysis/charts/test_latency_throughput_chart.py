@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_chart,
@@ -28,14 +29,11 @@ def cell(load, served, latency, by="rate", overrides=(), **config):
         workload["concurrency"] = load
     arms = [Arm("base", "baseline", {}, {"workload": workload, **config})]
     values = {"request_s": served, "e2e_p50_ms": latency}
-    rows = [
-        {"case": "all", "metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}}
-        for m in METRICS
-    ]
+    rows = [{"metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}} for m in METRICS]
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
     manifest = {"overrides": [f"{option}={load}", *overrides]}
     data = SimpleNamespace(arms=arms, manifest=manifest, dir=Path(f"load={load}"))
-    return SimpleNamespace(json={"rows": rows}, data=data, name=f"load={load}")
+    return SimpleNamespace(cell=planted_cell(rows), data=data, name=f"load={load}")
 
 
 @pytest.mark.parametrize("by", ["rate", "clients"])

@@ -5,22 +5,21 @@ from labkit.analysis.comparison.cell_analysis import analyse
 
 
 def matrix(path):
-    return metric_matrix(analyse(path).json)
+    return metric_matrix(analyse(path).cell)
 
 
 def test_cases_of_a_metric_are_one_group_on_one_scale(make_cell):
-    cell = analyse(make_cell(effects={"seq_map": 0.8})).json
+    cell = analyse(make_cell(effects={"seq_map": 0.8})).cell
     made = metric_matrix(cell)
     (group,) = made.groups
     assert made.arms == ["binary_search", "seq_map"]
     assert group.name == "Time per launch (µs), lower is better"
     assert [row.name for row in group.rows] == ["decode, 64 reqs, ctx 128", "prefill, 8 × 512"]
     base, other = group.rows[0].cells
-    median = cell["rows"][0]["arms"]["binary_search"]["median"]
+    median = cell.rows[0].median("binary_search")
     assert (base.value, base.difference, base.bar) == (f"{median:.1f}", "", "")
     assert other.sign == other.kind == "better" and other.difference.startswith("−")
-    (comparison,) = (c for c in cell["rows"][0]["comparisons"] if c["arm"] == "seq_map")
-    assert other.bar == group.scale.bar_style(comparison)
+    assert other.bar == group.scale.bar_style(cell.rows[0].comparison("seq_map"))
 
 
 def test_metrics_of_all_requests_are_grouped_by_family_the_primary_first(make_cell):

@@ -1,6 +1,7 @@
 """Bars of peak KV memory, reserved and used, on the HTML page and as a picture."""
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.charts import peak_kv_memory_chart
 from labkit.analysis.document.arm_styles import figure_style, save_figure
@@ -18,7 +19,7 @@ def cell(**arms):
         for reserved, used in arms.values()
     ]
     rows = zip(arms, roles, counters, strict=True)
-    return {"cell": "c", "arms": [{"name": n, "role": r, "counters": c} for n, r, c in rows]}
+    return planted_cell(arms=[{"name": n, "role": r, "counters": c} for n, r, c in rows])
 
 
 def test_every_label_has_reserved_used_and_wasted_memory():

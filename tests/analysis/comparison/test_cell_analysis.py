@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from planted_cells import planted_cell
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
@@ -15,6 +16,7 @@ from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings import verdict_sentences as verdict_sentences_module
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.terminal_report import print_cell
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.statistics.power import (
@@ -109,7 +111,7 @@ def test_a_sentence_looks_at_no_other_row(make_cell, monkeypatch):
     monkeypatch.setattr(
         verdict_sentences_module, "relabellings", lambda *args: seen.append(args) or labels(*args)
     )
-    assert len(verdict_sentences(cell, "bitwise")) > 1 and len(seen) == 1
+    assert len(verdict_sentences(Cell.from_json(cell), "bitwise")) > 1 and len(seen) == 1
 
 
 def test_a_computed_value_that_the_baseline_lacks_is_not_undecided(make_cell):
@@ -123,8 +125,9 @@ def test_a_computed_value_that_the_baseline_lacks_is_not_undecided(make_cell):
     cell = analyse_cell(make_cell(requests=True, claims=False, change=limit, control=False))
     (row,) = (row for row in cell["rows"] if row["metric"] == "ceiling_pct")
     assert [c["verdict"] for c in row["comparisons"]] == ["computed"]
-    phrases = verdict_sentences_module.cell_phrases(cell, "none")
-    sentence = verdict_sentences_module.verdict_sentence(phrases, row, row["comparisons"][0])
+    typed = next(one for one in Cell.from_json(cell).rows if one.metric == "ceiling_pct")
+    phrases = verdict_sentences_module.cell_phrases(Cell.from_json(cell), "none")
+    sentence = verdict_sentences_module.verdict_sentence(phrases, typed, typed.comparisons[0])
     assert sentence == "seq_map: 60.0 % of RAM, binary_search has none (computed)"
 
 
@@ -136,7 +139,7 @@ def test_a_planted_effect_is_named_with_its_interval(make_cell):
     assert c["p"] == pytest.approx(2 / 1296) == c["p_floor"]
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert comparison_of(cell, "control")["verdict"] in ("equivalent", "trivial")
-    line = verdict_sentences(cell, "bitwise")[0]
+    line = verdict_sentences(Cell.from_json(cell), "bitwise")[0]
     assert (
         "seq_map takes 4.8 % less time per launch (adjusted 95 % CI 4.3 to 5.6 %, adjusted p = "
         "0.0015; " in line
@@ -162,7 +165,10 @@ def test_no_effect_is_equivalent_with_its_bound(make_cell):
     c = comparison_of(cell)
     assert c["verdict"] == "equivalent"
     assert c["reason"].startswith("any difference is within ±0.")
-    assert "equivalent: any difference is within ±0." in verdict_sentences(cell, "bitwise")[0]
+    assert (
+        "equivalent: any difference is within ±0."
+        in verdict_sentences(Cell.from_json(cell), "bitwise")[0]
+    )
 
 
 def test_a_small_but_certain_effect_is_trivial(make_cell):
@@ -181,7 +187,10 @@ def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
     share = alpha_share(c["alpha_row"], 4, 2, 0.05)
     need = blocks_needed(c["sd"], 2, 0.05, target, share, degrees_of_freedom(4, 2))
     assert f"about {need} blocks would detect {target:g} %" in c["reason"]
-    assert "inconclusive: smallest detectable effect" in verdict_sentences(cell, "bitwise")[0]
+    assert (
+        "inconclusive: smallest detectable effect"
+        in verdict_sentences(Cell.from_json(cell), "bitwise")[0]
+    )
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
@@ -212,7 +221,7 @@ def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks
     cell = analyse_cell(make_cell(blocks=blocks, runs=runs, effects={"seq_map": 0.5}))
     c = comparison_of(cell)
     assert c["verdict"] == "estimate_only" and c["effect_pct"] == pytest.approx(-50, abs=2)
-    assert "estimate only" in verdict_sentences(cell, "bitwise")[0]
+    assert "estimate only" in verdict_sentences(Cell.from_json(cell), "bitwise")[0]
     assert any("estimate only" in line for line in caveats(analyse(make_cell(
         "again/x", blocks=blocks, runs=runs))))  # fmt: skip
 
@@ -467,7 +476,7 @@ def test_failed_runs_that_are_alike_are_one_line_and_those_lost_are_one_note():
         mine = failure(block, 1, "mine", log=f"runs/b{block:02d}-p00-base.log")
         lost = [failure(block, p, arm, failed_by=mine["run"]) for p, arm in ((0, "base"), (2, "c"))]
         failures += [lost[0], mine, lost[1]]
-    table = failures_table({"failures": failures})
+    table = failures_table(planted_cell(failures=failures))
     assert [table.cells(line) for line in table.lines] == [
         [
             "mine",
@@ -480,7 +489,9 @@ def test_failed_runs_that_are_alike_are_one_line_and_those_lost_are_one_note():
     (note,) = table.notes
     assert note.startswith("Also lost, because they shared its process: b00-p00-base, b00-p02-c, ")
     assert note.endswith("and 4 more.")
-    orphan = failures_table({"failures": failures[:1]})  # the record of the culprit is missing
+    orphan = failures_table(
+        planted_cell(failures=failures[:1])
+    )  # the record of the culprit is missing
     assert len(orphan.lines) == 1 and orphan.notes == ()
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.first_divergence import text_difference, text_shares
@@ -164,7 +165,8 @@ def test_controls_and_arms_without_a_server_have_no_caveats():
 
 
 def test_the_tables_have_a_line_for_every_server():
-    cell = {"arms": [{"name": "base", "role": "baseline"}, {"name": "server", "role": "arm"}]}
+    arms = [{"name": "base", "role": "baseline"}, {"name": "server", "role": "arm"}]
+    cell = planted_cell(arms=arms)
     streams, client = streams_table(cell, [run()]), client_table(cell, [run()])
     assert [streams.cells(line) for line in streams.lines] == [
         ["server", "mlx_lm", "text", "40", "40", "40", "38", "2", "1", "length 2", "0"]

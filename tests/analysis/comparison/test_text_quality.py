@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from planted_cells import planted_cell
 from scipy import stats
 
-from labkit.analysis import gates
 from labkit.analysis.charts.speed_quality_chart import (
     SpeedAndQuality,
     frontier,
@@ -14,6 +14,7 @@ from labkit.analysis.charts.speed_quality_chart import (
     speed_quality_figure,
     speed_quality_points,
 )
+from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.output_identity import IdentityReport
 from labkit.analysis.comparison.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.comparison.text_quality import (
@@ -91,7 +92,8 @@ def record(arm, shift, block=0, outcome="ok", top=64):
 
 
 RECORDS = [record("base", 0.0), record("lossy", 9.9, 0, "crashed"), record("lossy", 0.1, 1)]
-CELL = {"arms": [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]}
+ARMS = [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]
+CELL = planted_cell(arms=ARMS)
 
 
 def test_metrics_are_those_of_plain_sums():
@@ -175,7 +177,7 @@ def test_of_many_arms_the_headline_has_the_closest_and_the_furthest():
 
 
 def test_the_outputs_of_a_scoring_workload_are_not_requests():
-    cell = {"rows": [{"metric": "total_tok_s", "case": "all"}]}
+    cell = planted_cell([{"metric": "total_tok_s"}])
     assert output_noun(cell, RECORDS) == "scored tokens"
     assert output_noun(cell, []) == "requests"
 
@@ -196,17 +198,17 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
     rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
     qualities = text_qualities(["base", "lossy"], RECORDS)
-    base, lossy = speed_quality_points({**CELL, "rows": rows}, qualities)
+    base, lossy = speed_quality_points(planted_cell(rows, arms=ARMS), qualities)
     assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
     assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), qualities[1].kl_mean)
-    svg = chart_svg(speed_quality_chart({**CELL, "rows": rows}, qualities))
+    svg = chart_svg(speed_quality_chart(planted_cell(rows, arms=ARMS), qualities))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
-    (axes,) = speed_quality_figure({**CELL, "rows": rows}, qualities).axes
+    (axes,) = speed_quality_figure(planted_cell(rows, arms=ARMS), qualities).axes
     assert [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()] == [12.5, 10, 15]
     effect["effect_pct"] = None
-    assert speed_quality_chart({**CELL, "rows": rows}, qualities) is None
-    assert speed_quality_figure({**CELL, "rows": rows}, qualities) is None
+    assert speed_quality_chart(planted_cell(rows, arms=ARMS), qualities) is None
+    assert speed_quality_figure(planted_cell(rows, arms=ARMS), qualities) is None
 
 
 def test_texts_of_intervals():

@@ -117,7 +117,7 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     ]
     expected = [min(1.0, 2 * p) for ps in joint_p_values(tests) for p in ps]
     family = study_family(analyses)
-    assert [one["p_adjusted"] for one in family] == pytest.approx(expected)
+    assert [one.p_adjusted for one in family] == pytest.approx(expected)
     assert min(expected) < 1.0
 
 

@@ -60,7 +60,7 @@ def test_an_arm_with_zero_goodput_is_lower_by_100_percent_and_others_keep_their_
     assert slow.comparison.effect_pct == pytest.approx(-100, abs=0.5)
     assert slow.comparison.ci_pct[0] >= -100 and slow.comparison.ci_pct[1] < -98
     text = "\n".join(
-        [long_text(plan_findings(analysis)), *verdict_sentences(analysis.json, "none")]
+        [long_text(plan_findings(analysis)), *verdict_sentences(analysis.cell, "none")]
     )
     assert "slow serves 100 % fewer requests within the limits" in text and "above 0" not in text
     assert "slow" not in {result.arm for result in sensitivity_results(analysis)}
@@ -85,4 +85,4 @@ def test_no_arm_is_a_percentage_of_a_baseline_without_goodput(analysed):
     assert fast.reason.startswith(
         "binary_search has 0 req/s in every run, so no effect in percent of it exists; fast has "
     )
-    assert "binary_search has 0 req/s" in "\n".join(verdict_sentences(analysis.json, "none"))
+    assert "binary_search has 0 req/s" in "\n".join(verdict_sentences(analysis.cell, "none"))

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, load
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.quality_limits import QUALITY_METRICS
 from labkit.analysis.exports.csv_latex import csv_text
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_diff import compare_studies
@@ -73,22 +75,22 @@ def test_the_results_have_columns_of_quality_only_where_texts_are_scored(cell, m
         "| KL (nats) | KL 95 % CI | same next token (%) | same next token 95 % CI (%) | verdict |"
     )
     content = analyse_cell(cell)
-    table = results_table(content, [])
+    table = results_table(Cell.from_json(content), [])
     texts = dict(zip([c.heading for c in table.columns], table.cells(table.lines[0]), strict=True))
     kl = content["quality"][1]["metrics"]["kl_mean"]
     assert texts["KL (nats)"] == f"{kl['estimate']:.3g}"
     assert texts["KL 95 % CI"] == f"{kl['low']:.3g} to {kl['high']:.3g}"
     assert texts["same next token (%)"] == "93.75"
     assert "compared with binary_search, over 16 windows of text" in table.notes[-1]
-    other = results_table(analyse_cell(make_cell("kernels/cell")), [])
+    other = results_table(analyse(make_cell("kernels/cell")).cell, [])
     assert not any("KL" in column.heading for column in other.columns)
 
 
 def test_csv_has_quality_unrounded_only_where_texts_are_scored(cell, make_cell):
     content = analyse_cell(cell)
-    plain = csv_text([analyse_cell(make_cell("kernels/cell"))])
+    plain = csv_text([analyse(make_cell("kernels/cell")).cell])
     assert "kl_mean" not in plain
-    lines = list(csv.DictReader(io.StringIO(csv_text([content]))))
+    lines = list(csv.DictReader(io.StringIO(csv_text([Cell.from_json(content)]))))
     metrics = content["quality"][1]["metrics"]
     for line in lines:
         if line["arm"] == "seq_map":

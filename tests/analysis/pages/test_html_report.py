@@ -5,7 +5,7 @@ from headless_browser import CHROMIUM, DESKTOP, NO_CHROMIUM, PHONE, HeadlessBrow
 
 from labkit.analysis import write_study
 from labkit.analysis.pages.html_report import study_html
-from labkit.analysis.studies.study_analysis import AnalysisCache, study_json
+from labkit.analysis.studies.study_analysis import AnalysisCache, summarise_study
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
 
@@ -130,7 +130,7 @@ def test_a_page_of_a_thousand_rows_stays_small(browser, make_cell):
     cases = tuple(f"decode, {reqs} reqs, ctx {ctx}" for reqs in range(100) for ctx in range(10))
     study = make_cell("study/kernel", cases=cases, repeats=1).parent
     page, analyses = study / "report.html", AnalysisCache().study(study)
-    page.write_text(study_html(study_json(study, analyses), analyses, study), "utf-8")
+    page.write_text(study_html(summarise_study(study, analyses), analyses, study), "utf-8")
     assert page.stat().st_size < 3_000_000
     browser.open(page)
     browser.evaluate(OPEN_ALL)

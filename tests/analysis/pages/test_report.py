@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planted_cells import planted_cell
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
@@ -537,8 +538,8 @@ def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
 def test_no_two_of_many_arms_look_alike():
     """A dash shows in a line only, and a mark in a dot only: colour and mark, colour and dashes."""
     arms = [{"name": f"arm{i}", "role": "arm" if i else "baseline"} for i in range(NUM_STYLES)]
-    assert len(set(arm_styles({"arms": arms}).values())) == NUM_STYLES == 24
-    classes = arm_classes({"arms": arms}).values()
+    assert len(set(arm_styles(planted_cell(arms=arms)).values())) == NUM_STYLES == 24
+    classes = arm_classes(planted_cell(arms=arms)).values()
     assert len({(style.split()[0], mark) for style, mark in classes}) == NUM_STYLES
     assert len({style for style, _ in classes}) == NUM_STYLES
 

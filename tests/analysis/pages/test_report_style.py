@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.document.arm_styles import NUM_STYLES, arm_classes
 
@@ -51,7 +52,7 @@ def test_text_and_marks_have_the_contrast_of_wcag_aa(scheme):
 def test_every_style_of_an_arm_is_in_the_style_sheet():
     """A bar on a card shows the arm's mark as well as its colour."""
     arms = [{"name": str(i), "role": "arm"} for i in range(NUM_STYLES)]
-    classes = {word for style in arm_classes({"arms": arms}).values() for word in style}
+    classes = {word for style in arm_classes(planted_cell(arms=arms)).values() for word in style}
     words = {word for text in classes for word in text.split()} - {"circle"}
     assert words == {word for word in words if re.search(rf"\.{word}\b", STYLE)}
     assert re.search(r"\.bars \.ci:is\(\.square, \.triangle, \.diamond\) i::after", STYLE)

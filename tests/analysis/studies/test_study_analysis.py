@@ -8,7 +8,7 @@ import pytest
 from labkit.analysis import exit_code
 from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
-from labkit.analysis.studies.study_analysis import AnalysisCache, study_family, study_json
+from labkit.analysis.studies.study_analysis import AnalysisCache, study_family, summarise_study
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_a_family_of_cells_is_adjusted_for_the_largest_number_of_arms(make_cell)
     ]
     expected = [min(1.0, 3 * p) for ps in joint_p_values(tests) for p in ps]
     family = study_family(analyses)
-    assert [one["p_adjusted"] for one in family] == pytest.approx(expected)
-    assert study_json(path.parent, analyses)["family"] == family
-    assert study_json(path, analyses[:1])["family"] == []
+    assert [one.p_adjusted for one in family] == pytest.approx(expected)
+    assert list(summarise_study(path.parent, analyses).family) == family
+    assert summarise_study(path, analyses[:1]).family == ()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+from planted_cells import planted_cell
 
 from labkit.analysis.tables.counter_tables import engine_counters_table
-from labkit.analysis.tables.results_table import failure_outcomes, results_table
+from labkit.analysis.tables.results_table import results_table
 
 SLOW = {
     "steps.total": 10.0,
@@ -23,13 +23,12 @@ FAST = {
     "step_ms": 35.0,
     "requests.submitted": 8.0,
 }
-CELL = {
-    "arms": [
-        {"name": "padded", "role": "baseline", "counters": SLOW},
-        {"name": "paged", "role": "arm", "counters": FAST},
-        {"name": "control", "role": "control", "counters": SLOW},
-    ]
-}
+ARMS = [
+    {"name": "padded", "role": "baseline", "counters": SLOW},
+    {"name": "paged", "role": "arm", "counters": FAST},
+    {"name": "control", "role": "control", "counters": SLOW},
+]
+CELL = planted_cell(arms=ARMS)
 
 
 def rows(cell):
@@ -50,11 +49,9 @@ def test_only_counters_that_differ_are_shown_and_no_control():
 
 
 def test_kernel_workloads_and_single_arms_have_no_counter_table():
-    kernel = copy.deepcopy(CELL)
-    for arm in kernel["arms"]:
-        arm["counters"] = {"kernel.decode": 3.0}
-    assert engine_counters_table(kernel) is None
-    assert engine_counters_table({"arms": CELL["arms"][:1]}) is None
+    kernel = [{**arm, "counters": {"kernel.decode": 3.0}} for arm in ARMS]
+    assert engine_counters_table(planted_cell(arms=kernel)) is None
+    assert engine_counters_table(planted_cell(arms=ARMS[:1])) is None
 
 
 def test_an_arm_that_failed_in_every_run_shows_the_outcome():
@@ -63,15 +60,14 @@ def test_an_arm_that_failed_in_every_run_shows_the_outcome():
         {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},
         {"run": "b01-p01-naive-2", "outcome": "timeout", "detail": "killed"},
     ]
-    died = failure_outcomes({"failures": failures})
+    died = planted_cell(failures=failures).failure_outcomes
     assert died == {"padded_tight": "oom", "naive-2": "timeout"}
     lost = {"run": "b00-p00-base", "outcome": "oom", "failed_by": "b00-p02-padded_tight"}
-    assert failure_outcomes({"failures": [lost]}) == {"base": "lost"}
+    assert planted_cell(failures=[lost]).failure_outcomes == {"base": "lost"}
     medians = {"base": {"median": 250.0}, "padded_tight": {"median": None}}
     row = {"case": "all", "metric": "total_tok_s", "unit": "tok/s", "primary": True}
     row |= {"skipped": None, "arms": medians, "comparisons": []}
-    cell = {"rows": [row], "failures": failures, "published": None, "design": {"alpha": 0.05}}
-    cell["arms"] = [{"name": "base", "role": "baseline"}, {"name": "padded_tight", "role": "arm"}]
+    arms = [{"name": "base", "role": "baseline"}, {"name": "padded_tight", "role": "arm"}]
     for cause, peak in ((failures, "oom"), ([], "–")):
-        table = results_table(cell | {"failures": cause}, [])
+        table = results_table(planted_cell([row], cause, arms=arms), [])
         assert table.cells(table.lines[0])[1:3] == ["250.0", peak]

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from planted_cells import planted_cell
+
 from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
 from labkit.analysis.tables.request_outcome_tables import (
     request_outcomes_table,
@@ -17,7 +19,8 @@ def run(arm, block, **traffic):
 
 
 SERVED = {"served": 10}
-CELL = {"arms": [{"name": "base", "role": "baseline"}, {"name": "other", "role": "arm"}]}
+ARMS = [{"name": "base", "role": "baseline"}, {"name": "other", "role": "arm"}]
+CELL = planted_cell(arms=ARMS)
 BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
        "unserved": [{"id": "r3", "outcome": "refused", "error": "no room"}]}  # fmt: skip
 
