@@ -227,7 +227,8 @@ class Findings:
 
 def answer_of(findings: Sequence[Finding]) -> Answer:
     """Return the kind of answer that findings on arms give."""
-    words = {one.word for one in findings} - {"invalid"}
+    valid = [one for one in findings if one.word != "invalid"]
+    words = {"computed" if one.is_computed else one.word for one in valid}
     if not words:
         return Answer.none
     if words == {"computed"}:

@@ -112,7 +112,7 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes
         assert {judged.verdict.word for judged in primary} <= {"invalid"}
         findings = plan_findings(one)
         assert summary_verdict(findings).kind == "invalid"
-        assert {"more", "less", "fewer"}.isdisjoint(long_text(findings).split())
+        assert long_text(findings).startswith("No answer: ")
 
 
 @pytest.mark.parametrize("modes", [(), ("bundles",), ("role_first",)])
