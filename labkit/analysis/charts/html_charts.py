@@ -90,9 +90,7 @@ def _draw_estimates(chart: Chart, cell: Cell, effects: Mapping[str, Comparison],
         chart.dots([(at, c.effect_pct)], style, mark, arm)
 
 
-def runs_chart(
-    cell: Cell, row: Row, positions: Mapping[str, int], record_folder: str
-) -> Chart | None:
+def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
     """Return a chart of a row's value in every run, in run order, or None if no run has a value.
 
     Dots link to the records below ``record_folder``.
@@ -100,7 +98,7 @@ def runs_chart(
     values = [run.value for arm in row.arms.values() for run in arm.runs]
     if not values:
         return None
-    total = cell.design.num_runs
+    total, positions = cell.design.num_runs, cell.run_positions
     chart = Chart(
         title=f"runs of {row.name}",
         x=(0.5, total + 0.5),

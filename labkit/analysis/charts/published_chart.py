@@ -91,8 +91,3 @@ def _draw(chart: Chart, cell: Cell, one: PublishedDifference, y: float) -> None:
         chart.dot(ours, y, style, mark, tip, arm=one.arm)
     tip = f"{one.row}, {one.arm}, published: {percent_text(one.published_pct)}"
     chart.dot(one.published_pct, y, PUBLISHED, "diamond", tip, arm=one.arm)
-
-
-def published_stem(cell: Cell) -> str:
-    """Return the name of the picture without the extension."""
-    return cell.stem("published")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.text_quality import TextQuality
-from labkit.analysis.document.arm_styles import arm_classes, arm_styles
+from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.point_labels import add_point_labels
 from labkit.analysis.findings.quality_answer import interval_text
@@ -15,7 +15,7 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.statistics.block_jackknife import Interval
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 SPEED = "total_tok_s"
 Y_LABEL = "KL divergence, mean (nats)"
@@ -89,41 +89,6 @@ def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart |
         chart.dot(x, y, style, mark, tip, arm=point.arm)
     add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
     return chart
-
-
-def speed_quality_figure(cell: Cell, qualities: Sequence[TextQuality]) -> Figure | None:
-    """Return a matplotlib figure of :func:`speed_quality_chart`, or None if there is no chart."""
-    from matplotlib.figure import Figure
-
-    points = speed_quality_points(cell, qualities)
-    if len(points) < 2:
-        return None
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes, styles = figure.subplots(), arm_styles(cell)
-    best = frontier(points)
-    axes.plot(
-        [point.speed.estimate for point in best],
-        [point.kl.estimate for point in best],
-        color="#777777",
-        linewidth=1.0,
-    )
-    for point in points:
-        colour, mark = styles[point.arm]
-        x, y = point.speed.estimate, point.kl.estimate
-        ends = _known(point.speed)
-        axes.plot(ends, [y] * len(ends), color=colour, linewidth=1.2)
-        ends = _known(point.kl)
-        axes.plot([x] * len(ends), ends, color=colour, linewidth=1.2)
-        axes.plot(x, y, mark, color=colour, markersize=6, label=point.arm)
-    axes.set_xlabel(_x_label(points))
-    axes.set_ylabel(Y_LABEL)
-    figure.legend(loc="outside lower center", ncols=min(5, len(points)))
-    return figure
-
-
-def speed_quality_stem(cell: Cell) -> str:
-    """Return the name of the picture's files without the extension."""
-    return cell.stem("speed-quality")
 
 
 def _x_label(points: Sequence[SpeedAndQuality]) -> str:

@@ -37,11 +37,8 @@ from labkit.analysis.findings.verdict_sentences import (
     verdict_sentences,
 )
 from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.pages.matplotlib_figures import (
-    case_names,
-    case_stem,
-)
 from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.tables.counter_tables import (
     dispatch_section,
@@ -148,19 +145,20 @@ def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
 
 @section("Runs in order")
 def _runs_in_order(report: CellReport) -> Iterator[Part]:
-    cell, order = report.cell, report.cell.run_positions
-    shown, parts = [], []
+    cell = report.cell
+    shown, parts, by_case = [], [], dict[str, list[ChartPart]]()
     for index, row in enumerate(cell.rows):
-        if row.primary:
-            chart = html_charts.runs_chart(cell, row, order, report.record_folder)
-            if chart is not None:
+        chart = html_charts.runs_chart(cell, row, report.record_folder)
+        if chart is not None:
+            part = ChartPart(chart, f"{row.name}; lines are medians, dots link to records")
+            by_case.setdefault(row.case, []).append(part)
+            if row.primary:
                 shown.append((index, row.name))
-                caption = f"{row.name}; lines are medians, dots link to records"
-                parts.append(ChartPart(chart, caption))
+                parts.append(part)
     if parts:
         yield RowCharts(shown, parts)
-    for case in case_names(cell):
-        yield PictureFile(case_stem(cell, case), case)
+    for case, charts in by_case.items():
+        yield PictureFile(cell.stem(slug(case)), case, charts, min(3, len(charts)))
 
 
 @section("Drift and probe")

@@ -11,7 +11,6 @@ from labkit.analysis.charts.roofline import (
     cases_line,
     roofline_chart,
     roofline_points,
-    roofline_stem,
 )
 from labkit.analysis.document.report_parts import (
     ChartPart,
@@ -276,4 +275,4 @@ def roofline_section(report: CellReport) -> Parts:
         return []
     chart = ChartPart(roofline_chart(cell, points), cases_line(points))
     table = TablePart(roofline_table(points))
-    return [chart, table, PictureFile(roofline_stem(cell), "Roofline")]
+    return [chart, table, PictureFile(cell.stem("roofline"), "Roofline", [chart])]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.charts.published_chart import (
     CAPTION,
     published_chart,
-    published_stem,
 )
 from labkit.analysis.comparison.output_identity import OutputAgreement
 from labkit.analysis.document.report_parts import (
@@ -175,8 +174,8 @@ def published_section(report: CellReport) -> Iterator[Part]:
     extra_rows = [*agreement, *host_time_rows(report.records)]
     chart = published_chart(report.cell)
     if chart is not None:
-        yield ChartPart(chart, CAPTION)
-        yield PictureFile(published_stem(report.cell), CAPTION)
+        yield (part := ChartPart(chart, CAPTION))
+        yield PictureFile(report.cell.stem("published"), CAPTION, [part])
     yield from table_parts(published_table(report.cell, extra_rows))
     for title, table in published_tables(report.cell):
         yield Prose([f"{title}:"])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.charts.speed_quality_chart import (
     CAPTION,
     speed_quality_chart,
-    speed_quality_stem,
 )
 from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.document.report_parts import (
@@ -130,7 +129,8 @@ def quality_section(report: CellReport) -> Parts:
     chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))
     picture: Parts = []
     if chart is not None:
-        picture = [ChartPart(chart, CAPTION), PictureFile(speed_quality_stem(cell), CAPTION)]
+        part = ChartPart(chart, CAPTION)
+        picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
     return [
         *picture,
         *table_parts(quality_table(cell, records)),

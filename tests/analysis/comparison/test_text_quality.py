@@ -12,7 +12,6 @@ from labkit.analysis.charts.speed_quality_chart import (
     SpeedAndQuality,
     frontier,
     speed_quality_chart,
-    speed_quality_figure,
     speed_quality_points,
 )
 from labkit.analysis.comparison import gates
@@ -205,11 +204,8 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     svg = chart_svg(speed_quality_chart(planted_cell(rows, arms=ARMS), qualities))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
-    (axes,) = speed_quality_figure(planted_cell(rows, arms=ARMS), qualities).axes
-    assert [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()] == [12.5, 10, 15]
     effect["effect_pct"] = None
     assert speed_quality_chart(planted_cell(rows, arms=ARMS), qualities) is None
-    assert speed_quality_figure(planted_cell(rows, arms=ARMS), qualities) is None
 
 
 def test_texts_of_intervals():
