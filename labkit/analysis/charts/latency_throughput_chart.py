@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.document.point_labels import add_point_labels
+from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.studies.latency_throughput import LoadCurve, LoadPoint

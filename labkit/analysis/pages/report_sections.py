@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from labkit.analysis.charts import html_charts
 from labkit.analysis.charts.effects_chart import effects_section
 from labkit.analysis.charts.frontier_chart import frontier_section
+from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
 from labkit.analysis.charts.metric_matrix import matrix_section
 from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
 from labkit.analysis.charts.run_timeline_charts import (
@@ -39,28 +40,29 @@ from labkit.analysis.findings.verdict_sentences import (
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.tables.counter_tables import (
     dispatch_section,
     engine_counters_section,
+    host_times_section,
     launch_queue_section,
     roofline_section,
 )
-from labkit.analysis.tables.gates_table import gates_section
-from labkit.analysis.tables.hit_and_acceptance_table import hit_and_acceptance_section
-from labkit.analysis.tables.host_times_table import host_times_section
-from labkit.analysis.tables.http_stream_tables import http_section
-from labkit.analysis.tables.medians_table import medians_section
-from labkit.analysis.tables.output_agreement_table import outputs_section
 from labkit.analysis.tables.published_table import published_section
-from labkit.analysis.tables.request_outcome_tables import request_outcomes_section
+from labkit.analysis.tables.results_table import medians_section
 from labkit.analysis.tables.run_list import runs_section
-from labkit.analysis.tables.sensitivity_analyses_and_failed_runs_tables import (
-    failures_section,
-    sensitivity_table,
+from labkit.analysis.tables.serving_tables import (
+    hit_and_acceptance_section,
+    http_section,
+    request_outcomes_section,
 )
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
+from labkit.analysis.tables.validity_tables import (
+    failures_section,
+    gates_section,
+    outputs_section,
+    sensitivity_table,
+)
 from labkit.analysis.tables.video_tables import (
     clip_work_section,
     decode_times_section,

@@ -8,18 +8,13 @@ import pytest
 from planted_cells import planted_cell
 from scipy import stats
 
-from labkit.analysis.charts.speed_quality_chart import (
-    SpeedAndQuality,
-    frontier,
-    speed_quality_chart,
-    speed_quality_points,
-)
 from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.output_identity import IdentityReport
-from labkit.analysis.comparison.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.comparison.text_quality import (
     KL_QUANTILES,
+    QUALITY_METRICS,
     ScoredWindows,
+    broken_limits,
     text_qualities,
     text_quality,
 )
@@ -31,12 +26,16 @@ from labkit.analysis.statistics.block_jackknife import (
     num_blocks,
     positive_interval,
 )
-from labkit.analysis.tables.output_agreement_table import output_noun
 from labkit.analysis.tables.text_quality_tables import (
+    SpeedAndQuality,
+    frontier,
     quality_table,
     quoted,
+    speed_quality_chart,
+    speed_quality_points,
     worst_places_table,
 )
+from labkit.analysis.tables.validity_tables import output_noun
 from labkit.config.experiment import QualityLimits
 from labkit.records import Arm, CaseRecord, Record
 from labkit.records.kl_histogram import RELATIVE_ERROR, encode_histogram
