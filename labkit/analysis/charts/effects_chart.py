@@ -71,15 +71,10 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
         chart.dot(c.effect_pct, y, style, mark, tip, arm=arm)
 
 
-def effects_stem(cell: Cell) -> str:
-    """Return the name of the picture without the extension."""
-    return cell.stem("effects")
-
-
 @section("Effects")
 def effects_section(report: CellReport) -> Iterator[Part]:
     """Show the effects as a chart."""
     chart = effects_chart(report.cell)
     if chart is not None:
-        yield ChartPart(chart)
-        yield PictureFile(effects_stem(report.cell), "Effects with their intervals")
+        yield (part := ChartPart(chart))
+        yield PictureFile(report.cell.stem("effects"), "Effects with their intervals", [part])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.document.point_labels import add_point_labels
 from labkit.analysis.document.report_parts import ChartPart, Part, section
+from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import unit_name, value_text
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, MetricRow
+from labkit.analysis.comparison.observations import (
+    MEASURED_OUTCOMES,
+    MetricRow,
+    complete_blocks,
+    log_values,
+)
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import scaled, unit_name
-from labkit.analysis.robustness.paired_differences import paired_differences
+from labkit.analysis.number_format import magnitude_text, scaled, unit_name
 from labkit.analysis.statistics.permutation_test import Floats
 
 Json = Mapping[str, Any]
@@ -90,9 +95,7 @@ def _draw_estimates(chart: Chart, cell: Cell, effects: Mapping[str, Comparison],
         chart.dots([(at, c.effect_pct)], style, mark, arm)
 
 
-def runs_chart(
-    cell: Cell, row: Row, positions: Mapping[str, int], record_folder: str
-) -> Chart | None:
+def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
     """Return a chart of a row's value in every run, in run order, or None if no run has a value.
 
     Dots link to the records below ``record_folder``.
@@ -100,7 +103,7 @@ def runs_chart(
     values = [run.value for arm in row.arms.values() for run in arm.runs]
     if not values:
         return None
-    total = cell.design.num_runs
+    total, positions = cell.design.num_runs, cell.run_positions
     chart = Chart(
         title=f"runs of {row.name}",
         x=(0.5, total + 0.5),
@@ -256,3 +259,51 @@ def _latencies(request: Json, key: str) -> Sequence[float]:
         return ()
     values: Sequence[float] = value if isinstance(value, list) else [value]
     return values
+
+
+@dataclass(frozen=True)
+class PairedDifferences:
+    """An arm's differences from the baseline in one row.
+
+    ``by_block`` holds the difference in each complete block, in percent. It comes from the mean log
+    values of the arm's and the baseline's runs, or from the median over rounds if arms were
+    interleaved.
+    """
+
+    arm: str
+    by_block: dict[int, float]
+
+
+def paired_differences(
+    row: MetricRow, arm: str, baseline: str, runs: int
+) -> PairedDifferences | None:
+    """Return an arm's differences by block, or None if no block has comparable values.
+
+    ``runs``: the number of runs of each arm in a complete block.
+    """
+    row = row.pair(baseline, arm)
+    if row.metric is None or row.skipped is not None or row.is_computed or not row.comparable:
+        return None
+    blocks = complete_blocks(row, (baseline, arm), runs)
+    if not blocks:
+        return None
+    base, other = (log_values(row, name, blocks).mean(axis=1) for name in (baseline, arm))
+    differences = map(row.to_percent, map(float, other - base))
+    return PairedDifferences(arm, dict(zip(blocks, differences, strict=True)))
+
+
+def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
+    """Return a sentence with the range of the baseline's runs and the range of the differences.
+
+    None if there are fewer than two blocks, or a run of the baseline has the value 0.
+    """
+    values = [run.value for run in row.arms.get(baseline, ())]
+    differences = pairs.by_block.values()
+    if len(values) < 2 or len(differences) < 2 or min(values) <= 0.0:
+        return None
+    runs_pct = 100.0 * (max(values) / min(values) - 1.0)
+    points = max(differences) - min(differences)
+    return (
+        f"runs of {baseline} lie up to {magnitude_text(runs_pct)} % apart, the differences of "
+        f"{pairs.arm} within blocks {magnitude_text(points)} points"
+    )

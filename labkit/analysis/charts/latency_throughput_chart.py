@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.analysis.document.arm_styles import figure_style_of, page_style_of
+from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.document.point_labels import add_point_labels
+from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.studies.latency_throughput import LoadCurve, LoadPoint
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 KNEE_NOTE = (
@@ -21,7 +21,6 @@ KNEE_NOTE = (
     "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
 )
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
-LEGEND_CHARACTERS = 90  # that fit into the width of the figure
 LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
 
 
@@ -48,33 +47,6 @@ def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | N
         Column("", lambda line: "knee" if line[1] is line[0].knee else "", numeric=False),
     )
     return Table(columns, tuple(lines), (KNEE_NOTE,))
-
-
-def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
-    """Return a matplotlib figure of the curves of :func:`latency_throughput_chart`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for index, curve in enumerate(curves):
-        colour, mark = figure_style_of(index)
-        points = _points(curve)
-        axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.name)
-        for load, point in zip(curve.loads, points, strict=True):
-            is_knee = load is curve.knee
-            label = f"{load.size:g}" + (", knee" if is_knee else "")
-            axes.annotate(
-                label, point, (4, -11 if index % 2 else 5), textcoords="offset points",
-                fontsize=7.5, color=colour, weight="bold" if is_knee else "normal",
-            )  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"{X_LABEL}; at the marks: {', '.join({curve.by: None for curve in curves})}")
-    axes.set_ylabel(Y_LABEL)
-    widest = max(len(curve.name) for curve in curves) + 6  # characters, with the mark
-    columns = max(1, min(4, len(curves), LEGEND_CHARACTERS // widest))
-    figure.legend(loc="outside lower center", ncols=columns)
-    return figure
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:

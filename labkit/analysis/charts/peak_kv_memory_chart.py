@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.analysis.document.arm_styles import COLOURS
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart, Parts, PictureFile, section
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from labkit.analysis.pages.cell_report_content import CellReport
 
 X_LABEL = "KV memory (MiB)"
@@ -72,31 +69,6 @@ def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
     return chart
 
 
-def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:
-    """Return a matplotlib figure with the bars of :func:`kv_utilization_chart`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 0.8 + 0.4 * len(utilizations)), layout="constrained")
-    axes = figure.subplots()
-    arms = [each.arm for each in utilizations]
-    reserved = [each.reserved_mib for each in utilizations]
-    axes.barh(arms, reserved, 0.7, color=COLOURS[0], alpha=0.25)
-    axes.barh(arms, [each.used_mib for each in utilizations], 0.7, color=COLOURS[0])
-    for index, each in enumerate(utilizations):
-        place = (each.reserved_mib, index)
-        axes.annotate(each.label, place, (5, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.6 * max(reserved))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(X_LABEL)
-    return figure
-
-
-def kv_utilization_stem(cell: Cell) -> str:
-    """Return the name of the picture's files without the extension."""
-    return cell.stem("kv-held")
-
-
 @section("KV memory reserved and used")
 def kv_utilization_section(report: CellReport) -> Parts:
     """Show how much of the reserved KV memory held tokens."""
@@ -104,4 +76,4 @@ def kv_utilization_section(report: CellReport) -> Parts:
     if not utilizations:
         return []
     chart = ChartPart(kv_utilization_chart(utilizations), CAPTION)
-    return [chart, PictureFile(kv_utilization_stem(report.cell), CAPTION)]
+    return [chart, PictureFile(report.cell.stem("kv-held"), CAPTION, [chart])]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
-from labkit.analysis.document.arm_styles import arm_classes, arm_styles
+from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 METRIC = "dispatch_us"
 X_LABEL = "intensity (FLOP per byte)"
@@ -268,43 +268,3 @@ def roofline_chart(cell: Cell, points: Sequence[RooflinePoint]) -> Chart:
         anchor = "start" if label.right else "end"
         chart.text(*at, label.text, anchor)
     return chart
-
-
-def roofline_figure(cell: Cell, points: Sequence[RooflinePoint]) -> Figure:
-    """Return a matplotlib figure of the chart of :func:`roofline_chart`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.6, 4.2), layout="constrained")
-    panel = figure.subplots()
-    x, y = _axis_ranges(points)
-    roof = _roof(points, x)
-    if roof:
-        panel.plot(*zip(*roof, strict=True), color="black", linewidth=1.2, label="limit")
-    positions = _mark_positions(points, x)
-    for arm, (colour, mark) in arm_styles(cell).items():
-        own = [at for p, at in zip(points, positions, strict=True) if p.arm == arm]
-        if own:
-            coordinates = [10**a for a, _ in own], [10**b for _, b in own]
-            panel.plot(*coordinates, mark, color=colour, markersize=5, label=arm)
-    for label in case_labels(points, x, y):
-        side = "left" if label.right else "right"
-        panel.text(
-            label.x, label.y, label.text, transform=panel.transAxes, fontsize=8, ha=side,
-            va="center",
-        )  # fmt: skip
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlim(10 ** x[0], 10 ** x[1])
-    panel.set_ylim(10 ** y[0], 10 ** y[1])
-    panel.set_xlabel(X_LABEL)
-    panel.set_ylabel(Y_LABEL)
-    panel.legend(loc="lower right")
-    names = list(case_numbers(points))[:MAX_LABELS]
-    case_names = "\n".join(f"{n}  {case}" for n, case in enumerate(names, 1))
-    panel.text(1.02, 1.0, case_names, transform=panel.transAxes, fontsize=8, va="top")
-    return figure
-
-
-def roofline_stem(cell: Cell) -> str:
-    """Return the name of the roofline's picture without the extension."""
-    return cell.stem("roofline")

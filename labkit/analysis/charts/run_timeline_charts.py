@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.arm_styles import COLOURS
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     ChartPart,
@@ -19,13 +18,10 @@ from labkit.analysis.document.report_parts import (
     PictureFile,
     section,
 )
-from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug
 from labkit.records import Record
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from labkit.analysis.pages.cell_report_content import CellReport
 
 # Label of each series in a record's timeline. Series that stay 0 are not shown.
@@ -50,7 +46,6 @@ SERIES_STYLES = {
     "mlx_cache_bytes": (2, True),
     "mlx_peak_bytes": (3, True),
 }
-PHASE_COLOURS = {"waiting": "#c9ced4", "prefill": COLOURS[5], "decode": COLOURS[4]}
 MAX_SHOWN_REQUESTS = 400  # evenly chosen from all, in the order of submission
 
 
@@ -202,56 +197,31 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
     return chart
 
 
-def timeline_figure(timeline: RunTimeline) -> Figure:
-    """Return a matplotlib figure with the lines and bars of both charts."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    figure = Figure(figsize=(7.2, 5.0), layout="constrained")
-    memory, phases = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for name, values in timeline.memory_mib.items():
-        colour, dashed = SERIES_STYLES[name]
-        style, label = "--" if dashed else "-", SERIES_LABELS[name]
-        memory.plot(timeline.t_s, values, style, color=COLOURS[colour], label=label)
-    memory.set_ylabel("memory (MiB)")
-    memory.set_ylim(bottom=0)
-    memory.set_title(f"{timeline.arm}, run {timeline.run}", fontsize=10)
-    memory.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    count = len(timeline.requests)
-    for phase in PHASES:
-        spans = [
-            (index, start, end - start)
-            for index, request in enumerate(timeline.requests)
-            for name, start, end in request.phases()
-            if name == phase
-        ]
-        indices, starts, widths = zip(*spans, strict=True) if spans else ((), (), ())
-        phases.barh(indices, widths, 0.8, starts, color=PHASE_COLOURS[phase])
-    phases.set_ylim(count - 0.5, -0.5)
-    phases.set_yticks([])
-    phases.set_ylabel("request")
-    phases.set_xlabel(X_LABEL)
-    handles = [Patch(color=PHASE_COLOURS[name], label=name) for name in timeline.phases]
-    phases.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
-
-
-def timeline_stem(cell: Cell, arm: str) -> str:
-    """Return the name of an arm's timeline picture without the extension."""
-    return cell.stem(f"memory--{slug(arm)}")
-
-
 @section("Memory over time")
 def memory_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
-        keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
-        caption = f"{timeline.arm}, run {timeline.run}"
-        chart = memory_chart(timeline, max(each.end_s for each in timelines))
-        yield ChartPart(chart, caption, keys, timeline.arm)
-        yield PictureFile(timeline_stem(report.cell, timeline.arm), timeline.caption())
+        end_s = max(each.end_s for each in timelines)
+        memory, requests = memory_part(timeline, end_s), requests_part(timeline, end_s)
+        stem = report.cell.stem(f"memory--{slug(timeline.arm)}")
+        yield memory
+        yield PictureFile(stem, timeline.caption(), [memory, requests])
         yield PictureCaption([f"{timeline.caption()}."])
+
+
+def memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+    """Return the chart of one run's memory, with its legend."""
+    keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
+    caption = f"{timeline.arm}, run {timeline.run}"
+    return ChartPart(memory_chart(timeline, end_s), caption, keys, timeline.arm)
+
+
+def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+    """Return the chart of one run's requests, with its legend."""
+    keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
+    caption = timeline.caption("each request's phases, in the order of submission")
+    return ChartPart(requests_chart(timeline, end_s), caption, keys, timeline.arm)
 
 
 @section("Requests over time")
@@ -259,7 +229,4 @@ def request_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
-        keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
-        caption = timeline.caption("each request's phases, in the order of submission")
-        chart = requests_chart(timeline, max(each.end_s for each in timelines))
-        yield ChartPart(chart, caption, keys, timeline.arm)
+        yield requests_part(timeline, max(each.end_s for each in timelines))

@@ -12,9 +12,8 @@ from typing import Any
 
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.output_identity import IdentityReport, above_noise_floor
-from labkit.analysis.comparison.quality_limits import broken_limits
 from labkit.analysis.comparison.served_requests import unserved_errors
-from labkit.analysis.comparison.text_quality import text_qualities
+from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
 from labkit.analysis.model.cell_model import GateResult
 from labkit.config import count_text
 from labkit.records import Arm, Record

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.comparison import frame_verification
 from labkit.analysis.comparison.first_divergence import (
     Outputs,
     StoredValues,
@@ -144,7 +143,7 @@ def _difference(
     """
     outputs = None if case is None else case.outputs
     if outputs is not None and outputs["kind"] == "frames":
-        return frame_verification.frames_difference(reference.outputs, outputs, bitwise)
+        return frames_difference(reference.outputs, outputs, bitwise)
     if reference.skipped is not None or (reference.outputs is None and outputs is None):
         return None
     if reference.outputs is not None and reference.outputs["kind"] == "frames":
@@ -183,7 +182,7 @@ def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
     The share of a token row or a picked frame is 0 or 1.
     """
     if a["kind"] == "frames":
-        return {} if b is None else frame_verification.verified_shares(b)
+        return {} if b is None else verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
         return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:
@@ -217,3 +216,63 @@ def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: flo
         f"{arm.arm}: {misses} of {arm.total} outputs differ from the baseline's; "
         f"of the control's outputs, {floor} of {control.total} differ (Fisher p = {p:.2g})"
     )
+
+
+def frames_difference(
+    reference: Outputs | None, outputs: Outputs, all_alike: bool = False
+) -> str | None:
+    """Return a phrase on the first error in a case's frames, or None.
+
+    ``reference`` is the baseline's output, or None if the baseline did not serve the case.
+    ``outputs`` is compared with the reference if ``all_alike``, or if both arms pick exactly the
+    requested positions.
+    """
+    count = len(outputs["picks"])
+    if len(outputs["asked"]) != count:
+        return f"{count} frames were returned, but {len(outputs['asked'])} were requested"
+    for pick, (requested, picked) in enumerate(
+        zip(outputs["asked"], outputs["picks"], strict=True)
+    ):
+        if requested != picked:
+            return f"pick {pick} is frame {picked}, but frame {requested} was requested"
+    pairs = zip(outputs["pixels"], outputs["decoder"], strict=True)
+    wrong = [pick for pick, (pixels, decoder) in enumerate(pairs) if pixels != decoder]
+    if wrong:
+        place = outputs["picks"][wrong[0]]
+        return (
+            f"the pixels of pick {wrong[0]} are not those that the decoder returns for frame "
+            f"{place} ({len(wrong)} of {count} picks)"
+        )
+    if reference is None or not (all_alike or (outputs["wished"] and reference["wished"])):
+        return None
+    return _against(reference, outputs)
+
+
+def _against(reference: Outputs, outputs: Outputs) -> str | None:
+    if outputs["digest"] == reference["digest"]:
+        return None
+    if len(outputs["picks"]) != len(reference["picks"]):
+        return f"{len(outputs['picks'])} frames, but {len(reference['picks'])} in the baseline"
+    pairs = zip(
+        zip(outputs["picks"], outputs["pixels"], strict=True),
+        zip(reference["picks"], reference["pixels"], strict=True),
+        strict=True,
+    )
+    first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None:
+        return "the digests of the outputs differ, but those of all frames agree"
+    return f"the pixels first differ at pick {first}, frame {outputs['picks'][first]}"
+
+
+def verified_shares(outputs: Outputs) -> dict[str, float]:
+    """Return 1.0 for each verified pick and 0.0 for every other pick, by the pick's index.
+
+    A pick is verified if it is the requested frame and has the decoder's pixels.
+    """
+    rows = zip(
+        outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
+    )
+    return {
+        str(pick): float(requested == picked and pixels == decoder)
+        for pick, (requested, picked, pixels, decoder) in enumerate(rows)
+    }

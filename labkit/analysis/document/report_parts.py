@@ -60,15 +60,6 @@ class TablePart:
 
 
 @dataclass(frozen=True)
-class PictureFile:
-    """A picture under ``plots/``, named by its file's stem; Markdown only."""
-
-    stem: str
-    caption: str
-    kind: ClassVar[str] = "picture"
-
-
-@dataclass(frozen=True)
 class PictureCaption:
     """Text below a picture; Markdown only (a chart on the HTML page has a caption of its own)."""
 
@@ -100,6 +91,20 @@ class ChartPart:
     def text(self) -> str:
         """The caption, with a note on the points or rows that the chart leaves out."""
         return "; ".join(filter(None, [self.caption, *self.chart.thinned]))
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture under ``plots/``, named by its file's stem; Markdown only.
+
+    ``charts`` are drawn as panels, ``columns`` of them side by side.
+    """
+
+    stem: str
+    caption: str
+    charts: Sequence[ChartPart]
+    columns: int = 1
+    kind: ClassVar[str] = "picture"
 
 
 @dataclass(frozen=True)

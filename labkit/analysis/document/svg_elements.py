@@ -6,6 +6,7 @@ A report with such charts is one small file and follows the reader's light or da
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -18,6 +19,10 @@ MAX_NAME_WIDTH = 400
 CHARACTER = 7.1  # average width of a character of a row's name
 MAX_RECTANGLES = 60  # of one style
 MARKS = ("circle", "square", "triangle", "diamond")
+OFFSET = 8  # pixels from a point to its name
+LINE_HEIGHT, ABOVE = 15, -10  # pixels: a line of text, and a name's baseline above its point
+MAX_LINES = 10  # that a name is moved up or down
+PHONE_PANEL = 230  # pixels: the panel's width on a narrow phone
 
 
 def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
@@ -213,3 +218,46 @@ def _mark(mark: str, x: float, y: float, style: str, tip: str) -> str:
 def mark_svg(mark: str, style: str) -> str:
     """Return a mark centred in a 14 by 14 view box, for a legend."""
     return _mark(mark, 7.0, 7.0, style, "")
+
+
+def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -> None:
+    """Write names beside their points: right of them in the panel's left half, else left of them.
+
+    The names of points that lie together are stacked, upwards first. A name without a free place
+    stands directly above its point. The width is that of a phone: on a wider screen names are
+    further apart.
+
+    Parameters
+    ----------
+    chart
+        A chart of fixed height whose ranges are final.
+    labels
+        (x, y, name) of each point, in data units.
+    """
+    height = chart.height - TOP - BOTTOM
+    scale_x = PHONE_PANEL / (chart.x[1] - chart.x[0])
+    scale_y = height / (chart.y[1] - chart.y[0])
+    lines = sorted(range(-MAX_LINES, MAX_LINES + 1), key=abs)
+    drawn: list[tuple[float, float, float]] = []  # left, right, baseline
+    for x, y, name in labels:
+        at, above = (x - chart.x[0]) * scale_x, (chart.y[1] - y) * scale_y
+        width = CHARACTER * len(name) + OFFSET
+        is_left = x < sum(chart.x) / 2
+        left, right = (at, at + width) if is_left else (at - width, at)
+        shift = next(
+            (
+                dy
+                for dy in (ABOVE + LINE_HEIGHT * line for line in lines)
+                if LINE_HEIGHT - 4 <= above + dy <= height
+                and all(
+                    right <= other[0]
+                    or left >= other[1]
+                    or abs(above + dy - other[2]) >= LINE_HEIGHT
+                    for other in drawn
+                )
+            ),
+            ABOVE,
+        )
+        drawn.append((left, right, above + shift))
+        dx, anchor = (OFFSET, "start") if is_left else (-OFFSET, "end")
+        chart.text(x, y, name, anchor, dx=dx, dy=shift)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from labkit.analysis.comparison.quality_limits import limit_fields
+from labkit.analysis.comparison.text_quality import limit_fields
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row

@@ -130,12 +130,6 @@ class CellReport:
         """The answer to the question in at most 20 words."""
         return short_text(self.findings)
 
-    @property
-    def answer_has_details(self) -> bool:
-        """Whether the answer says more than the short answer."""
-        said = self.answer.removeprefix("On this machine ").replace("_", " ")
-        return said.lower() != self.short_answer.replace("_", " ").lower()
-
     @cached_property
     def verdict(self) -> SummaryVerdict:
         """The verdict on the whole cell."""

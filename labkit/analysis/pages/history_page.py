@@ -14,6 +14,7 @@ from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import effect_phrase
+from labkit.analysis.findings.short_text import capitalised
 from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
 from labkit.analysis.pages.html_report import TEMPLATES
 from labkit.analysis.pages.markdown_report import markdown_table
@@ -53,7 +54,11 @@ class HistoryPage:
     @property
     def changes(self) -> list[str]:
         """A sentence for each change."""
-        return [change_sentence(one, change) for one in self.series for change in one.changes]
+        return [
+            f"{one.name}: {change_text(one, change)}"
+            for one in self.series
+            for change in one.changes
+        ]
 
     def markdown(self) -> str:
         """Return the page in Markdown, without charts."""
@@ -91,8 +96,8 @@ NOTE = (
 )
 
 
-def change_sentence(series: Series, change: SeriesChange) -> str:
-    """Return a sentence on a change: its size, the studies around it, and the probe's change."""
+def change_text(series: Series, change: SeriesChange) -> str:
+    """Return a text on a change, without the series' name: its size, the studies around it, and the probe's change."""
     before, after = series.points[change.index - 1], series.points[change.index]
     metric = define_metric(series.metric, series.unit)
     how = effect_phrase(metric, [change.percent], base=change.before)
@@ -100,7 +105,7 @@ def change_sentence(series: Series, change: SeriesChange) -> str:
     if change.probe_percent is not None:
         probe = f"the time of the machine's probe changed by {percent_text(change.probe_percent)}"
     return (
-        f"{series.name}: {how} after a change between {_place(before)} and {_place(after)} "
+        f"{how} after a change between {_place(before)} and {_place(after)} "
         f"(p {p_text(change.p)}); {probe}"
     )
 
@@ -112,9 +117,8 @@ def _place(point: HistoryPoint) -> str:
 def _verdict(series: Series) -> str:
     if not series.is_long_enough:
         return f"Fewer than {MIN_VALUES} studies: too few to find a change."
-    sentences = [change_sentence(series, change) for change in series.changes]
-    own = [sentence.removeprefix(f"{series.name}: ") for sentence in sentences]
-    return "".join(f"{one[0].upper()}{one[1:]}. " for one in own).strip() or "No change."
+    texts = [f"{capitalised(change_text(series, change))}." for change in series.changes]
+    return " ".join(texts) or "No change."
 
 
 def _table(root: Path, series: Series) -> Table[HistoryPoint]:

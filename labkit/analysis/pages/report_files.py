@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.charts.latency_throughput_chart import latency_throughput_figure
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.document.arm_styles import figure_style, save_figure
 from labkit.analysis.exports.csv_latex import csv_text, latex_text
 from labkit.analysis.exports.tool_exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.analysis.model.study_model import Study
@@ -110,15 +108,14 @@ def _write_tables(report: CellReport, folder: Path) -> None:
 
 
 def _write_plots(study: Study, analyses: Sequence[CellAnalysis], folder: Path) -> None:
-    from labkit.analysis.pages.matplotlib_figures import write_figures
+    from labkit.analysis.pages.matplotlib_figures import write_figure, write_figures
 
     _make_folder(folder)
     for analysis in analyses:
-        write_figures(analysis.cell, analysis.data.records, folder)
+        write_figures(CellReport(analysis), folder)
     for overview in machine_overviews(study, analyses):
         if overview.curves:
-            with figure_style():
-                save_figure(latency_throughput_figure(overview.curves), folder / overview.stem)
+            write_figure([overview.load_chart], folder / overview.stem)
 
 
 def write_text(path: Path, text: str) -> None:

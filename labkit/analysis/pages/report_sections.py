@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from labkit.analysis.charts import html_charts
 from labkit.analysis.charts.effects_chart import effects_section
 from labkit.analysis.charts.frontier_chart import frontier_section
+from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
 from labkit.analysis.charts.metric_matrix import matrix_section
 from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
 from labkit.analysis.charts.run_timeline_charts import (
@@ -35,33 +36,31 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.findings.outputs_text import quality_phrases
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.pages.matplotlib_figures import (
-    case_names,
-    case_stem,
-)
-from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.tables.counter_tables import (
     dispatch_section,
     engine_counters_section,
+    host_times_section,
     launch_queue_section,
     roofline_section,
 )
-from labkit.analysis.tables.gates_table import gates_section
-from labkit.analysis.tables.hit_and_acceptance_table import hit_and_acceptance_section
-from labkit.analysis.tables.host_times_table import host_times_section
-from labkit.analysis.tables.http_stream_tables import http_section
-from labkit.analysis.tables.medians_table import medians_section
-from labkit.analysis.tables.output_agreement_table import outputs_section
 from labkit.analysis.tables.published_table import published_section
-from labkit.analysis.tables.request_outcome_tables import request_outcomes_section
+from labkit.analysis.tables.results_table import medians_section
 from labkit.analysis.tables.run_list import runs_section
-from labkit.analysis.tables.sensitivity_analyses_and_failed_runs_tables import (
-    failures_section,
-    sensitivity_table,
+from labkit.analysis.tables.serving_tables import (
+    hit_and_acceptance_section,
+    http_section,
+    request_outcomes_section,
 )
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
+from labkit.analysis.tables.validity_tables import (
+    failures_section,
+    gates_section,
+    outputs_section,
+    sensitivity_table,
+)
 from labkit.analysis.tables.video_tables import (
     clip_work_section,
     decode_times_section,
@@ -144,19 +143,20 @@ def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
 
 @section("Runs in order")
 def _runs_in_order(report: CellReport) -> Iterator[Part]:
-    cell, order = report.cell, report.cell.run_positions
-    shown, parts = [], []
+    cell = report.cell
+    shown, parts, by_case = [], [], dict[str, list[ChartPart]]()
     for index, row in enumerate(cell.rows):
-        if row.primary:
-            chart = html_charts.runs_chart(cell, row, order, report.record_folder)
-            if chart is not None:
+        chart = html_charts.runs_chart(cell, row, report.record_folder)
+        if chart is not None:
+            part = ChartPart(chart, f"{row.name}; lines are medians, dots link to records")
+            by_case.setdefault(row.case, []).append(part)
+            if row.primary:
                 shown.append((index, row.name))
-                caption = f"{row.name}; lines are medians, dots link to records"
-                parts.append(ChartPart(chart, caption))
+                parts.append(part)
     if parts:
         yield RowCharts(shown, parts)
-    for case in case_names(cell):
-        yield PictureFile(case_stem(cell, case), case)
+    for case, charts in by_case.items():
+        yield PictureFile(cell.stem(slug(case)), case, charts, min(3, len(charts)))
 
 
 @section("Drift and probe")

@@ -64,9 +64,14 @@ class MachineOverview:
     @property
     def charts(self) -> list[ChartPart]:
         """The load curves and the capacities as charts."""
-        chart = latency_throughput_chart(self.curves) if self.curves else None
-        curves = [ChartPart(chart, KNEE_NOTE, curve_keys(self.curves))] if chart else []
+        curves = [self.load_chart] if self.curves else []
         return [*curves, *map(capacity_chart, self.capacities)]
+
+    @property
+    def load_chart(self) -> ChartPart:
+        """The load curves as a chart."""
+        chart = latency_throughput_chart(self.curves)
+        return ChartPart(chart, KNEE_NOTE, curve_keys(self.curves))
 
     @property
     def tables(self) -> list[tuple[str, Table[Any]]]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.comparison.observations import run_value
-from labkit.analysis.comparison.quality_limits import limit_fields
-from labkit.analysis.comparison.text_quality import INTERVAL_KEYS
+from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, limit_fields
 from labkit.analysis.model.json_form import fields_to_json
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, undigested_note
 from labkit.records import (

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
+from labkit.analysis.comparison.observations import arm_values
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
-from labkit.analysis.studies.search_objective import objective
 from labkit.config import count_text
 from labkit.records import (
     PROCESSES_SUFFIX,
@@ -26,6 +29,9 @@ from labkit.records import (
     name_order,
     open_study,
 )
+
+if TYPE_CHECKING:
+    from labkit.analysis.comparison.cell_analysis import CellAnalysis
 
 Stamp = frozenset[tuple[str, int]]
 
@@ -71,7 +77,7 @@ class AnalysisCache:
         return bool(words) and words <= DECIDED_WORDS | {"computed"}
 
     def objective(self, cell_dir: StudyPath) -> float | None:
-        """Return a cell's objective (:func:`.search_objective.objective`)."""
+        """Return a cell's objective; see :mod:`labkit.analysis.studies.study_analysis`."""
         return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:
@@ -226,3 +232,37 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[FamilyMember]:
         for (analysis, arm, members), ps in zip(tested, adjusted, strict=True)
         for row, p in zip((analysis.rows[member] for member in members), ps, strict=True)
     ]
+
+
+def objective(analysis: CellAnalysis) -> float | None:
+    """Return a cell's objective, or None if it has no measured value.
+
+    The objective is the effect of the first arm under test on the first primary metric, in percent.
+    Without an arm under test, it is the baseline's median of this metric, in the metric's unit.
+    Several cases are combined by the geometric mean (of ratios to the baseline, for an effect).
+    """
+    primary = [
+        index
+        for index, row in enumerate(analysis.rows)
+        if row.primary and row.skipped is None and row.metric is not None
+    ]
+    if not primary:
+        return None
+    metric = analysis.rows[primary[0]].metric
+    rows = [index for index in primary if analysis.rows[index].metric == metric]
+    arms = analysis.data.treatment_arms
+    if arms:
+        effects = [analysis.comparisons[index][arms[0]].effect_pct for index in rows]
+        ratios = [None if effect is None else 1 + effect / 100 for effect in effects]
+        ratio = _geometric_mean(ratios)
+        return None if ratio is None else 100 * (ratio - 1)
+    baseline = analysis.data.baseline
+    return _geometric_mean(
+        [arm_values(analysis.rows[index].arms.get(baseline, [])).median for index in rows]
+    )
+
+
+def _geometric_mean(values: Sequence[float | None]) -> float | None:
+    """Return the geometric mean, or None if a value is absent or not positive."""
+    positive = [value for value in values if value is not None and value > 0]
+    return float(np.exp(np.mean(np.log(positive)))) if len(positive) == len(values) else None

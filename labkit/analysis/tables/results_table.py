@@ -3,14 +3,16 @@
 The columns are ``batch | kernel | baseline | arm | delta``, as in published tables of kernel times,
 then the interval, the p-value, the verdict and the published difference. The table leaves out the
 arms' own medians, because the delta is estimated within blocks and the quotient of two medians can
-contradict it. The medians are in :func:`labkit.analysis.tables.medians_table.medians_table`.
+contradict it. The medians are in :func:`labkit.analysis.tables.results_table.medians_table`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from labkit.analysis.document.report_parts import Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table, broken_name
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
@@ -25,9 +27,11 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.analysis.statistics.permutation_test import relabellings
-from labkit.analysis.tables.medians_table import MEDIANS_TITLE
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
+
+if TYPE_CHECKING:
+    from labkit.analysis.pages.cell_report_content import CellReport
 
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
@@ -36,6 +40,8 @@ CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
 }
+RowAndArm = tuple[Row, str]
+MEDIANS_TITLE = "Medians and quartiles"
 
 
 @dataclass(frozen=True)
@@ -346,3 +352,43 @@ def _cache_notes(records: Sequence[Record]) -> list[str]:
     states = {case.notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []
+
+
+def medians_table(cell: Cell) -> Table[RowAndArm]:
+    """Return every arm's own median and quartiles in every row. Primary rows come first."""
+    rows = sorted(cell.rows, key=lambda row: not row.primary)
+    lines = tuple((row, arm) for row in rows if row.skipped is None for arm in row.arms)
+    metrics = {row.metric for row, _ in lines if row.case != "all"}
+
+    def name(line: RowAndArm) -> str:
+        row, several = line[0], len(metrics) > 1 and line[0].case != "all"
+        return f"{row.case}: {row.metric}" if several else row.name
+
+    def quantile(key: str) -> Callable[[RowAndArm], str]:
+        return lambda line: value_text(getattr(line[0].arms[line[1]], key), line[0].unit)
+
+    def wins(line: RowAndArm) -> str | None:
+        comparison = line[0].comparison(line[1])
+        known = comparison is not None and comparison.wins is not None
+        return f"{comparison.wins} of {comparison.blocks}" if comparison and known else None
+
+    def detectable(line: RowAndArm) -> float | None:
+        comparison = line[0].comparison(line[1])
+        return None if comparison is None else comparison.mde_pct
+
+    columns: tuple[Column[RowAndArm], ...] = (
+        Column("row", name, numeric=False),
+        Column("arm", lambda line: line[1], numeric=False),
+        Column("unit", lambda line: unit_name(line[0].unit), numeric=False),
+        *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
+        Column("runs", lambda line: line[0].arms[line[1]].n),
+        Column("blocks won", wins),
+        Column("detectable effect", detectable, lambda pct: "" if pct is None else f"{pct:.1f}%"),
+    )
+    return Table(columns, lines)
+
+
+@section(MEDIANS_TITLE)
+def medians_section(report: CellReport) -> Parts:
+    """Show every arm's own median and quartiles."""
+    return table_parts(medians_table(report.cell))

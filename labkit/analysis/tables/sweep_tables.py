@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.arm_styles import figure_style_of, page_style_of
+from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     ChartPart,
@@ -29,8 +29,6 @@ from labkit.config.option import override_text
 from labkit.config.sweep import short_names
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from labkit.analysis.pages.cell_report_content import CellReport
 
 BEST, POSSIBLY_BEST = "best", "~"
@@ -246,37 +244,6 @@ def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingC
     return chart
 
 
-def curves_figure(best: BestInRow, option: SweptOption, curves: Sequence[SettingCurve]) -> Figure:
-    """Return a matplotlib figure of the curves of :func:`curves_chart`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    axes = figure.subplots()
-    place = {float(value): i for i, value in enumerate(option.values)}
-    for index, curve in enumerate(curves):
-        x, y = zip(*((place[x], y) for x, y in curve.points), strict=True)
-        colour, mark = figure_style_of(index)
-        axes.plot(x, y, f"{mark}-", color=colour, label=curve.name)
-    axes.set_xticks(list(place.values()), [f"{value:g}" for value in place])
-    axes.set_xlabel(option.name)
-    axes.set_ylabel(f"{best.metric} ({unit_name(best.unit)})")
-    if len(curves) > 1:
-        figure.legend(loc="outside lower center", ncols=min(3, len(curves)))
-    return figure
-
-
-def curve_pictures(cell: Cell) -> Iterator[tuple[str, Figure]]:
-    """Yield the stem and figure of every curve picture of a sweep."""
-    for best in cell.best or ():
-        for option, curves in setting_curves(cell, best):
-            yield curves_stem(cell, best, option), curves_figure(best, option, curves)
-
-
-def curves_stem(cell: Cell, best: BestInRow, option: SweptOption) -> str:
-    """Return the name of a curve's picture without the extension."""
-    return cell.stem(f"{slug(best.name)}-by-{slug(option.name)}")
-
-
 @section("Curves")
 def curves_section(report: CellReport) -> Iterator[Part]:
     """Show a sweep's values over each numeric option, for every primary row."""
@@ -285,5 +252,7 @@ def curves_section(report: CellReport) -> Iterator[Part]:
         for option, curves in setting_curves(cell, best):
             title = f"{best.name} by {option.name}"
             keys = tuple((c.name, f"line arm{i}", "line") for i, c in enumerate(curves) if c.name)
-            yield ChartPart(curves_chart(best, option, curves), f"{title}, evenly spaced", keys)
-            yield PictureFile(curves_stem(cell, best, option), title)
+            chart = curves_chart(best, option, curves)
+            yield (part := ChartPart(chart, f"{title}, evenly spaced", keys))
+            stem = cell.stem(f"{slug(best.name)}-by-{slug(option.name)}")
+            yield PictureFile(stem, title, [part])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.charts.speed_quality_chart import (
-    CAPTION,
-    speed_quality_chart,
-    speed_quality_stem,
-)
 from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     ChartPart,
     Parts,
@@ -18,18 +16,28 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
+from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
+from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.config import count_text
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
+    pass
+
 Place = tuple[str, Mapping[str, Any]]
 MAX_PLACES = 5  # per arm
+SPEED = "total_tok_s"
+Y_LABEL = "KL divergence, mean (nats)"
+CAPTION = (
+    "Speed against quality, with both intervals. The line is the frontier: no other arm is "
+    "estimated to be both faster and closer to the baseline than an arm on the line"
+)
 
 
 def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
@@ -130,9 +138,87 @@ def quality_section(report: CellReport) -> Parts:
     chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))
     picture: Parts = []
     if chart is not None:
-        picture = [ChartPart(chart, CAPTION), PictureFile(speed_quality_stem(cell), CAPTION)]
+        part = ChartPart(chart, CAPTION)
+        picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
     return [
         *picture,
         *table_parts(quality_table(cell, records)),
         *table_parts(worst_places_table(cell, records)),
     ]
+
+
+@dataclass(frozen=True)
+class SpeedAndQuality:
+    """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
+
+    arm: str
+    speed: Interval
+    kl: Interval
+
+
+def speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
+
+    ``qualities``: the arms' qualities, the baseline's first.
+    """
+    effects = {
+        one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
+        for row in cell.rows
+        if row.metric == SPEED
+        for one in row.comparisons
+        if one.effect_pct is not None
+    }
+    points = []
+    for index, quality in enumerate(qualities):
+        if index == 0:
+            points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
+        elif quality.arm in effects:
+            points.append(SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
+    return points
+
+
+def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
+    """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
+    best: list[SpeedAndQuality] = []
+    for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
+        if not best or point.speed.estimate > best[-1].speed.estimate:
+            best.append(point)
+    return best
+
+
+def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
+    """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    chart = Chart(
+        title="speed against quality",
+        x=padded_range([end for point in points for end in _known(point.speed)]),
+        y=padded_range([end for point in points for end in _known(point.kl)]),
+        x_label=_x_label(points),
+        y_label=Y_LABEL,
+        height=300,
+    )
+    best, styles = frontier(points), arm_classes(cell)
+    chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
+    for point in points:
+        style, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
+        chart.line([(x, end) for end in _known(point.kl)], f"line {style}", point.arm)
+        where = ", on the frontier" if point in best else ""
+        tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
+        chart.dot(x, y, style, mark, tip, arm=point.arm)
+    add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
+    return chart
+
+
+def _x_label(points: Sequence[SpeedAndQuality]) -> str:
+    return f"speed compared with {points[0].arm} (%)"
+
+
+def _known(interval: Interval) -> list[float]:
+    """Return both limits of an interval, or the estimate alone if the interval is unbounded."""
+    if interval.low is None or interval.high is None:
+        return [interval.estimate]
+    return [interval.low, interval.high]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.arm_styles import arm_classes, arm_styles
+from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     ChartPart,
@@ -24,9 +24,6 @@ from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from labkit.analysis.pages.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
@@ -284,46 +281,6 @@ def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, C
         yield clip, chart
 
 
-def picks_figure(cell: Cell, clips: ClipRecords) -> Figure:
-    """Return a matplotlib figure of the charts of :func:`picks_charts`, a panel per clip."""
-    from matplotlib.figure import Figure
-
-    names = drawn_clips(clips)
-    rows = max(len(clips.clips[name]) for name in names)
-    figure = Figure(figsize=(8.4, (0.22 * rows + 0.75) * len(names) + 0.3), layout="constrained")
-    panels = figure.subplots(len(names), 1, squeeze=False).ravel()
-    for panel, name in zip(panels, names, strict=True):
-        _draw_picks(panel, cell, clips, name)
-    panels[-1].set_xlabel("seconds from the first frame")
-    return figure
-
-
-def _draw_picks(panel: Axes, cell: Cell, clips: ClipRecords, clip: str) -> None:
-    facts, arms = clips.facts(clip), clips.clips[clip]
-    styles = arm_styles(cell)
-    rows = [arm for arm in cell.real_arms if arm in arms]
-    keyframes_s = [_frame_time_s(facts, frame) for frame in keyframe_indices(facts)]
-    panel.vlines(keyframes_s, -0.4 + len(rows), 0.4 + len(rows), color="#888888", linewidth=0.8)
-    for index, arm in enumerate(rows):
-        colour, mark = styles[arm]
-        copies = Counter(arms[arm].picks)
-        at = [_frame_time_s(facts, frame) for frame in copies]
-        panel.plot(at, [index] * len(at), mark, color=colour, markersize=4, linestyle="none")
-        for when, times in zip(at, copies.values(), strict=True):
-            if times > 1:
-                panel.annotate(
-                    f"×{times}", (when, index), (4, 1), textcoords="offset points", fontsize=6
-                )
-    panel.set_yticks(range(len(rows) + 1), [*rows, "the clip's keyframes"], fontsize=7)
-    panel.set_ylim(len(rows) + 0.6, -0.7)
-    panel.set_title(clip, fontsize=9)
-
-
-def picks_stem(cell: Cell) -> str:
-    """Return the name of the picture without extension."""
-    return cell.stem("picks")
-
-
 @section("Decode times by clip")
 def decode_times_section(report: CellReport) -> Parts:
     """Show decode times by clip."""
@@ -345,7 +302,7 @@ def picked_frames_section(report: CellReport) -> Parts:
     ]
     if not charts:
         return []
-    picture = PictureFile(picks_stem(report.cell), "Picked frames")
+    picture = PictureFile(report.cell.stem("picks"), "Picked frames", charts)
     return [*charts, picture]
 
 

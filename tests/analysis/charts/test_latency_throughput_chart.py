@@ -9,7 +9,6 @@ from planted_cells import planted_cell
 
 from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_chart,
-    latency_throughput_figure,
     latency_throughput_table,
 )
 from labkit.analysis.document.arm_styles import NUM_STYLES
@@ -48,13 +47,6 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     assert ["knee" in line for line in lines] == [False, True, False]
     svg = chart_svg(latency_throughput_chart([curve]))
     assert svg.count("<circle") == 3 and "base: knee" in svg
-    (axes,) = latency_throughput_figure([curve]).axes
-    (line,) = axes.lines
-    assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
-    unit = {"rate": "requests/s", "clients": "clients"}[by]
-    assert axes.get_xlabel().endswith(f"at the marks: {unit}")
-    labels = [text.get_text() for text in axes.texts]
-    assert labels == ["1", "4, knee", "8"]
 
 
 def test_curves_of_one_arm_are_named_by_what_else_differs():
@@ -66,15 +58,6 @@ def test_curves_of_one_arm_are_named_by_what_else_differs():
         "base, workload=chat", "base, workload=agent",
     ]  # fmt: skip
     assert [curve.name for curve in load_curves(study[::2])] == ["base"]
-
-
-def test_a_legend_of_long_names_fits_into_the_figure():
-    curves = [replace(load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])[0], name=30 * letter)
-              for letter in "abcdef"]  # fmt: skip
-    figure = latency_throughput_figure(curves)
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_knees_that_lie_together_are_named_one_above_the_other():

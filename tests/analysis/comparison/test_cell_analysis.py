@@ -25,7 +25,7 @@ from labkit.analysis.statistics.power import (
     degrees_of_freedom,
     mde_pct,
 )
-from labkit.analysis.tables.sensitivity_analyses_and_failed_runs_tables import failures_table
+from labkit.analysis.tables.validity_tables import failures_table
 from labkit.records import Arm, RecordError
 
 CELL = {

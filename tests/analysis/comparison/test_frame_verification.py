@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import analyse_cell, load
-from labkit.analysis.comparison.frame_verification import frames_difference
+from labkit.analysis.comparison.output_identity import frames_difference
 from labkit.analysis.pages.report_files import write_study
 from labkit.records import CaseRecord, Metric
 

@@ -11,7 +11,7 @@ from labkit.analysis.comparison.first_divergence import text_difference, text_sh
 from labkit.analysis.comparison.gates import healthy, identical
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.tables.http_stream_tables import client_table, streams_table
+from labkit.analysis.tables.serving_tables import client_table, streams_table
 from labkit.models.server_detokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
 

@@ -7,19 +7,13 @@ import pytest
 from planted_cells import planted_cell
 from scipy import stats
 
-from labkit.analysis.charts.speed_quality_chart import (
-    SpeedAndQuality,
-    frontier,
-    speed_quality_chart,
-    speed_quality_figure,
-    speed_quality_points,
-)
 from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.output_identity import IdentityReport
-from labkit.analysis.comparison.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.comparison.text_quality import (
     KL_QUANTILES,
+    QUALITY_METRICS,
     ScoredWindows,
+    broken_limits,
     text_qualities,
     text_quality,
 )
@@ -32,12 +26,16 @@ from labkit.analysis.statistics.block_jackknife import (
     num_blocks,
     positive_interval,
 )
-from labkit.analysis.tables.output_agreement_table import output_noun
 from labkit.analysis.tables.text_quality_tables import (
+    SpeedAndQuality,
+    frontier,
     quality_table,
     quoted,
+    speed_quality_chart,
+    speed_quality_points,
     worst_places_table,
 )
+from labkit.analysis.tables.validity_tables import output_noun
 from labkit.config.experiment import QualityLimits
 from labkit.records import Arm, CaseRecord, Record
 from labkit.records.kl_histogram import RELATIVE_ERROR, encode_histogram
@@ -204,11 +202,8 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     svg = chart_svg(speed_quality_chart(planted_cell(rows, arms=ARMS), qualities))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
-    (axes,) = speed_quality_figure(planted_cell(rows, arms=ARMS), qualities).axes
-    assert [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()] == [12.5, 10, 15]
     effect["effect_pct"] = None
     assert speed_quality_chart(planted_cell(rows, arms=ARMS), qualities) is None
-    assert speed_quality_figure(planted_cell(rows, arms=ARMS), qualities) is None
 
 
 def test_texts_of_intervals():

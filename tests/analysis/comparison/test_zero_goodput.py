@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
-from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.records import Metric
 

@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from labkit.analysis.document.chart import Chart, Text
-from labkit.analysis.document.point_labels import LINE_HEIGHT, add_point_labels
-from labkit.analysis.document.svg_elements import BOTTOM, TOP
+from labkit.analysis.document.svg_elements import BOTTOM, LINE_HEIGHT, TOP, add_point_labels
 
 
 def placed(*labels, height=300):

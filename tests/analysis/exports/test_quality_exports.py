@@ -10,7 +10,7 @@ import pytest
 
 from labkit.analysis import analyse_cell, load
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.quality_limits import QUALITY_METRICS
+from labkit.analysis.comparison.text_quality import QUALITY_METRICS
 from labkit.analysis.exports.csv_latex import csv_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render

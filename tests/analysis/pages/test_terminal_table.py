@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from labkit.analysis.pages.terminal_table import (
+from labkit.analysis.pages.terminal_report import (
     TerminalColumn,
     column_widths,
     terminal_table,

@@ -1,7 +1,7 @@
 """Attained rates beside attainable ones, and disagreements between counters and workloads."""
 
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
-from labkit.analysis.tables.hit_and_acceptance_table import hit_and_acceptance_table
+from labkit.analysis.tables.serving_tables import hit_and_acceptance_table
 from labkit.records import Record
 
 CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.studies.search_objective import objective
+from labkit.analysis.studies.study_analysis import objective
 
 
 def row(case, metric, primary, **arms):

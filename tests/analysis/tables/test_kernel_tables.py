@@ -21,10 +21,10 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_elements import power_of_ten_text, power_of_ten_ticks
 from labkit.analysis.tables.counter_tables import (
     dispatch_table,
+    host_times_table,
     launch_queue_table,
     roofline_table,
 )
-from labkit.analysis.tables.host_times_table import host_times_table
 from labkit.analysis.tables.published_table import host_time_rows, published_table
 from labkit.analysis.tables.results_table import results_table
 from labkit.records import Metric

@@ -2,8 +2,8 @@
 
 import pytest
 
+from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.robustness.paired_differences import paired_differences, variation_sentence
 
 
 def row(base, other, **options):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from planted_cells import planted_cell
 
 from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
-from labkit.analysis.tables.request_outcome_tables import (
+from labkit.analysis.tables.serving_tables import (
     request_outcomes_table,
 )
 from labkit.records import CaseRecord, Record

@@ -1,8 +1,8 @@
 """Published differences beside ours: which rows have one, and what is drawn of them."""
 
-from labkit.analysis.charts.published_chart import published_chart, published_differences
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.chart import Dots, Line
+from labkit.analysis.tables.published_table import published_chart, published_differences
 
 CASE = "decode, 64 reqs, ctx 128"
 
