@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
+from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.picked_frames import PickedFrames, picked_frames
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import Comparison, Row
@@ -171,6 +172,8 @@ class Findings:
         What the arms' predictions or video frames are worth.
     emulated
         Whether Metal kernels ran in the emulator.
+    next
+        The command that would answer what is left open, or None.
     noun
         What an arm's findings are counted by: ``rows`` or ``cells``.
     """
@@ -189,6 +192,7 @@ class Findings:
     qualities: tuple[TextQuality, ...] = ()
     frames: Mapping[str, PickedFrames] | None = None
     emulated: bool = False
+    next: NextCommand | None = None
     noun: str = "rows"
 
     @property
@@ -265,6 +269,7 @@ def plan_findings(analysis: CellAnalysis) -> Findings:
         tuple(one for one in text_qualities(cell.real_arms, data.records) if one.arm in arms),
         picked_frames(data),
         bool(data.emulated),
+        next_command(analysis),
     )
 
 

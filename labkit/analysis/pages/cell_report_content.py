@@ -16,7 +16,7 @@ from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.next_command import NextCommand, next_command
+from labkit.analysis.findings.next_command import NextCommand
 from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.findings.verdict_sentences import control_sentence
@@ -143,7 +143,7 @@ class CellReport:
     @cached_property
     def next_command(self) -> NextCommand | None:
         """The command that would answer what the cell leaves open, or None."""
-        return next_command(self.analysis)
+        return self.findings.next
 
     @cached_property
     def machine_states(self) -> dict[str, list[str]]:

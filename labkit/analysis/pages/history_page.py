@@ -97,7 +97,7 @@ NOTE = (
 
 
 def change_text(series: Series, change: SeriesChange) -> str:
-    """Return a text on a change, without the series' name: its size, the studies around it, and the probe's change."""
+    """Return a change's size, the studies around it, and the change of the probe."""
     before, after = series.points[change.index - 1], series.points[change.index]
     metric = define_metric(series.metric, series.unit)
     how = effect_phrase(metric, [change.percent], base=change.before)
