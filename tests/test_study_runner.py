@@ -69,7 +69,7 @@ def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     assert analysed == [cell.name for cell in cells]
     report = (study.out / "report.md").read_text()
     assert all(f"| {cell.name} | On this machine" in report for cell in cells)
-    assert capsys.readouterr().out.count("On this machine other is") == 10
+    assert capsys.readouterr().out.count("On this machine other takes") == 10
 
 
 def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_path, monkeypatch):
