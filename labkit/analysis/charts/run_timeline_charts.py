@@ -20,6 +20,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.number_format import slug
 from labkit.records import Record
+from labkit.records.record_notes import RequestNote
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
@@ -126,8 +127,10 @@ def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTim
 
 
 def _run_timeline(record: Record) -> RunTimeline | None:
-    series = record.notes.get("timeline") or {}
-    requests = next((c.notes["requests"] for c in record.cases if c.notes.get("requests")), ())
+    series = record.known_notes.get("timeline") or {}
+    requests = next(
+        (c.known_notes["requests"] for c in record.cases if c.known_notes.get("requests")), ()
+    )
     if not series.get("t_s") or not requests:
         return None
     memory = {
@@ -146,7 +149,7 @@ def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
-def _request_times(request: Mapping[str, Any]) -> RequestTimes:
+def _request_times(request: RequestNote) -> RequestTimes:
     submitted_s, admitted_ms = request["submitted_ms"] / 1e3, request.get("admitted_ms")
     latency_from_s = request.get("arrived_ms", request["submitted_ms"]) / 1e3
     return RequestTimes(

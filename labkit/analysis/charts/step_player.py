@@ -38,13 +38,13 @@ class TracedRun:
 
 def traced_records(records: Sequence[Record], arms: Sequence[str]) -> list[Record]:
     """Return the successful runs of ``arms`` that stored their steps, in the order of the arms."""
-    stored = [r for r in records if r.ok and "file" in (r.notes.get("step_trace") or {})]
+    stored = [r for r in records if r.ok and "file" in (r.known_notes.get("step_trace") or {})]
     return [record for arm in arms for record in stored if record.arm == arm]
 
 
 def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
     """Read the steps of a run; raises :class:`RecordError`."""
-    trace = read_step_trace(cell_dir, record.notes["step_trace"])
+    trace = read_step_trace(cell_dir, record.known_notes["step_trace"])
     return TracedRun(record.arm, record.run, trace)
 
 

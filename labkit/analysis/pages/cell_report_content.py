@@ -238,7 +238,9 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
         f"A run spent {statistics.median(start_ups):.1f} s outside its measurement "
         f"(median of {count_text(len(start_ups), 'run')})."
     ]
-    shares = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
+    shares = [
+        float(o["share"]) for r in records if (o := r.known_notes.get("observer") or {}) and r.ok
+    ]
     if shares:
         percent = 100 * statistics.median(shares)
         lines.append(f"Observing the run took {percent:.2f} % of one core.")

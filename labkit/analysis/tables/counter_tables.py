@@ -64,7 +64,7 @@ def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] |
     for record in records:
         for case in record.cases:
             by_name = counters.setdefault((case.case, record.arm), {}) if record.ok else {}
-            for name, value in (case.notes.get("counters") or {}).items():
+            for name, value in (case.known_notes.get("counters") or {}).items():
                 by_name.setdefault(name, set()).add(float(value))
     informative = {
         name
@@ -127,7 +127,7 @@ def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndAr
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
-            if not record.ok or "launches" not in case.notes:
+            if not record.ok or "launches" not in case.known_notes:
                 continue
             by_name = samples.setdefault((case.case, record.arm), {})
             for metric in case.metrics:

@@ -101,7 +101,7 @@ def kernel_names(records: Sequence[Record]) -> dict[str, str]:
     names: dict[str, str] = {}
     for record in records:
         for case in record.cases:
-            kernel = case.notes.get("kernel")
+            kernel = case.known_notes.get("kernel")
             if kernel is not None:
                 names.setdefault(case.case, KERNEL_NAMES.get(str(kernel), str(kernel)))
     return names
@@ -349,7 +349,7 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
 
 def _cache_notes(records: Sequence[Record]) -> list[str]:
     """Return a note on whether launches were timed with hot or cold caches; empty if unknown."""
-    states = {case.notes.get("state") for record in records for case in record.cases}
+    states = {case.known_notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []
 

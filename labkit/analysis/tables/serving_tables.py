@@ -16,12 +16,12 @@ from labkit.analysis.robustness.hit_and_acceptance_rates import (
     hit_and_acceptance_rates,
 )
 from labkit.records import Record
+from labkit.records.record_notes import TrafficNote
 
 if TYPE_CHECKING:
     from labkit.analysis.pages.cell_report_content import CellReport
 
-Json = Mapping[str, Any]
-NotesByArm = Mapping[str, Sequence[Json]]
+NotesByArm = Mapping[str, Sequence[TrafficNote]]
 COUNTS = {
     "requests": "requests",
     "served": "served",
@@ -43,13 +43,13 @@ CLIENT_NOTE = (
 )
 
 
-def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
+def request_notes(records: Sequence[Record]) -> dict[str, list[TrafficNote]]:
     """Return the notes on requests (``traffic`` in the records) of all runs, by arm."""
-    notes: dict[str, list[Json]] = {}
+    notes: dict[str, list[TrafficNote]] = {}
     for record in records:
         for case in record.cases:
-            if "traffic" in case.notes:
-                notes.setdefault(record.arm, []).append(case.notes["traffic"])
+            if "traffic" in case.known_notes:
+                notes.setdefault(record.arm, []).append(case.known_notes["traffic"])
     return notes
 
 
@@ -95,7 +95,7 @@ def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
 def _median_column(
     notes: NotesByArm,
     heading: str,
-    read: Callable[[Json], float | None],
+    read: Callable[[TrafficNote], float | None],
     formatter: Callable[[Any], str] = value_text,
 ) -> Column[str]:
     """Return a column of medians over runs. A cell is empty if no run of the arm has the number."""
@@ -107,14 +107,14 @@ def _median_column(
     return Column(heading, value, lambda v: "" if v is None else formatter(v))
 
 
-def _sender_share(note: Json) -> float | None:
+def _sender_share(note: TrafficNote) -> float | None:
     return note.get("sender_cpu_share")
 
 
-def _nested(*path: str) -> Callable[[Json], float | None]:
+def _nested(*path: str) -> Callable[[TrafficNote], float | None]:
     """Return a function that reads the number at a path of keys, or None if a key is missing."""
 
-    def read(note: Json) -> float | None:
+    def read(note: TrafficNote) -> float | None:
         value: Any = note
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -123,7 +123,7 @@ def _nested(*path: str) -> Callable[[Json], float | None]:
     return read
 
 
-SENDER_TIMES: Mapping[str, Callable[[Json], float | None]] = {
+SENDER_TIMES: Mapping[str, Callable[[TrafficNote], float | None]] = {
     "requested (1/s)": _nested("asked_per_s"),
     "due (1/s)": _nested("due_per_s"),
     "sent (1/s)": _nested("sent_per_s"),

@@ -63,11 +63,11 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
 def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
     by_arm = {
-        record.arm: case.notes["scoring"]
+        record.arm: case.known_notes["scoring"]
         for record in records
         if record.ok
         for case in record.cases
-        if "scoring" in case.notes
+        if "scoring" in case.known_notes
     }
     baseline, *others = arms
     notes = by_arm[baseline]

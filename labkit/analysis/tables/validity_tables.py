@@ -47,7 +47,7 @@ def output_noun(cell: Cell, records: Sequence[Record]) -> str:
 
     It is requests, picks (of frames), token rows of a kernel, or scored tokens.
     """
-    if any("scoring" in case.notes for record in records for case in record.cases):
+    if any("scoring" in case.known_notes for record in records for case in record.cases):
         return "scored tokens"
     if any(row.metric == "decode_ms" for row in cell.rows):
         return "picks"
