@@ -7,8 +7,10 @@ about them are worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from labkit.records.record_schema import Metric
 
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 
@@ -189,6 +191,18 @@ def define_metric(name: str | None, unit: str | None) -> MetricDefinition:
         name or "", unit or "", "lower", (), name or "", "",
         is_speed=unit in SPEED_UNITS, is_mass_noun=unit == "bytes",
     )  # fmt: skip
+
+
+def measured(name: str, repeats: Sequence[float], primary: bool = False) -> Metric:
+    """Return the values of a registered metric, with its unit and direction.
+
+    Raises
+    ------
+    KeyError
+        The metric is not registered.
+    """
+    definition = METRICS[name]
+    return Metric(name, definition.unit, definition.better, primary, tuple(repeats))
 
 
 def metric_names(kind: str) -> tuple[str, ...]:
