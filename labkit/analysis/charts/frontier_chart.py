@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.document.report_parts import ChartPart, Part, section
+from labkit.analysis.document.report_parts import CellSource, ChartPart, Part, section
 from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import unit_name, value_text
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 MIN_ARMS = 3
 MAX_NAMED = 8  # arms on the frontier that the chart names; tooltips name every arm
@@ -84,7 +80,7 @@ def frontier_chart(cell: Cell) -> Chart | None:
 
 
 @section("Throughput against latency")
-def frontier_section(report: CellReport) -> Iterator[Part]:
+def frontier_section(report: CellSource) -> Iterator[Part]:
     """Show which arms offer the best compromise of throughput and latency."""
     chart = frontier_chart(report.cell)
     if chart is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
@@ -11,9 +10,6 @@ from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.studies.latency_throughput import LoadCurve, LoadPoint
-
-if TYPE_CHECKING:
-    pass
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 KNEE_NOTE = (

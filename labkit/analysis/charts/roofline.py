@@ -12,15 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    pass
 
 METRIC = "dispatch_us"
 X_LABEL = "intensity (FLOP per byte)"

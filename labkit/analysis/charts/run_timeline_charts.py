@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Part,
     PictureCaption,
@@ -21,9 +22,6 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.number_format import slug
 from labkit.records import Record
 from labkit.records.record_notes import RequestNote
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 # Label of each series in a record's timeline. Series that stay 0 are not shown.
 SERIES_LABELS = {
@@ -201,7 +199,7 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
 
 
 @section("Memory over time")
-def memory_timeline_section(report: CellReport) -> Iterator[Part]:
+def memory_timeline_section(report: CellSource) -> Iterator[Part]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
@@ -228,7 +226,7 @@ def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
 
 
 @section("Requests over time")
-def request_timeline_section(report: CellReport) -> Iterator[Part]:
+def request_timeline_section(report: CellSource) -> Iterator[Part]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:

@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.report_parts import Part, StepPlayer, section
+from labkit.analysis.document.report_parts import CellSource, Part, StepPlayer, section
 from labkit.records import Record, StudyPath, read_step_trace
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
@@ -49,7 +48,7 @@ def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
 
 
 @section("A step, played")
-def step_player_section(report: CellReport) -> Iterator[Part]:
+def step_player_section(report: CellSource) -> Iterator[Part]:
     """Show the steps of the first traced run of each arm except the control."""
     first: dict[str, Record] = {}
     for record in traced_records(report.records, report.cell.real_arms):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,13 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
 from labkit.analysis.document import svg_elements
 from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.headline import headline
 from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.findings.verdict_sentences import control_sentence
-from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -30,7 +30,6 @@ from labkit.analysis.robustness.sensitivity_analysis import (
     probe_correlations,
     sensitivity_results,
 )
-from labkit.analysis.tables import video_tables
 from labkit.analysis.tables.results_table import ResultLine, results_table
 from labkit.analysis.tables.sweep_tables import Values, settings_tables
 from labkit.config import count_text
@@ -41,32 +40,8 @@ MAX_SHOWN_DISTURBANCES = 2  # per block
 
 
 @dataclass(frozen=True)
-class CellReport:
-    """The content of a cell's report.
-
-    Parameters
-    ----------
-    analysis
-        The analysed cell.
-    record_folder
-        Prefix of links to records: the cell's folder relative to the report, or empty.
-    anchor
-        Prefix of the cell's anchors on the HTML page.
-    """
-
-    analysis: CellAnalysis
-    record_folder: str = ""
-    anchor: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        """The cell's model."""
-        return self.analysis.cell
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """The cell's records."""
-        return self.analysis.data.records
+class CellReport(CellSource):
+    """The content of a cell's report."""
 
     @property
     def title(self) -> str:
@@ -174,11 +149,6 @@ class CellReport:
     def sensitivity(self) -> list[SensitivityResult]:
         """The sensitivity analyses that apply to the primary rows."""
         return sensitivity_results(self.analysis)
-
-    @cached_property
-    def clips(self) -> video_tables.ClipRecords | None:
-        """The frames that arms picked from video clips, or None if the records have no clips."""
-        return video_tables.clip_records(self.cell, self.records)
 
     @cached_property
     def noise(self) -> list[str]:

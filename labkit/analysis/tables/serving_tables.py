@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.comparison.server_arm_caveats import ServerArm, server_arms
-from labkit.analysis.document.report_parts import Parts, section, table_parts
+from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
@@ -17,9 +17,6 @@ from labkit.analysis.robustness.hit_and_acceptance_rates import (
 )
 from labkit.records import Record
 from labkit.records.record_notes import TrafficNote
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 NotesByArm = Mapping[str, Sequence[TrafficNote]]
 COUNTS = {
@@ -83,7 +80,7 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
 
 
 @section("Request outcomes")
-def request_outcomes_section(report: CellReport) -> Parts:
+def request_outcomes_section(report: CellSource) -> Parts:
     """Show the numbers of served, refused and failed requests."""
     return table_parts(request_outcomes_table(report.cell, report.records))
 
@@ -196,7 +193,7 @@ def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
 
 
 @section("HTTP streams and client overhead")
-def http_section(report: CellReport) -> Parts:
+def http_section(report: CellSource) -> Parts:
     """Show the servers' streams and the client's own cost."""
     return table_parts(
         streams_table(report.cell, report.records), client_table(report.cell, report.records)
@@ -232,7 +229,7 @@ def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[Att
 
 
 @section("Attainable and attained rates")
-def hit_and_acceptance_section(report: CellReport) -> Parts:
+def hit_and_acceptance_section(report: CellSource) -> Parts:
     """Show every arm's attainable and attained prefix hits, accepted drafts and padding."""
     return table_parts(hit_and_acceptance_table(report.cell, report.records))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Parts,
     PictureFile,
@@ -23,9 +24,6 @@ from labkit.analysis.number_format import value_text
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
 from labkit.records.record_notes import AnswersNote, EvidenceNote, VideoNote
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 ClipAndArm = tuple[str, str]
 ClipAndEvent = tuple[str, str]
@@ -284,23 +282,23 @@ def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, C
 
 
 @section("Decode times by clip")
-def decode_times_section(report: CellReport) -> Parts:
+def decode_times_section(report: CellSource) -> Parts:
     """Show decode times by clip."""
-    return table_parts(decode_times_table(report.cell, report.clips))
+    return table_parts(decode_times_table(report.cell, clip_records(report.cell, report.records)))
 
 
 @section("Decoding work per request")
-def clip_work_section(report: CellReport) -> Parts:
+def clip_work_section(report: CellSource) -> Parts:
     """Show the work of the demuxer and the decoder per request."""
-    return table_parts(clip_work_table(report.cell, report.clips))
+    return table_parts(clip_work_table(report.cell, clip_records(report.cell, report.records)))
 
 
 @section("Picked frames")
-def picked_frames_section(report: CellReport) -> Parts:
+def picked_frames_section(report: CellSource) -> Parts:
     """Show which frames every arm picks."""
     charts = [
         ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
-        for clip, chart in picks_charts(report.cell, report.clips)
+        for clip, chart in picks_charts(report.cell, clip_records(report.cell, report.records))
     ]
     if not charts:
         return []
@@ -309,9 +307,11 @@ def picked_frames_section(report: CellReport) -> Parts:
 
 
 @section("Visible events")
-def visible_events_section(report: CellReport) -> Parts:
+def visible_events_section(report: CellSource) -> Parts:
     """Show which planted events the picked frames show, and a model's answers."""
     return table_parts(
-        visible_events_table(report.cell, report.clips, report.records),
+        visible_events_table(
+            report.cell, clip_records(report.cell, report.records), report.records
+        ),
         answers_table(report.cell, report.records),
     )
