@@ -15,8 +15,8 @@ from labkit.analysis.findings.short_answer import (
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.findings.verdict_sentences import title
 from labkit.analysis.number_format import join_names
-from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.study_analysis import cell_labels
 from labkit.config import count_text
 
 DIRECTED = ("faster", "slower", "mixed")
