@@ -7,8 +7,10 @@ about them are worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from labkit.records.record_schema import Metric
 
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 
@@ -265,6 +267,18 @@ def _words_of_unit(name: str, unit: str) -> EffectWords:
         return EffectWords("use", "memory", f"({name})", in_unit=True)
     points = unit.startswith("%")
     return EffectWords("measure", detail=f"in {name}", less="lower", more="higher", in_unit=points)
+
+
+def measured(name: str, repeats: Sequence[float], primary: bool = False) -> Metric:
+    """Return the values of a registered metric, with its unit and direction.
+
+    Raises
+    ------
+    KeyError
+        The metric is not registered.
+    """
+    definition = METRICS[name]
+    return Metric(name, definition.unit, definition.better, primary, tuple(repeats))
 
 
 def metric_names(kind: str) -> tuple[str, ...]:

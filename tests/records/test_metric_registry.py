@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
+import pytest
+
 from docs.generators import metrics as metrics_page
 from labkit.config import LatencySLO
-from labkit.records.metric_registry import DEFINITIONS, METRICS, define_metric, metric_names
+from labkit.records import Metric
+from labkit.records.metric_registry import (
+    DEFINITIONS,
+    METRICS,
+    define_metric,
+    measured,
+    metric_names,
+)
 from labkit.workload.headroom_workload import Claim
 from labkit.workload.headroom_workload import metrics as headroom_metrics
 from labkit.workload.serving_metrics import (
@@ -64,3 +73,10 @@ def test_the_docs_page_is_current():
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page.page(), (
         "python -m docs.generators.metrics > docs/metrics.md"
     )
+
+
+def test_a_measured_metric_has_the_unit_and_direction_of_the_registry():
+    metric = measured("total_tok_s", [1.0, 2.0], primary=True)
+    assert metric == Metric("total_tok_s", "tok/s", "higher", True, (1.0, 2.0))
+    with pytest.raises(KeyError):
+        measured("no_such_metric", [1.0])

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
-from labkit.analysis.document.report_parts import ChartPart, Part, PictureFile, section
+from labkit.analysis.document.report_parts import CellSource, ChartPart, Part, PictureFile, section
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 ARM_HEIGHT = 13  # per arm, in a row with several arms
 MAX_ROWS = 40  # the table shows the intervals of all rows
@@ -72,7 +68,7 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
 
 
 @section("Effects")
-def effects_section(report: CellReport) -> Iterator[Part]:
+def effects_section(report: CellSource) -> Iterator[Part]:
     """Show the effects as a chart."""
     chart = effects_chart(report.cell)
     if chart is not None:

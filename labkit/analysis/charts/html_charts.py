@@ -22,8 +22,8 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.records.record_notes import RequestNote
 
-Json = Mapping[str, Any]
 LATENCIES = (
     ("ttft_ms", "time to first token"),
     ("tpot_ms", "time per output token after the first"),
@@ -240,13 +240,13 @@ def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
         if record.outcome not in MEASURED_OUTCOMES:
             continue
         for case in record.cases:
-            for request in case.notes.get("requests") or ():
+            for request in case.known_notes.get("requests") or ():
                 for key, _ in LATENCIES:
                     pools.setdefault((record.arm, key), []).extend(_latencies(request, key))
     return {key: np.array(values, np.float64) for key, values in pools.items()}
 
 
-def _latencies(request: Json, key: str) -> Sequence[float]:
+def _latencies(request: RequestNote, key: str) -> Sequence[float]:
     """Return a request's latencies; TPOT follows from E2E, TTFT and the number of tokens."""
     if key == "tpot_ms":
         tokens = int(request.get("output_tokens") or 0)
@@ -254,7 +254,7 @@ def _latencies(request: Json, key: str) -> Sequence[float]:
         if tokens < 2 or ends[0] is None or ends[1] is None:
             return ()
         return [(ends[0] - ends[1]) / (tokens - 1)]
-    value = request.get(key)
+    value: Any = request.get(key)
     if value is None:
         return ()
     values: Sequence[float] = value if isinstance(value, list) else [value]

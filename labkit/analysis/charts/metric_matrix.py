@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from labkit.analysis.charts.interval_bars import IntervalScale
-from labkit.analysis.document.report_parts import Parts, section
+from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}
 UNDECIDED = ("inconclusive", "estimate_only")
@@ -202,6 +199,6 @@ def _notes(cell: Cell) -> Iterator[str]:
 
 
 @section("All metrics")
-def matrix_section(report: CellReport) -> Parts:
+def matrix_section(report: CellSource) -> Parts:
     """Show every metric of every arm."""
     return [metric_matrix(report.cell)] if report.cell.rows else []

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.chart import Chart
-from labkit.analysis.document.report_parts import ChartPart, Parts, PictureFile, section
+from labkit.analysis.document.report_parts import CellSource, ChartPart, Parts, PictureFile, section
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 X_LABEL = "KV memory (MiB)"
 CAPTION = (
@@ -70,7 +66,7 @@ def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
 
 
 @section("KV memory reserved and used")
-def kv_utilization_section(report: CellReport) -> Parts:
+def kv_utilization_section(report: CellSource) -> Parts:
     """Show how much of the reserved KV memory held tokens."""
     utilizations = kv_utilizations(report.cell)
     if not utilizations:

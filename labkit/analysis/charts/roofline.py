@@ -12,15 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    pass
 
 METRIC = "dispatch_us"
 X_LABEL = "intensity (FLOP per byte)"
@@ -102,7 +98,7 @@ class RooflinePoint:
 
 def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
     """Return the highest limits in any record, or None if no record has limits."""
-    notes = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
+    notes = [r.known_notes["limits"] for r in records if r.ok and r.known_notes.get("limits")]
     if not notes:
         return None
     return RooflineLimits(
@@ -119,8 +115,11 @@ def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint
     work: dict[str, tuple[int, int]] = {}
     for record in records:
         for case in record.cases:
-            if case.notes.get("flops") and case.notes.get("least_bytes"):
-                work[case.case] = (int(case.notes["least_bytes"]), int(case.notes["flops"]))
+            if case.known_notes.get("flops") and case.known_notes.get("least_bytes"):
+                work[case.case] = (
+                    int(case.known_notes["least_bytes"]),
+                    int(case.known_notes["flops"]),
+                )
     return [
         RooflinePoint(row.case, arm, *work[row.case], median / 1e6, limits)
         for row in cell.rows

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Part,
     PictureCaption,
@@ -20,9 +21,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.number_format import slug
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
+from labkit.records.record_notes import RequestNote
 
 # Label of each series in a record's timeline. Series that stay 0 are not shown.
 SERIES_LABELS = {
@@ -126,8 +125,10 @@ def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTim
 
 
 def _run_timeline(record: Record) -> RunTimeline | None:
-    series = record.notes.get("timeline") or {}
-    requests = next((c.notes["requests"] for c in record.cases if c.notes.get("requests")), ())
+    series = record.known_notes.get("timeline") or {}
+    requests = next(
+        (c.known_notes["requests"] for c in record.cases if c.known_notes.get("requests")), ()
+    )
     if not series.get("t_s") or not requests:
         return None
     memory = {
@@ -146,7 +147,7 @@ def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
-def _request_times(request: Mapping[str, Any]) -> RequestTimes:
+def _request_times(request: RequestNote) -> RequestTimes:
     submitted_s, admitted_ms = request["submitted_ms"] / 1e3, request.get("admitted_ms")
     latency_from_s = request.get("arrived_ms", request["submitted_ms"]) / 1e3
     return RequestTimes(
@@ -198,7 +199,7 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
 
 
 @section("Memory over time")
-def memory_timeline_section(report: CellReport) -> Iterator[Part]:
+def memory_timeline_section(report: CellSource) -> Iterator[Part]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
@@ -225,7 +226,7 @@ def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
 
 
 @section("Requests over time")
-def request_timeline_section(report: CellReport) -> Iterator[Part]:
+def request_timeline_section(report: CellSource) -> Iterator[Part]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:

@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.report_parts import Part, StepPlayer, section
+from labkit.analysis.document.report_parts import CellSource, Part, StepPlayer, section
 from labkit.records import Record, StudyPath, read_step_trace
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
@@ -38,18 +37,18 @@ class TracedRun:
 
 def traced_records(records: Sequence[Record], arms: Sequence[str]) -> list[Record]:
     """Return the successful runs of ``arms`` that stored their steps, in the order of the arms."""
-    stored = [r for r in records if r.ok and "file" in (r.notes.get("step_trace") or {})]
+    stored = [r for r in records if r.ok and "file" in (r.known_notes.get("step_trace") or {})]
     return [record for arm in arms for record in stored if record.arm == arm]
 
 
 def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
     """Read the steps of a run; raises :class:`RecordError`."""
-    trace = read_step_trace(cell_dir, record.notes["step_trace"])
+    trace = read_step_trace(cell_dir, record.known_notes["step_trace"])
     return TracedRun(record.arm, record.run, trace)
 
 
 @section("A step, played")
-def step_player_section(report: CellReport) -> Iterator[Part]:
+def step_player_section(report: CellSource) -> Iterator[Part]:
     """Show the steps of the first traced run of each arm except the control."""
     first: dict[str, Record] = {}
     for record in traced_records(report.records, report.cell.real_arms):

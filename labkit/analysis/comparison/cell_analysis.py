@@ -220,7 +220,7 @@ def _undeclared(
     """
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
-    together = [record for record in records if record.notes.get("together")]
+    together = [record for record in records if record.known_notes.get("together")]
     return {
         "cell": cell_dir.name,
         "question": None,
@@ -473,7 +473,7 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
 
 def _failure(record: Record) -> Failure:
     """Return a failed run; ``failed_by`` is the run that ended its process, if another one did."""
-    notes = record.notes
+    notes = record.known_notes
     return Failure(
         record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
     )

@@ -117,14 +117,14 @@ def _own_failures(records: Sequence[Record]) -> Iterable[list[Record]]:
 
 def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:
     """Return whether the failure of another run, which has its own record, ended this run too."""
-    return any(record.notes.get("failed_by") == other.run for other in records)
+    return any(record.known_notes.get("failed_by") == other.run for other in records)
 
 
 def _aftermath(record: Record, records: Sequence[Record]) -> str:
     """Return clauses on a failed run: the other arms that ended with its process, and its log."""
-    ended = [other.arm for other in records if other.notes.get("failed_by") == record.run]
+    ended = [other.arm for other in records if other.known_notes.get("failed_by") == record.run]
     runs = f"; this ended the runs of {', '.join(ended)} in the same process" if ended else ""
-    log = record.notes.get("log")
+    log = record.known_notes.get("log")
     return runs + (f"; log: {log}" if log else "")
 
 

@@ -136,7 +136,7 @@ def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 def _as_measured(case: CaseRecord) -> CaseRecord:
-    times = case.notes.get("as_measured", {})
+    times = case.known_notes.get("as_measured", {})
     metrics = (
         replace(m, repeats=(float(times[m.name]),)) if m.name in times else m for m in case.metrics
     )
@@ -147,14 +147,14 @@ def _complete(records: Sequence[Record], arms: Sequence[Arm]) -> list[dict[str, 
     """Return, for each process in which every arm recorded its stalls, the records by arm."""
     blocks: dict[int, dict[str, Record]] = {}
     for record in records:
-        if "of_s" in record.notes.get("stalls", {}):
+        if "of_s" in record.known_notes.get("stalls", {}):
             blocks.setdefault(record.block, {})[record.arm] = record
     return [blocks[block] for block in sorted(blocks) if len(blocks[block]) == len(arms)]
 
 
 def _stalled(record: Record) -> tuple[float, float]:
     """Return the share of a run's time that stalls took, and the number of stalled steps."""
-    noted = record.notes["stalls"]
+    noted = record.known_notes["stalls"]
     return noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0, float(noted["steps"])
 
 

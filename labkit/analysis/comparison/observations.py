@@ -250,7 +250,7 @@ def build_rows(
                         file,
                         run_value(metric.repeats),
                         tuple(metric.repeats) if paired_baseline is not None else (),
-                        tuple(case.notes.get("turns", ())),
+                        tuple(case.known_notes.get("turns", ())),
                     )
                     row = _row(rows, case.case, metric, paired_baseline)
                     row.arms.setdefault(record.arm, []).append(value)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from labkit.config import count_text
 from labkit.records import Arm, Record
+from labkit.records.record_notes import TrafficNote
 
 MAX_UNSERVED_SHARE = 0.05  # of an arm's requests, if all arms served the same ones
 MIN_SENT_SHARE = 0.95  # of the rate of arrivals; a load that is sent more slowly is not sustained
@@ -61,7 +62,7 @@ def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
         yield Unserved(f"{record.run}: {text}{why}", arm, f"{text} in {record.run}")
 
 
-def sustained(traffic: Mapping[str, Any]) -> bool:
+def sustained(traffic: TrafficNote) -> bool:
     """Return whether a run's requests were sent at the rate of their arrivals, or in no hurry.
 
     ``traffic``: the record's note. A closed loop, or arrivals all at once, have no rate.
@@ -70,21 +71,21 @@ def sustained(traffic: Mapping[str, Any]) -> bool:
     return due is None or (sent is not None and sent >= MIN_SENT_SHARE * due)
 
 
-def _traffic(record: Record) -> Mapping[str, Any] | None:
+def _traffic(record: Record) -> TrafficNote | None:
     """Return the outcomes of the requests of a run that serves a workload of requests."""
     if record.outcome != "ok":
         return None
-    case = next((case for case in record.cases if "requests" in case.notes), None)
-    return None if case is None else case.notes.get("traffic")
+    case = next((case for case in record.cases if "requests" in case.known_notes), None)
+    return None if case is None else case.known_notes.get("traffic")
 
 
-def _unserved(traffic: Mapping[str, Any]) -> int:
+def _unserved(traffic: TrafficNote) -> int:
     return int(traffic.get("refused", 0) + traffic.get("failed", 0))
 
 
 def _served(record: Record) -> frozenset[str]:
-    case = next(case for case in record.cases if "requests" in case.notes)
-    return frozenset(request["id"] for request in case.notes["requests"])
+    case = next(case for case in record.cases if "requests" in case.known_notes)
+    return frozenset(request["id"] for request in case.known_notes["requests"])
 
 
 def count_cause(
@@ -117,8 +118,7 @@ def count_cause(
 
 
 def _server(record: Record) -> Mapping[str, Any]:
-    server: Mapping[str, Any] = (record.notes.get("engine") or {}).get("server") or {}
-    return server
+    return record.known_notes.get("engine", {}).get("server") or {}
 
 
 def _means(arm: str, records: Sequence[Record]) -> set[str]:

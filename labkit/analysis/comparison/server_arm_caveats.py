@@ -34,7 +34,7 @@ BOUNDED_TIMES = (
 
 def server_and_client(record: Record) -> tuple[Json, Json] | None:
     """Return a run's notes on its server and its client, or None if the arm is not a server."""
-    engine = record.notes.get("engine") or {}
+    engine = record.known_notes.get("engine") or {}
     server, client = engine.get("server"), engine.get("client")
     return None if server is None or client is None else (server, client)
 
@@ -51,7 +51,7 @@ def lateness_errors(record: Record) -> Iterator[str]:
         if value is not None and value > max_late_ms:
             yield _bottleneck_text(description, value, max_late_ms)
     for case in record.cases:
-        late_ms = (case.notes.get("traffic", {}).get("late_ms") or {}).get("p99")
+        late_ms = (case.known_notes.get("traffic", {}).get("late_ms") or {}).get("p99")
         if late_ms is not None and late_ms > max_late_ms:
             arrivals = "it sent arrivals {} ms late (99th percentile)"
             yield _bottleneck_text(arrivals, late_ms, max_late_ms)
@@ -183,7 +183,7 @@ class ServerArm:
                 f"{self.arm}: the server read {usage:,.0f} prompt tokens, but the workload has "
                 f"{counted:,.0f} (prompts were sent as {self.server['prompts']})"
             )
-        cached, sharing = self.counter("tokens.cached"), self.runs[0].notes.get("sharing")
+        cached, sharing = self.counter("tokens.cached"), self.runs[0].known_notes.get("sharing")
         if cached is None or sharing is None:
             return
         # The workload counts shared tokens in whole blocks, but a server may share single tokens.

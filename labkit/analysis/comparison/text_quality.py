@@ -24,6 +24,7 @@ from labkit.analysis.statistics.block_jackknife import (
 )
 from labkit.records import Record
 from labkit.records.kl_histogram import decode_histogram
+from labkit.records.record_notes import ScoringNote
 
 KL_QUANTILES = (0.5, 0.9, 0.99, 0.999)
 INTERVAL_KEYS = ("estimate", "low", "high")
@@ -154,17 +155,17 @@ def scored_windows(arm: str, records: Sequence[Record]) -> ScoredWindows | None:
     return None if notes is None else ScoredWindows.from_notes(notes["windows"])
 
 
-def _first_notes(arm: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
+def _first_notes(arm: str, records: Sequence[Record]) -> ScoringNote | None:
     for record in records:
         if record.ok and record.arm == arm:
             for case in record.cases:
-                if "scoring" in case.notes:
-                    notes: Mapping[str, Any] = case.notes["scoring"]
+                if "scoring" in case.known_notes:
+                    notes = case.known_notes["scoring"]
                     return notes
     return None
 
 
-def text_quality(arm: str, notes: Mapping[str, Any], baseline: ScoredWindows) -> TextQuality:
+def text_quality(arm: str, notes: ScoringNote, baseline: ScoredWindows) -> TextQuality:
     """Return an arm's quality from its record's notes, compared with the baseline's windows."""
     scored = ScoredWindows.from_notes(notes["windows"])
     count, tokens = len(scored.tokens), scored.tokens

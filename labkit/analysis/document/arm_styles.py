@@ -6,13 +6,8 @@ Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008). No 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from labkit.analysis.document import svg_elements
 from labkit.analysis.model.cell_model import Cell
-
-if TYPE_CHECKING:
-    pass
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"

@@ -7,7 +7,7 @@ format can show and leaves out a section without parts.
 Declare a section beside the table or chart that it shows::
 
     @section("Failed runs")
-    def failures_section(report: CellReport) -> Parts:
+    def failures_section(report: CellSource) -> Parts:
         return table_parts(failures_table(report.cell, report.record_folder))
 
 and name it in :mod:`labkit.analysis.pages.report_sections`: in a chapter of the HTML page, in
@@ -18,13 +18,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.table_model import Table
+from labkit.analysis.model.cell_model import Cell
+from labkit.records import Record
 
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
+
+@dataclass(frozen=True)
+class CellSource:
+    """What the sections of a cell's report are made from.
+
+    Parameters
+    ----------
+    analysis
+        The analysed cell.
+    record_folder
+        Prefix of links to records: the cell's folder relative to the report, or empty.
+    anchor
+        Prefix of the cell's anchors on the HTML page.
+    """
+
+    analysis: CellAnalysis
+    record_folder: str = ""
+    anchor: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """The cell's model."""
+        return self.analysis.cell
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """The cell's records."""
+        return self.analysis.data.records
+
+
+Source = TypeVar("Source", bound=CellSource)
 
 
 @dataclass(frozen=True)
@@ -152,7 +184,7 @@ class Section:
     """
 
     title: str
-    parts: Callable[[CellReport], Parts]
+    parts: Callable[[Any], Parts]  # of a CellSource
 
 
 @dataclass(frozen=True)
@@ -177,13 +209,13 @@ class Chapter:
     is_open: bool = False
 
 
-def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:
+def section(title: str) -> Callable[[Callable[[Source], Iterable[Part]]], Section]:
     """Return a decorator that turns a function into a :class:`Section`.
 
     The function takes a report and returns the section's parts.
     """
 
-    def declare(parts: Callable[[CellReport], Iterable[Part]]) -> Section:
+    def declare(parts: Callable[[Source], Iterable[Part]]) -> Section:
         return Section(title, lambda report: list(parts(report)))
 
     return declare

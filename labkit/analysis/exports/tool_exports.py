@@ -6,7 +6,7 @@ Each run is exported as one sample, so that no tool counts repeats as independen
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.records import Arm, Metric, Record
+from labkit.records.record_notes import RequestNote, TrafficNote
 
-Json = Mapping[str, Any]
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -136,14 +136,14 @@ def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
     arms = {arm.name: arm for arm in data.arms}
     for number, record in enumerate(data.records):
         for case in record.cases:
-            requests = case.notes.get("requests")
+            requests = case.known_notes.get("requests")
             if requests and record.outcome in MEASURED_OUTCOMES:
-                traffic = case.notes.get("traffic") or {}
+                traffic = case.known_notes.get("traffic") or {}
                 yield _vllm_run(number, record, arms[record.arm], requests, traffic)
 
 
 def _vllm_run(
-    number: int, record: Record, arm: Arm, requests: Sequence[Json], traffic: Json
+    number: int, record: Record, arm: Arm, requests: Sequence[RequestNote], traffic: TrafficNote
 ) -> dict[str, Any]:
     arrivals = arm.config.get("workload", {}).get("arrivals", {})
     workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
@@ -190,7 +190,7 @@ def _vllm_run(
     }
 
 
-def _vllm_latencies(requests: Sequence[Json]) -> dict[str, float | None]:
+def _vllm_latencies(requests: Sequence[RequestNote]) -> dict[str, float | None]:
     times = {
         "ttft": [r["ttft_ms"] for r in requests],
         "tpot": [

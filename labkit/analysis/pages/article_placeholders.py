@@ -320,7 +320,9 @@ def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
 
 def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
     """Return the counters and numbers that an arm's runs noted for a case, as medians over runs."""
-    notes = [c.notes for r in report.records if r.arm == arm for c in r.cases if c.case == case]
+    notes = [
+        c.known_notes for r in report.records if r.arm == arm for c in r.cases if c.case == case
+    ]
     values_by_name: dict[str, list[float]] = {}
     for note in notes:
         for name, value in {**note, **(note.get("counters") or {})}.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
 from labkit.analysis.document import svg_elements
 from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
@@ -20,7 +21,6 @@ from labkit.analysis.findings.next_command import NextCommand
 from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.findings.verdict_sentences import control_sentence
-from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -31,7 +31,6 @@ from labkit.analysis.robustness.sensitivity_analysis import (
     probe_correlations,
     sensitivity_results,
 )
-from labkit.analysis.tables import video_tables
 from labkit.analysis.tables.results_table import ResultLine, results_table
 from labkit.analysis.tables.sweep_tables import Values, settings_tables
 from labkit.config import count_text
@@ -42,32 +41,8 @@ MAX_SHOWN_DISTURBANCES = 2  # per block
 
 
 @dataclass(frozen=True)
-class CellReport:
-    """The content of a cell's report.
-
-    Parameters
-    ----------
-    analysis
-        The analysed cell.
-    record_folder
-        Prefix of links to records: the cell's folder relative to the report, or empty.
-    anchor
-        Prefix of the cell's anchors on the HTML page.
-    """
-
-    analysis: CellAnalysis
-    record_folder: str = ""
-    anchor: str = ""
-
-    @property
-    def cell(self) -> Cell:
-        """The cell's model."""
-        return self.analysis.cell
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """The cell's records."""
-        return self.analysis.data.records
+class CellReport(CellSource):
+    """The content of a cell's report."""
 
     @property
     def title(self) -> str:
@@ -176,11 +151,6 @@ class CellReport:
         return sensitivity_results(self.analysis)
 
     @cached_property
-    def clips(self) -> video_tables.ClipRecords | None:
-        """The frames that arms picked from video clips, or None if the records have no clips."""
-        return video_tables.clip_records(self.cell, self.records)
-
-    @cached_property
     def noise(self) -> list[str]:
         """Sentences on the machine's noise; see :func:`noise_lines`."""
         return noise_lines(self.analysis)
@@ -238,7 +208,9 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
         f"A run spent {statistics.median(start_ups):.1f} s outside its measurement "
         f"(median of {count_text(len(start_ups), 'run')})."
     ]
-    shares = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
+    shares = [
+        float(o["share"]) for r in records if (o := r.known_notes.get("observer") or {}) and r.ok
+    ]
     if shares:
         percent = 100 * statistics.median(shares)
         lines.append(f"Observing the run took {percent:.2f} % of one core.")

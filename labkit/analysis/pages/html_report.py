@@ -22,7 +22,7 @@ from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.cell_labels import cell_labels
+from labkit.analysis.studies.study_analysis import cell_labels
 from labkit.analysis.studies.study_answer import study_answer, study_question
 from labkit.config import count_text
 from labkit.records import ArchivePath, StudyPath

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from labkit.analysis.charts import html_charts
 from labkit.analysis.charts.effects_chart import effects_section
-from labkit.analysis.charts.frontier_chart import frontier_section
 from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
+from labkit.analysis.charts.latency_throughput_chart import frontier_section
 from labkit.analysis.charts.metric_matrix import matrix_section
 from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
 from labkit.analysis.charts.run_timeline_charts import (

@@ -20,10 +20,10 @@ from labkit.analysis.model.row_model import Row
 from labkit.analysis.model.study_model import CellEntry, Study
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
-from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.tables.serving_capacity_table import capacity_chart, capacity_table
+from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.tables.serving_tables import capacity_chart, capacity_table
 
 NOT_COMPARED = (
     "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "

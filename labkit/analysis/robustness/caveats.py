@@ -35,6 +35,7 @@ from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
 from labkit.records import Record, describe_last_session
+from labkit.records.record_notes import TrafficNote
 
 MAX_STEAL_SHARE = 0.01
 MAX_FOREIGN_CORES = 0.25
@@ -183,13 +184,13 @@ def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
         yield from one.impossible_counts()
 
 
-def _traffic(analysis: CellAnalysis) -> dict[str, list[dict[str, Any]]]:
+def _traffic(analysis: CellAnalysis) -> dict[str, list[TrafficNote]]:
     """Return the ``traffic`` notes of all runs, by arm: the outcomes and times of requests."""
-    noted: dict[str, list[dict[str, Any]]] = {}
+    noted: dict[str, list[TrafficNote]] = {}
     for record in analysis.data.records:
         for case in record.cases:
-            if "traffic" in case.notes:
-                noted.setdefault(record.arm, []).append(case.notes["traffic"])
+            if "traffic" in case.known_notes:
+                noted.setdefault(record.arm, []).append(case.known_notes["traffic"])
     return noted
 
 
@@ -284,7 +285,9 @@ def _machine_caveats(records: Sequence[Record]) -> Iterator[str]:
                 f"the machine's own speed varied by {100 * (high / low - 1):.0f} % "
                 "between runs (arm-blind probe, 10th to 90th percentile)"
             )
-    removed = sorted({str(v) for r in records for v in r.notes.get("removed_environment", ())})
+    removed = sorted(
+        {str(v) for r in records for v in r.known_notes.get("removed_environment", ())}
+    )
     if removed:
         yield f"inherited environment variables were removed for all arms: {', '.join(removed)}"
 

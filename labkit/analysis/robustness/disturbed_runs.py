@@ -125,7 +125,7 @@ def probe_us(record: Record) -> float | None:
 
 def samples(record: Record, name: str) -> list[float]:
     """Return the observer's samples of ``name`` during a run; empty if there are none."""
-    observer = record.notes.get("observer")
+    observer = record.known_notes.get("observer")
     columns = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
     return [float(x) for x in columns.get(name, ()) if isinstance(x, int | float)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from labkit.records import Record
+from labkit.records.record_notes import RectangleNote
 
 MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by chance
 # Counters of layouts that pad a batch: their padding is shown even if it is 0.
@@ -72,14 +73,14 @@ def hit_and_acceptance_rates(
     """Return the rates (medians over runs) of the arms to which any rate applies."""
     arms: dict[str, list[Record]] = {arm: [] for arm in names}
     for record in records:
-        if record.ok and record.arm in arms and "sharing" in record.notes:
+        if record.ok and record.arm in arms and "sharing" in record.known_notes:
             arms[record.arm].append(record)
     rates = [_rates(arm, runs) for arm, runs in arms.items() if runs]
     return [one for one in rates if not one.hits is one.accepted is one.padded is None]
 
 
 def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
-    sharing, counters = runs[0].notes["sharing"], [run.counters for run in runs]
+    sharing, counters = runs[0].known_notes["sharing"], [run.counters for run in runs]
     caches = any(
         counts.get("prefix.queried_tokens") and not counts.get("prefix_cache.none")
         for counts in counters
@@ -93,16 +94,16 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         attainable_hits=sharing["shared_tokens"] / prompt_tokens if known else None,
         hits=median(hits) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
-        rectangle=_rectangle(runs[0].notes.get("rectangle"), counters),
+        rectangle=_rectangle(runs[0].known_notes.get("rectangle"), counters),
         padded=_share(counters, "tokens.padded", "tokens.padded", "tokens.computed"),
-        equal_lengths=_equal_lengths(runs[0].notes.get("rectangle"), counters),
-        unshared=bool(sharing["unshared"]) and runs[0].notes.get("cache_state") != "warm",
+        equal_lengths=_equal_lengths(runs[0].known_notes.get("rectangle"), counters),
+        unshared=bool(sharing["unshared"]) and runs[0].known_notes.get("cache_state") != "warm",
         random=any(counts.get("spec.random") for counts in counters),
     )
 
 
 def _rectangle(
-    rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
+    rectangle: RectangleNote | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
     """Return the share of padding if one batch held all requests, padded to the longest.
 
@@ -119,7 +120,7 @@ def _rectangle(
 
 
 def _equal_lengths(
-    rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
+    rectangle: RectangleNote | None, counters: Sequence[Mapping[str, float]]
 ) -> bool:
     """Return whether nothing needs padding: equal lengths, and one step prefills all prompts."""
     if rectangle is None or rectangle["tokens"] < rectangle["slots"]:

@@ -210,7 +210,7 @@ def _requests(cells: Sequence[StudyPath]) -> Iterator[Row]:
         for record in read_runs(cell):
             run = _run(cell, record)
             for case in record.cases:
-                for request in case.notes.get("requests") or ():
+                for request in case.known_notes.get("requests") or ():
                     yield {**run, "case": case.case, **request}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.studies.cell_labels import cell_labels
+from labkit.analysis.studies.study_analysis import cell_labels
 
 LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
 MIN_LOADS = 3  # a curve needs this many different loads

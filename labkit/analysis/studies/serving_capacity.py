@@ -8,9 +8,8 @@ arrived. The target share is ``workload.capacity``. With several arms, alpha is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.latency_throughput import load_of
 from labkit.records import Record
+from labkit.records.record_notes import TrafficNote
 
 LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
@@ -102,14 +102,14 @@ def _capacity(
     return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained)
 
 
-def _notes(records: Sequence[Record], arm: str) -> list[Mapping[str, Any]]:
+def _notes(records: Sequence[Record], arm: str) -> list[TrafficNote]:
     """Return the notes on requests of an arm's successful runs that counted those in the limits."""
     return [
-        case.notes["traffic"]
+        case.known_notes["traffic"]
         for record in records
         if record.ok and record.arm == arm
         for case in record.cases
-        if "good" in case.notes.get("traffic", {})
+        if "good" in case.known_notes.get("traffic", {})
     ]
 
 

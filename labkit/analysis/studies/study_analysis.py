@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.config import count_text
+from labkit.config.sweep import short_names
 from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
@@ -266,3 +267,37 @@ def _geometric_mean(values: Sequence[float | None]) -> float | None:
     """Return the geometric mean, or None if a value is absent or not positive."""
     positive = [value for value in values if value is not None and value > 0]
     return float(np.exp(np.mean(np.log(positive)))) if len(positive) == len(values) else None
+
+
+def cell_labels(analyses: Sequence[CellAnalysis], ignore: Collection[str] = ()) -> list[str]:
+    """Return a label for each cell, such as ``rate=2``, without the options in ``ignore``.
+
+    If there is only one cell, its label has all its overrides. A cell of an earlier version of
+    labkit, which did not list the overrides, is labelled by its name.
+    """
+    listed = [
+        [override for override in _overrides(analysis) if override.partition("=")[0] not in ignore]
+        for analysis in analyses
+    ]
+    if len(analyses) == 1:
+        return [", ".join(listed[0]) or analyses[0].name]
+    common = set.intersection(*map(set, listed))
+    varying = [[o for o in overrides if o not in common] for overrides in listed]
+    keys = dict.fromkeys(o.partition("=")[0] for overrides in varying for o in overrides)
+    short = short_names(list(keys))
+    return [
+        _label(overrides, short, analysis)
+        for overrides, analysis in zip(varying, analyses, strict=True)
+    ]
+
+
+def _overrides(analysis: CellAnalysis) -> list[str]:
+    return list(analysis.data.manifest.get("overrides") or [analysis.name])
+
+
+def _label(overrides: Sequence[str], short: dict[str, str], analysis: CellAnalysis) -> str:
+    pairs = (override.partition("=") for override in overrides)
+    words = [f"{short[key]}{equals}{value}" for key, equals, value in pairs]
+    if analysis.data.dir.name.endswith(PROCESSES_SUFFIX):
+        words.append("in separate processes")
+    return ", ".join(words) or "as configured"

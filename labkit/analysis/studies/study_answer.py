@@ -10,8 +10,8 @@ from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.number_format import join_names
-from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.study_analysis import cell_labels
 from labkit.config import count_text
 
 DIRECTED = ("better", "worse", "mixed")

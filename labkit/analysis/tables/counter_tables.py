@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.charts.roofline import (
     RooflinePoint,
@@ -13,6 +13,7 @@ from labkit.analysis.charts.roofline import (
     roofline_points,
 )
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Parts,
     PictureFile,
@@ -24,9 +25,6 @@ from labkit.analysis.document.table_model import Column, Table, text_or_empty
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.records import Record, counter_registry
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 CaseAndArm = tuple[str, str]
 CounterValues = Mapping[str, set[float]]
@@ -64,7 +62,7 @@ def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] |
     for record in records:
         for case in record.cases:
             by_name = counters.setdefault((case.case, record.arm), {}) if record.ok else {}
-            for name, value in (case.notes.get("counters") or {}).items():
+            for name, value in (case.known_notes.get("counters") or {}).items():
                 by_name.setdefault(name, set()).add(float(value))
     informative = {
         name
@@ -94,7 +92,7 @@ def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] |
 
 
 @section("Work per dispatch")
-def dispatch_section(report: CellReport) -> Parts:
+def dispatch_section(report: CellSource) -> Parts:
     """Show the counters of one dispatch."""
     return table_parts(dispatch_table(report.cell, report.records))
 
@@ -127,7 +125,7 @@ def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndAr
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
-            if not record.ok or "launches" not in case.notes:
+            if not record.ok or "launches" not in case.known_notes:
                 continue
             by_name = samples.setdefault((case.case, record.arm), {})
             for metric in case.metrics:
@@ -156,7 +154,7 @@ def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndAr
 
 
 @section("Queued launches")
-def launch_queue_section(report: CellReport) -> Parts:
+def launch_queue_section(report: CellSource) -> Parts:
     """Show the times of launches in a chain and outside a chain."""
     return table_parts(launch_queue_table(report.cell, report.records))
 
@@ -200,7 +198,7 @@ def engine_counters_table(cell: Cell) -> Table[str] | None:
 
 
 @section("Engine counters")
-def engine_counters_section(report: CellReport) -> Parts:
+def engine_counters_section(report: CellSource) -> Parts:
     """Show the counters that differ between arms."""
     return table_parts(engine_counters_table(report.cell))
 
@@ -269,7 +267,7 @@ def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
 
 
 @section("Roofline")
-def roofline_section(report: CellReport) -> Parts:
+def roofline_section(report: CellSource) -> Parts:
     """Show attained bandwidth and FLOP rates beside the machine's limits."""
     cell, points = report.cell, roofline_points(report.cell, report.records)
     if not points:
@@ -333,6 +331,6 @@ def host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None
 
 
 @section("Host time to build the maps")
-def host_times_section(report: CellReport) -> Parts:
+def host_times_section(report: CellSource) -> Parts:
     """Show the host's time per step to build the maps."""
     return table_parts(host_times_table(report.cell, report.records))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.comparison.output_identity import OutputAgreement
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Part,
     PictureFile,
@@ -25,9 +26,6 @@ from labkit.analysis.model.row_model import ArmValues, Comparison, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.tables.counter_tables import host_times
 from labkit.records import Record, counter_registry
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # names that articles use
 PUBLISHED = "published"  # the style class of published numbers
@@ -172,7 +170,7 @@ def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row
 
 
 @section("Published by others")
-def published_section(report: CellReport) -> Iterator[Part]:
+def published_section(report: CellSource) -> Iterator[Part]:
     """Show published numbers beside ours."""
     agreement = agreement_rows(report.analysis.identity.agreement)
     extra_rows = [*agreement, *host_time_rows(report.records)]

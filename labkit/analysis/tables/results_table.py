@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from labkit.analysis.document.report_parts import Parts, section, table_parts
+from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table, broken_name
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
@@ -29,9 +28,6 @@ from labkit.analysis.number_format import (
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
@@ -101,7 +97,7 @@ def kernel_names(records: Sequence[Record]) -> dict[str, str]:
     names: dict[str, str] = {}
     for record in records:
         for case in record.cases:
-            kernel = case.notes.get("kernel")
+            kernel = case.known_notes.get("kernel")
             if kernel is not None:
                 names.setdefault(case.case, KERNEL_NAMES.get(str(kernel), str(kernel)))
     return names
@@ -349,7 +345,7 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
 
 def _cache_notes(records: Sequence[Record]) -> list[str]:
     """Return a note on whether launches were timed with hot or cold caches; empty if unknown."""
-    states = {case.notes.get("state") for record in records for case in record.cases}
+    states = {case.known_notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []
 
@@ -389,6 +385,6 @@ def medians_table(cell: Cell) -> Table[RowAndArm]:
 
 
 @section(MEDIANS_TITLE)
-def medians_section(report: CellReport) -> Parts:
+def medians_section(report: CellSource) -> Parts:
     """Show every arm's own median and quartiles."""
     return table_parts(medians_table(report.cell))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from labkit.analysis.document.report_parts import Parts, section
+from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import significant_text
 from labkit.config import count_text
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
 
@@ -93,7 +90,7 @@ def _arms(row: Row, record_folder: str) -> Iterator[ArmRuns]:
 
 
 @section("Runs behind each number")
-def runs_section(report: CellReport) -> Parts:
+def runs_section(report: CellSource) -> Parts:
     """Show the runs behind each number."""
     claim = report.analysis.data.arms[0].identity
     runs = run_list(report.cell, claim, report.record_folder)

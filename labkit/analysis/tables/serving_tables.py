@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.comparison.server_arm_caveats import ServerArm, server_arms
-from labkit.analysis.document.report_parts import Parts, section, table_parts
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import CellSource, ChartPart, Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
@@ -15,13 +16,12 @@ from labkit.analysis.robustness.hit_and_acceptance_rates import (
     AttainedRates,
     hit_and_acceptance_rates,
 )
+from labkit.analysis.statistics.load_capacity import LoadCounts
+from labkit.analysis.studies.serving_capacity import ServingCapacity
 from labkit.records import Record
+from labkit.records.record_notes import TrafficNote
 
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
-
-Json = Mapping[str, Any]
-NotesByArm = Mapping[str, Sequence[Json]]
+NotesByArm = Mapping[str, Sequence[TrafficNote]]
 COUNTS = {
     "requests": "requests",
     "served": "served",
@@ -41,15 +41,16 @@ CLIENT_NOTE = (
     "in seeing a chunk, the error of the gaps that it measures between chunks, and its CPU time "
     "per chunk. The time to connect depends on the server."
 )
+CapacityLine = tuple[ServingCapacity, LoadCounts]
 
 
-def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
+def request_notes(records: Sequence[Record]) -> dict[str, list[TrafficNote]]:
     """Return the notes on requests (``traffic`` in the records) of all runs, by arm."""
-    notes: dict[str, list[Json]] = {}
+    notes: dict[str, list[TrafficNote]] = {}
     for record in records:
         for case in record.cases:
-            if "traffic" in case.notes:
-                notes.setdefault(record.arm, []).append(case.notes["traffic"])
+            if "traffic" in case.known_notes:
+                notes.setdefault(record.arm, []).append(case.known_notes["traffic"])
     return notes
 
 
@@ -83,7 +84,7 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
 
 
 @section("Request outcomes")
-def request_outcomes_section(report: CellReport) -> Parts:
+def request_outcomes_section(report: CellSource) -> Parts:
     """Show the numbers of served, refused and failed requests."""
     return table_parts(request_outcomes_table(report.cell, report.records))
 
@@ -95,7 +96,7 @@ def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
 def _median_column(
     notes: NotesByArm,
     heading: str,
-    read: Callable[[Json], float | None],
+    read: Callable[[TrafficNote], float | None],
     formatter: Callable[[Any], str] = value_text,
 ) -> Column[str]:
     """Return a column of medians over runs. A cell is empty if no run of the arm has the number."""
@@ -107,14 +108,14 @@ def _median_column(
     return Column(heading, value, lambda v: "" if v is None else formatter(v))
 
 
-def _sender_share(note: Json) -> float | None:
+def _sender_share(note: TrafficNote) -> float | None:
     return note.get("sender_cpu_share")
 
 
-def _nested(*path: str) -> Callable[[Json], float | None]:
+def _nested(*path: str) -> Callable[[TrafficNote], float | None]:
     """Return a function that reads the number at a path of keys, or None if a key is missing."""
 
-    def read(note: Json) -> float | None:
+    def read(note: TrafficNote) -> float | None:
         value: Any = note
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -123,7 +124,7 @@ def _nested(*path: str) -> Callable[[Json], float | None]:
     return read
 
 
-SENDER_TIMES: Mapping[str, Callable[[Json], float | None]] = {
+SENDER_TIMES: Mapping[str, Callable[[TrafficNote], float | None]] = {
     "requested (1/s)": _nested("asked_per_s"),
     "due (1/s)": _nested("due_per_s"),
     "sent (1/s)": _nested("sent_per_s"),
@@ -196,7 +197,7 @@ def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
 
 
 @section("HTTP streams and client overhead")
-def http_section(report: CellReport) -> Parts:
+def http_section(report: CellSource) -> Parts:
     """Show the servers' streams and the client's own cost."""
     return table_parts(
         streams_table(report.cell, report.records), client_table(report.cell, report.records)
@@ -232,7 +233,7 @@ def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[Att
 
 
 @section("Attainable and attained rates")
-def hit_and_acceptance_section(report: CellReport) -> Parts:
+def hit_and_acceptance_section(report: CellSource) -> Parts:
     """Show every arm's attainable and attained prefix hits, accepted drafts and padding."""
     return table_parts(hit_and_acceptance_table(report.cell, report.records))
 
@@ -246,3 +247,64 @@ def _share_column(
     if all(share(arm) is None for arm in rates):
         return None
     return Column(heading, share, lambda value: "" if value is None else f"{value:.1%}")
+
+
+def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
+    lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
+    if not lines:
+        return None
+
+    def interval(line: CapacityLine) -> str:
+        low, high = line[1].share_interval(line[0].alpha)
+        return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+    columns: tuple[Column[CapacityLine], ...] = (
+        Column("arm", lambda line: line[0].arm, numeric=False),
+        Column("requests/s", lambda line: f"{line[1].rate:g}"),
+        Column("runs", lambda line: len(line[1].good)),
+        Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
+        Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
+        Column("interval", interval),
+    )
+    return Table(columns, lines, (_note(capacities),))
+
+
+def _note(capacities: Sequence[ServingCapacity]) -> str:
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):g} %"
+    return (
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
+    )
+
+
+def capacity_chart(one: ServingCapacity) -> ChartPart:
+    """Return a chart of an arm's goodput (the share of requests within the limits) by rate.
+
+    The capacity's interval is shaded.
+    """
+    loads = one.loads
+    place = {load.rate: float(index) for index, load in enumerate(loads)}
+    chart = Chart(
+        title=f"goodput of {one.arm}",
+        x=(-0.3, len(loads) - 0.7),
+        y=(-4.0, 104.0),
+        x_label="requests/s (evenly spaced)",
+        y_label="requests within the limits (%)",
+        x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
+    )
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is not None or high is not None:
+        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
+        chart.band(*ends, "margin")
+    target = 100 * one.target
+    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
+    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
+    for load in loads:
+        ends = load.share_interval(one.alpha)
+        chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
+        tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
+        chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
+    return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

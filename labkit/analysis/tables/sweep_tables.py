@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Part,
     PictureFile,
@@ -27,9 +28,6 @@ from labkit.analysis.number_format import (
 from labkit.config import count_text
 from labkit.config.option import override_text
 from labkit.config.sweep import short_names
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 BEST, POSSIBLY_BEST = "best", "~"
 MAX_COLUMNS = 8  # an option with more values is not laid out as columns
@@ -245,7 +243,7 @@ def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingC
 
 
 @section("Curves")
-def curves_section(report: CellReport) -> Iterator[Part]:
+def curves_section(report: CellSource) -> Iterator[Part]:
     """Show a sweep's values over each numeric option, for every primary row."""
     cell = report.cell
     for best in cell.best or ():

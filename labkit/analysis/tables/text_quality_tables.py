@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Parts,
     PictureFile,
@@ -24,11 +25,6 @@ from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.config import count_text
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
-
-    pass
 
 Place = tuple[str, Mapping[str, Any]]
 MAX_PLACES = 5  # per arm
@@ -63,11 +59,11 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
 def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
     by_arm = {
-        record.arm: case.notes["scoring"]
+        record.arm: case.known_notes["scoring"]
         for record in records
         if record.ok
         for case in record.cases
-        if "scoring" in case.notes
+        if "scoring" in case.known_notes
     }
     baseline, *others = arms
     notes = by_arm[baseline]
@@ -132,7 +128,7 @@ def quoted(text: str) -> str:
 
 
 @section("Quality")
-def quality_section(report: CellReport) -> Parts:
+def quality_section(report: CellSource) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
     chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))

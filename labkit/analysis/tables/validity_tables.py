@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
-from labkit.analysis.document.report_parts import Parts, section, table_parts
+from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, Failure, GateResult
 from labkit.analysis.number_format import interval_text, p_text, percent_text
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 from labkit.records import Record
-
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
 
 MEANINGS = {
     "healthy": "every run ended well, on a machine that stayed the same",
@@ -37,7 +33,7 @@ def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
 
 
 @section("Gates")
-def gates_section(report: CellReport) -> Parts:
+def gates_section(report: CellSource) -> Parts:
     """Show the gates."""
     return table_parts(gates_table(report.cell))
 
@@ -47,7 +43,7 @@ def output_noun(cell: Cell, records: Sequence[Record]) -> str:
 
     It is requests, picks (of frames), token rows of a kernel, or scored tokens.
     """
-    if any("scoring" in case.notes for record in records for case in record.cases):
+    if any("scoring" in case.known_notes for record in records for case in record.cases):
         return "scored tokens"
     if any(row.metric == "decode_ms" for row in cell.rows):
         return "picks"
@@ -77,7 +73,7 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
 
 
 @section("Outputs")
-def outputs_section(report: CellReport) -> Parts:
+def outputs_section(report: CellSource) -> Parts:
     """Show the number of outputs that agree with the reference run's."""
     noun = output_noun(report.cell, report.records)
     return table_parts(agreement_table(report.analysis.identity, noun))
@@ -165,6 +161,6 @@ def _lost_text(runs: Sequence[str]) -> str:
 
 
 @section("Failed runs")
-def failures_section(report: CellReport) -> Parts:
+def failures_section(report: CellSource) -> Parts:
     """Show the failed runs."""
     return table_parts(failures_table(report.cell, report.record_folder))

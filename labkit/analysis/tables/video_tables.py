@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
+    CellSource,
     ChartPart,
     Parts,
     PictureFile,
@@ -22,11 +23,8 @@ from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import value_text
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
+from labkit.records.record_notes import AnswersNote, EvidenceNote, VideoNote
 
-if TYPE_CHECKING:
-    from labkit.analysis.pages.cell_report_content import CellReport
-
-Json = Mapping[str, Any]
 ClipAndArm = tuple[str, str]
 ClipAndEvent = tuple[str, str]
 MAX_DRAWN_CLIPS = 8
@@ -55,8 +53,8 @@ class ArmPicks:
     """
 
     picks: Sequence[int]
-    notes: Json
-    evidence: Json
+    notes: VideoNote
+    evidence: Mapping[str, EvidenceNote]
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class ClipRecords:
 
     clips: Mapping[str, Mapping[str, ArmPicks]]
 
-    def facts(self, clip: str) -> Json:
+    def facts(self, clip: str) -> VideoNote:
         """Return the facts of a clip that are equal for all arms: frames, keyframes, seconds."""
         return next(iter(self.clips[clip].values())).notes
 
@@ -79,9 +77,11 @@ def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
     arms = cell.real_arms
     for record in records:
         for case in record.cases if record.ok and record.arm in arms else ():
-            if "video" in case.notes and case.outputs is not None:
+            if "video" in case.known_notes and case.outputs is not None:
                 picks = ArmPicks(
-                    case.outputs["picks"], case.notes["video"], case.notes.get("evidence", {})
+                    case.outputs["picks"],
+                    case.known_notes["video"],
+                    case.known_notes.get("evidence", {}),
                 )
                 by_clip.setdefault(case.case, {}).setdefault(record.arm, picks)
     return ClipRecords(by_clip) if by_clip else None
@@ -156,11 +156,11 @@ def clip_work_table(cell: Cell, clips: ClipRecords | None) -> Table[ClipAndArm] 
 def _notes_column(
     clips: ClipRecords, key: str, heading: str, formatter: Callable[[Any], str] = "{:,}".format
 ) -> Column[ClipAndArm]:
-    return Column(
-        heading,
-        lambda line: clips.clips[line[0]][line[1]].notes[key],
-        lambda value: "–" if value is None else formatter(value),
-    )
+    def value(line: ClipAndArm) -> object:
+        notes: Mapping[str, object] = clips.clips[line[0]][line[1]].notes
+        return notes[key]
+
+    return Column(heading, value, lambda value: "–" if value is None else formatter(value))
 
 
 def visible_events_table(
@@ -179,7 +179,7 @@ def visible_events_table(
         Column("event", lambda line: line[1], numeric=False),
         *(Column(arm, _visible_share(clips, arm)) for arm in cell.real_arms),
     ]
-    answered = any("answers" in record.notes for record in records)
+    answered = any("answers" in record.known_notes for record in records)
     return Table(
         tuple(columns), tuple(lines), (EVENTS_NOTE, *([] if answered else [NO_MODEL_NOTE]))
     )
@@ -205,10 +205,10 @@ def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str
 
 def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the number of questions that a model answered correctly from every arm's frames."""
-    answers: dict[str, Json] = {}
+    answers: dict[str, AnswersNote] = {}
     for record in records:
-        if record.ok and "answers" in record.notes:
-            answers.setdefault(record.arm, record.notes["answers"])
+        if record.ok and "answers" in record.known_notes:
+            answers.setdefault(record.arm, record.known_notes["answers"])
     if not answers:
         return None
 
@@ -239,15 +239,15 @@ def drawn_clips(clips: ClipRecords | None) -> list[str]:
     return known[:MAX_DRAWN_CLIPS]
 
 
-def _frame_time_s(facts: Json, frame: int) -> float:
+def _frame_time_s(facts: VideoNote, frame: int) -> float:
     """Return the presentation time of a frame (seconds), assuming a constant frame rate."""
     seconds, last = float(facts["seconds"]), max(1, int(facts["frames"]) - 1)
     return seconds * frame / last
 
 
-def keyframe_indices(facts: Json) -> Iterator[int]:
+def keyframe_indices(facts: VideoNote) -> Iterator[int]:
     """Yield the indices of a clip's keyframes. Records store ranges: [first, step, count]."""
-    for first, step, count in facts["keyframe_places"]:
+    for first, step, count in facts["keyframe_places"] or ():
         yield from (first + step * i for i in range(count))
 
 
@@ -282,23 +282,23 @@ def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, C
 
 
 @section("Decode times by clip")
-def decode_times_section(report: CellReport) -> Parts:
+def decode_times_section(report: CellSource) -> Parts:
     """Show decode times by clip."""
-    return table_parts(decode_times_table(report.cell, report.clips))
+    return table_parts(decode_times_table(report.cell, clip_records(report.cell, report.records)))
 
 
 @section("Decoding work per request")
-def clip_work_section(report: CellReport) -> Parts:
+def clip_work_section(report: CellSource) -> Parts:
     """Show the work of the demuxer and the decoder per request."""
-    return table_parts(clip_work_table(report.cell, report.clips))
+    return table_parts(clip_work_table(report.cell, clip_records(report.cell, report.records)))
 
 
 @section("Picked frames")
-def picked_frames_section(report: CellReport) -> Parts:
+def picked_frames_section(report: CellSource) -> Parts:
     """Show which frames every arm picks."""
     charts = [
         ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
-        for clip, chart in picks_charts(report.cell, report.clips)
+        for clip, chart in picks_charts(report.cell, clip_records(report.cell, report.records))
     ]
     if not charts:
         return []
@@ -307,9 +307,11 @@ def picked_frames_section(report: CellReport) -> Parts:
 
 
 @section("Visible events")
-def visible_events_section(report: CellReport) -> Parts:
+def visible_events_section(report: CellSource) -> Parts:
     """Show which planted events the picked frames show, and a model's answers."""
     return table_parts(
-        visible_events_table(report.cell, report.clips, report.records),
+        visible_events_table(
+            report.cell, clip_records(report.cell, report.records), report.records
+        ),
         answers_table(report.cell, report.records),
     )

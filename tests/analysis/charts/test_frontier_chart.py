@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planted_cells import planted_cell
 
-from labkit.analysis.charts.frontier_chart import ArmPoint, frontier, frontier_chart
+from labkit.analysis.charts.latency_throughput_chart import ArmPoint, frontier, frontier_chart
 from labkit.analysis.document.chart import Dots, Line, Text
 
 THROUGHPUT = {"base": 100.0, "fast": 200.0, "slow": 90.0, "control": 101.0}

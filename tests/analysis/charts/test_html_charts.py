@@ -8,7 +8,7 @@ from planted_cells import planted_cell
 
 from labkit.analysis.charts.html_charts import latency_charts
 from labkit.analysis.document.chart import Limit, Line
-from labkit.records import Arm
+from labkit.records import Arm, CaseRecord
 
 
 def analysis(latencies, outcomes=("ok", "ok"), limits=None):
@@ -23,7 +23,7 @@ def analysis(latencies, outcomes=("ok", "ok"), limits=None):
     for arm, runs in latencies.items():
         for outcome, run in zip(outcomes, runs, strict=True):
             requests = [{"e2e_ms": ms, "ttft_ms": ms / 10, "output_tokens": 10} for ms in run]
-            case = SimpleNamespace(notes={"requests": requests})
+            case = CaseRecord("all", notes={"requests": requests})
             records.append(SimpleNamespace(arm=arm, outcome=outcome, cases=[case]))
     listed = [{"name": arm.name, "role": arm.role} for arm in arms]
     data = SimpleNamespace(arms=arms, records=records)

@@ -8,6 +8,7 @@ import pytest
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.gates import healthy
 from labkit.analysis.comparison.served_requests import sustained
+from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.studies.serving_capacity import serving_capacities
 from labkit.records import Arm, CaseRecord, Record
 
@@ -158,7 +159,7 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     data = SimpleNamespace(
         arms=[Arm("base", "baseline", {}, {"workload": workload})],
         records=records,
-        design={"alpha": 0.05},
+        design=CellDesign({"alpha": 0.05}),
     )
     (one,) = serving_capacities([SimpleNamespace(data=data)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6

@@ -1,10 +1,12 @@
 """Attained rates beside attainable ones, and disagreements between counters and workloads."""
 
+from planted_cells import planted_cell
+
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.analysis.tables.serving_tables import hit_and_acceptance_table
 from labkit.records import Record
 
-CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}
+CELL = planted_cell(arms=[{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}])
 
 
 def run(arm, counters, *, shared=500, unshared=False, **notes):
