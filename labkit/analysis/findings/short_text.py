@@ -42,6 +42,7 @@ from labkit.config import count_text
 
 MAX_WORDS = 20
 MAX_NAMED_ARMS = 3
+MAX_FURTHER_METRICS = 2
 PROPER_NAMES = ("mlx_lm",)  # names that keep their underscore
 Pieces = list[Piece]
 
@@ -152,7 +153,9 @@ def _further_metrics(group: Group, findings: Findings) -> Pieces:
     ``pauses 70 % less between tokens at p99 than whole, but waits 14 % more for the first token``.
     """
     first, *others = group_by_arm(findings.measured)
-    if not others or any(len(each.all) > 1 or not each.changed for each in (first, *others)):
+    if not 0 < len(others) <= MAX_FURTHER_METRICS:
+        return []
+    if any(len(each.all) > 1 or not each.changed for each in (first, *others)):
         return []
     pieces = _effects(first, findings)
     for other in others:
