@@ -323,7 +323,7 @@ def _best_setting(findings: Findings) -> Pieces:
         start = f"Undecided: {rivals} of {count} settings may be best for {metric.short_label}"
         return [Piece(start), optional(f"; measured best: {best}", NO_DETAIL)]
     return [
-        optional(f"{best} is best:", NO_NAMES, f"one of {count} settings is best:"),
+        optional(f"best is {best}:", NO_NAMES, f"one of {count} settings is best:"),
         Piece(f"{metric.short_label} {value}"),
         optional(f", {amount_text(metric, [one.effect_pct])}", NO_DETAIL),
         optional(f"than {setting_text(one.reference)}", NO_RATIO),

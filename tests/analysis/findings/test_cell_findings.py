@@ -430,7 +430,7 @@ CASES = {  # findings, the long text, the short text, the chip
         setting(),
         "On this machine n=2 is the best of 3 settings in throughput: it processes 11.1 % more "
         "tokens per second than n=1 (95 % interval 8.0 to 14.0 %).",
-        "N=2 is best: throughput 1,000 tok/s, 11.1 % more than n=1.",
+        "Best is n=2: throughput 1,000 tok/s, 11.1 % more than n=1.",
         "better: best setting known",
     ),
     "a sweep with rivals": (
