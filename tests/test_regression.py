@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit import app, regression
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
@@ -21,7 +22,7 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
     control = {**one, "arm": "control", "verdict": "worse"}
     row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
     row |= {"primary": primary, "skipped": None, "arms": {"base": {"median": 1234.5}}}
-    return {"design": {"margin_pct": 2.0}, "rows": [{**row, "comparisons": [one, control]}]}
+    return planted_cell([{**row, "comparisons": [one, control]}])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def studies(tmp_path, monkeypatch):
     studies.result = cell("equivalent", -1.0, 1.0)
     monkeypatch.setattr(app, "run", run)
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
-    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result)
+    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies
 
 

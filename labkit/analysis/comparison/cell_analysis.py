@@ -468,7 +468,7 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
         A file of the cell is missing or truncated, or was written by another program or for
         another schema version.
     """
-    return analyse(cell_dir).json
+    return analyse(cell_dir).cell.to_json()
 
 
 def _failure(record: Record) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,17 @@ def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None
 
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
-    content, folder = dict(analysis.json), analysis.data.dir
-    if isinstance(folder, ArchivePath):  # an archive is never changed
-        return content
+    cell, folder = analysis.cell, analysis.data.dir
+    # An archive is never changed. A process that holds the lock writes the file itself.
+    if isinstance(folder, ArchivePath) or is_locked(folder):
+        return cell.to_json()
     path = folder / "cell.json"
-    if is_locked(folder):  # the process that holds the lock writes the file itself
-        return content
-    old_design = read_cell(path.parent)["design"] if path.is_file() else {}
+    old_design = read_cell(folder)["design"] if path.is_file() else {}
     # The runner may have added this key after the analysis read the file: keep it.
     if "looks_taken" in old_design:
-        content["design"] = {**content["design"], "looks_taken": old_design["looks_taken"]}
+        looks_taken = old_design["looks_taken"]
+        cell = replace(cell, design=cell.design.with_keys(looks_taken=looks_taken))
+    content = cell.to_json()
     write_json(path, content)
     return content
 

@@ -317,8 +317,8 @@ def test_an_arm_that_never_ran_passes_no_gate(role):
 def test_the_run_that_failed_is_named_and_not_those_in_its_process():
     def run(name, arm, notes):
         return SimpleNamespace(
-            run=name, arm=arm, outcome="crashed", detail="KeyError: 'x' (mine.py:3)", notes=notes,
-            environment={}, environment_end={}, counters={}, block=0,
+            run=name, arm=arm, outcome="crashed", detail="KeyError: 'x' (mine.py:3)",
+            known_notes=notes, environment={}, environment_end={}, counters={}, block=0,
         )  # fmt: skip
 
     records = [

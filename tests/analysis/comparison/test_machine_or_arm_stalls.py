@@ -130,7 +130,7 @@ def stalled_runs(processes, slow_arms, left_out=()):
         SimpleNamespace(
             arm=arm,
             block=block,
-            notes={"stalls": {"steps": 9 * slow, "seconds": 0.5 * slow + 0.01, "of_s": 5.0}},
+            known_notes={"stalls": {"steps": 9 * slow, "seconds": 0.5 * slow + 0.01, "of_s": 5.0}},
         )
         for block in range(processes)
         for arm in ("base", "a", "b")
@@ -159,11 +159,11 @@ def test_a_process_that_lacks_an_arm_is_left_out():
     runs = stalled_runs(10, {"a"}, left_out={("b", 3), ("base", 4)})
     for run in runs:
         if run.block == 3 and run.arm == "a":
-            run.notes["stalls"]["seconds"] = 4.0
+            run.known_notes["stalls"]["seconds"] = 4.0
     found = attribute_stalls(runs, THREE_ARMS)
     assert found.stalled_pct == pytest.approx({"base": 0.2, "a": 10.2, "b": 0.2})
     assert found.kept_reason is None  # 8 processes: p = 0.0078
-    del runs[0].notes["stalls"]["of_s"]  # an older record
+    del runs[0].known_notes["stalls"]["of_s"]  # an older record
     assert attribute_stalls(runs, THREE_ARMS).stalled_pct == pytest.approx(found.stalled_pct)
 
 
