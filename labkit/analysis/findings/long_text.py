@@ -316,11 +316,12 @@ def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     rivals = [arm for arm in one.possibly_best if arm != one.best]
     if not rivals:
         return f"on this machine {best} is the best of {settings} {where}: it {lead}"
-    if len(rivals) + 1 == count:
-        text = f"not decided: {settings} cannot be told apart {where}"
-        return f"{text}; the best measured, {best}, {lead}"
-    text = f"not decided: {len(rivals) + 1} of {settings} may be the best {where}"
-    text += f"; the best measured, {best}, {lead}"
+    all_alike = len(rivals) + 1 == count
+    how = "cannot be told apart" if all_alike else "may be the best"
+    which = settings if all_alike else f"{len(rivals) + 1} of {settings}"
+    text = f"not decided: {which} {how} {where}; the best measured, {best}, {lead}"
+    if all_alike:
+        return text
     if rivals == [one.reference]:
         return f"{text}, the only one not told apart from it"
     return f"{text}; not told apart from it: {_settings(rivals)}"

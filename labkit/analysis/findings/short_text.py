@@ -182,8 +182,9 @@ def _several(groups: Sequence[Group], findings: Findings, words: Sequence[str]) 
         return _no_change(groups, findings, rest)
     best, *others = sorted(named, key=lambda group: -group.gain)
     totals = {group.arm: len(group.all) for group in groups}
-    complete = all(len(group.all) == totals[group.arm] for group in named)
-    if words != UNDECIDED and len(named) == len(groups) and complete and _one_way(named):
+    everywhere = sum(len(group.all) for group in named) == sum(totals.values())
+    one_way = len({one.effect > 0 for group in named for one in group.all}) == 1
+    if words != UNDECIDED and everywhere and one_way:
         price = _price(findings, best.gain > 0)
         if price or len(groups) > MAX_NAMED_ARMS:
             return _all_alike(named, findings, price)
@@ -202,11 +203,6 @@ def _several(groups: Sequence[Group], findings: Findings, words: Sequence[str]) 
         together = f"; {brief} {_amount_beside(everyone, up)}"
         pieces.insert(-1, optional(f", {', '.join(each)}", NO_NAMES, together))
     return pieces
-
-
-def _one_way(groups: Sequence[Group]) -> bool:
-    effects = [one.effect for group in groups for one in group.all]
-    return min(effects) > 0 or max(effects) < 0
 
 
 def _amount_beside(findings: Sequence[Finding], up: bool) -> str:

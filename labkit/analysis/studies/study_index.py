@@ -19,6 +19,7 @@ from labkit.analysis.studies.study_analysis import (
 )
 from labkit.records import (
     ARCHIVE_SUFFIX,
+    OLDER_VERDICTS,
     ArchivePath,
     RecordError,
     StudyPath,
@@ -126,10 +127,14 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 
 
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]:
-    """Return the cells' entries in ``study.json``; analyse the study if the file lacks a cell."""
+    """Return the cells' entries in ``study.json``.
+
+    Analyse the study if the file lacks a cell, or has the words of an older version of labkit.
+    """
     if (study / "study.json").is_file():
         listed = Study.from_json(read_json(study / "study.json")).cells
-        if {entry.dir for entry in listed} >= set(cells):
+        older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)
+        if {entry.dir for entry in listed} >= set(cells) and not older:
             return listed
     return summarise_study(study, AnalysisCache().study(study)).cells
 

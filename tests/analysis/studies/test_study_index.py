@@ -40,6 +40,14 @@ def test_the_index_has_question_answer_date_and_machine_newest_first(studies, ca
     assert (studies / "index.md").read_text("utf-8") == page
 
 
+def test_an_older_study_is_listed_in_todays_words(studies):
+    path = studies / "2026-11-20" / "12-00-00" / "study.json"
+    study = json.loads(path.read_text())
+    study["cells"][0] |= {"answer": "seq_map is 5 % faster", "verdicts": {"faster": 1}}
+    path.write_text(json.dumps(study))
+    assert "less time per launch" in index_entries(studies)[0].answer
+
+
 def test_a_cell_began_with_its_first_run_and_ended_with_its_last(studies):
     (entry,) = [entry for entry in index_entries(studies) if entry.study.name == "old"]
     runs = (studies / "old" / "cell" / "runs").glob("*.json")
