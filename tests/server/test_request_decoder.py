@@ -1,11 +1,13 @@
 """Tests of request decoding: which fields are accepted, and what the errors say."""
 
+import asyncio
 import importlib
 import json
 import pkgutil
 
 import msgspec
 import pytest
+from in_process import post, run_scenario
 
 from labkit import server
 from labkit.server.types import request_decoder
@@ -115,6 +117,24 @@ def test_only_fields_with_fixed_values_have_allowed_values():
     assert allowed_values(ChatRequest, "model") == []
     assert allowed_values(ChatRequest, "tool_choice") == ["auto", "none", "required"]
     assert allowed_values(ChatRequest, "no.such[0].field") == []
+
+
+def test_the_memory_of_large_bodies_is_given_back_once(tmp_path, monkeypatch):
+    trimmed = []
+    monkeypatch.setattr("labkit.server.http.routes.TRIM_DELAY_S", 0.01)
+    monkeypatch.setattr("labkit.machine.facts.memory_capacity.trim_heap", lambda: trimmed.append(1))
+
+    async def scenario(service, engine):
+        for size in (10, 1 << 18, 1 << 18):
+            status, _ = await post(service, "/tokenize", {"prompt": "a" * size})
+            assert status in (200, 400)
+            if size == 10:
+                await asyncio.sleep(0.05)
+                assert trimmed == []
+        await asyncio.sleep(0.05)
+        assert 1 <= len(trimmed) <= 2  # a slow second body has a trim of its own
+
+    run_scenario(scenario, tmp_path)
 
 
 def test_no_request_has_an_unknown_field_and_no_response_changes():
