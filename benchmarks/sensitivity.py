@@ -67,7 +67,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.arm_comparison import ArmComparison
+    from labkit.analysis.comparison.arm_comparison import ArmComparison
     from labkit.experiment.cell import Cell
     from labkit.experiment.compose.cell_composer import ComposedCell
     from labkit.experiment.launch.run_launcher import ProcessLauncher
@@ -241,8 +241,8 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
 
     The missing runs of both kinds are made first. ``pairs`` is the number of pairs of processes.
     """
-    from labkit.analysis.isolation_agreement import isolation_sentence
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.robustness.isolation_agreement import isolation_sentence
+    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.config import Isolation
     from labkit.experiment.compose.cell_composer import to_cells
 
@@ -391,7 +391,7 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
 
 def summaries(out: StudyPath) -> list[dict[str, Any]]:
     """Return the summaries of the finished studies of a folder or archive, or those in a file."""
-    from labkit.analysis.study_analysis import cell_dirs
+    from labkit.analysis.studies.study_analysis import cell_dirs
 
     if isinstance(out, Path) and is_summary(out):
         read = lzma.open if out.suffix == ".xz" else open
@@ -515,7 +515,7 @@ def isolations_agreed(studies: Sequence[dict[str, Any]]) -> str:
 
 def planted_effect(study: dict[str, Any], row: int) -> ArmComparison:
     """Return the planted arm's effect and interval in a row of a study's summary."""
-    from labkit.analysis.arm_comparison import ArmComparison
+    from labkit.analysis.comparison.arm_comparison import ArmComparison
 
     (one,) = study["rows"][row]["comparisons"]
     low, high = one["ci_low_pct"], one["ci_high_pct"]
@@ -524,7 +524,7 @@ def planted_effect(study: dict[str, Any], row: int) -> ArmComparison:
 
 
 def _difference(live: ArmComparison | None, other: ArmComparison | None) -> str:
-    from labkit.analysis.isolation_agreement import compare_effects
+    from labkit.analysis.robustness.isolation_agreement import compare_effects
 
     agreement = compare_effects("", "planted", live, other)
     if agreement is None or agreement.difference_pct is None:
@@ -534,8 +534,8 @@ def _difference(live: ArmComparison | None, other: ArmComparison | None) -> str:
 
 def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
     """Return a Markdown table of the effects in interleaved runs and in separate processes."""
-    from labkit.analysis.isolation_agreement import isolation_agreements
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.robustness.isolation_agreement import isolation_agreements
+    from labkit.analysis.studies.study_analysis import AnalysisCache
 
     lines = [
         "| | interleaved processes, pairs | interleaved | pairs | difference | detectable from |",

@@ -88,8 +88,8 @@ def archive_study(study: Path, target: Path) -> ArchivedStudy:
     OSError
         The file cannot be written.
     """
-    from labkit.analysis.data_frames import STORED_RUNS, store_runs
-    from labkit.analysis.study_analysis import cell_dirs
+    from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs
+    from labkit.analysis.studies.study_analysis import cell_dirs
 
     _check_target(target)
     cells = [path for path in cell_dirs(study) if isinstance(path, Path)]

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cli.program import Program, print_notes
-from labkit.records import RecordError, open_study
+from labkit.records import OLDER_VERDICTS, RecordError, open_study
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_diff import StudyComparison
+    from labkit.analysis.studies.study_diff import StudyComparison
 
-FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
+FAIL_ON = ("worse", "better", "invalid", "inconclusive")
+
+
+def verdict_name(text: str) -> str:
+    """Return a verdict's name, also for the names of older versions: ``worse`` for ``slower``."""
+    return OLDER_VERDICTS.get(text, text)
 
 
 def margin(text: str) -> float:
@@ -37,7 +42,7 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.study_diff import StudiesNotComparable
+    from labkit.analysis.studies.study_diff import StudiesNotComparable
 
     parser = Program(
         prog="python -m labkit.compare",
@@ -57,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--fail-on",
         action="append",
         default=[],
+        type=verdict_name,
         choices=FAIL_ON,
         help="exit 1 if a row has this verdict (may be given more than once)",
     )
@@ -71,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from labkit.analysis.study_analysis import AnalysisCache
-    from labkit.analysis.study_diff import StudiesNotComparable, compare_with_first
+    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_diff import StudiesNotComparable, compare_with_first
 
     analysis_cache = AnalysisCache()
     old = analysis_cache.study(open_study(options.old))
@@ -97,7 +103,7 @@ def _print(old: Path, later: Sequence[Path], comparisons: Sequence[StudyComparis
     from rich.console import Console
     from rich.text import Text
 
-    from labkit.analysis.rendering.terminal_report import print_changes
+    from labkit.analysis.pages.terminal_report import print_changes
 
     console = Console()
     for new, comparison in zip(later, comparisons, strict=True):

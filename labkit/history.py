@@ -19,7 +19,7 @@ from labkit.records import RecordError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.rendering.history_page import write_history
+    from labkit.analysis.pages.history_page import write_history
 
     parser = Program(
         prog="python -m labkit.history",

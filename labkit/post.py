@@ -18,7 +18,7 @@ from labkit.records import RecordError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.article_placeholders import ArticleError
+    from labkit.analysis.pages.article_placeholders import ArticleError
 
     parser = Program(
         prog="python -m labkit.post",
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
     """Render articles, and the HTML page of each if ``html``; return the exit code."""
-    from labkit.analysis import article as articles
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.pages import article as articles
+    from labkit.analysis.studies.study_analysis import AnalysisCache
 
     analysis_cache = AnalysisCache()
     texts = {path: articles.render(path, analysis_cache) for path in paths}
@@ -56,14 +56,14 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
 
 
 def _files(article: Path, text: str, html: bool) -> dict[Path, str]:
-    from labkit.analysis import article as articles
+    from labkit.analysis.pages import article as articles
 
     return {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
 
 
 def _update(file: Path, content: str, article: Path, check: bool) -> bool:
     """Write a file whose content differs, or say so if ``check``; return whether it differs."""
-    from labkit.analysis.rendering.report_files import write_text
+    from labkit.analysis.pages.report_files import write_text
 
     if file.is_file() and file.read_text(encoding="utf-8") == content:
         return False

@@ -18,11 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.cli.program import Program
 from labkit.config import ConfigError, require
 from labkit.records import RecordError, read_cell
+
+if TYPE_CHECKING:
+    from labkit.analysis.model.cell_model import Cell
+    from labkit.analysis.model.row_model import Comparison, Row
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
@@ -37,8 +41,8 @@ class Outcome(Enum):
 
 
 WORDS = {
-    "slower": Outcome.worse,
-    **dict.fromkeys(("faster", "equivalent", "trivial"), Outcome.no_worse),
+    "worse": Outcome.worse,
+    **dict.fromkeys(("better", "equivalent", "trivial"), Outcome.no_worse),
 }
 TITLES = {
     Outcome.no_worse: "No worse",
@@ -59,12 +63,12 @@ class Subject:
 class RowResult:
     """The outcome of one primary row of a subject.
 
-    ``row`` is the row in ``cell.json``, and ``comparison`` its comparison of HEAD with BASE.
+    ``comparison`` is the row's comparison of HEAD with BASE.
     """
 
     subject: str
-    row: Mapping[str, Any]
-    comparison: Mapping[str, Any]
+    row: Row
+    comparison: Comparison
     outcome: Outcome
 
 
@@ -130,40 +134,39 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def row_results(subject: str, cell: Mapping[str, Any]) -> Iterator[RowResult]:
-    """Yield the result of every primary row of a subject's ``cell.json``."""
-    margin = cell["design"]["margin_pct"]
-    for row in cell["rows"]:
-        if row["primary"] and row["skipped"] is None:
-            by_arm = {one["arm"]: one for one in row["comparisons"]}
-            if HEAD in by_arm:
-                outcome = _outcome(row, by_arm[HEAD], margin)
-                yield RowResult(subject, row, by_arm[HEAD], outcome)
+def row_results(subject: str, cell: Cell) -> Iterator[RowResult]:
+    """Yield the result of every primary row of a subject's cell."""
+    for row in cell.primary_rows:
+        comparison = row.comparison(HEAD)
+        if row.skipped is None and comparison is not None:
+            outcome = _outcome(row, comparison, cell.design.margin_pct)
+            yield RowResult(subject, row, comparison, outcome)
 
 
-def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) -> Outcome:
+def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
     """Return the outcome of a row, where ``one`` is the comparison of HEAD with BASE.
 
     An inconclusive row counts as no worse if even the worst change in its adjusted interval is
     smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
     margin, the row is undecided in any case.
     """
-    from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+    from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 
-    if one["verdict"] in WORDS:
-        return WORDS[one["verdict"]]
-    if one["verdict"] == "computed":
+    if one.verdict in WORDS:
+        return WORDS[one.verdict]
+    if one.verdict == "computed":
         return _computed_outcome(row)
-    known = one["verdict"] == "inconclusive" and one["ci_low_pct"] is not None
-    if not known or one["reason"] == NOISE_EXCEEDS_MARGIN:
+    undecided = one.verdict != "inconclusive" or one.reason == NOISE_EXCEEDS_MARGIN
+    if one.ci_pct is None or undecided:
         return Outcome.undecided
-    worst = -one["ci_low_pct"] if row["better"] == "higher" else one["ci_high_pct"]
+    worst = -one.ci_pct[0] if row.better == "higher" else one.ci_pct[1]
     return Outcome.no_worse if worst < margin_pct else Outcome.undecided
 
 
-def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
-    base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
-    worse = head < base if row["better"] == "higher" else head > base
+def _computed_outcome(row: Row) -> Outcome:
+    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
+    base, head = (row.median(arm) or 0.0 for arm in (BASE, HEAD))
+    worse = head < base if row.better == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse
 
 
@@ -191,14 +194,13 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
     ]
     for result in results:
         one, row = result.comparison, result.row
-        low, high = one["ci_low_pct"], one["ci_high_pct"]
-        interval = "" if low is None else f"{low:+.1f} to {high:+.1f}"
-        p = "" if one["p_adjusted"] is None else f"{one['p_adjusted']:.2g}"
-        effect = "" if one["effect_pct"] is None else f"{one['effect_pct']:+.1f}"
-        reason = f" ({one['reason']})" if one["reason"] and result.outcome.value == 125 else ""
-        median = row["arms"].get(BASE, {}).get("median")
-        base = "" if median is None else f"{median:,.4g} {row['unit']}"
-        cells = (result.subject, row["case"], row["metric"], base, effect, interval, p)
+        interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
+        p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
+        effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
+        reason = f" ({one.reason})" if one.reason and result.outcome.value == 125 else ""
+        median = row.median(BASE)
+        base = "" if median is None else f"{median:,.4g} {row.unit}"
+        cells = (result.subject, row.case, row.metric, base, effect, interval, p)
         words = " | ".join(str(cell).replace("|", "\\|") for cell in cells)
         lines.append(f"| {words} | {TITLES[result.outcome].lower()}{reason} |")
     return "\n".join(lines) + "\n"
@@ -209,7 +211,8 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
 
     Raises ``KeyboardInterrupt`` if the study was interrupted.
     """
-    from labkit.analysis.study_analysis import cell_dirs
+    from labkit.analysis.model.cell_model import Cell
+    from labkit.analysis.studies.study_analysis import cell_dirs
     from labkit.cli import command_line, study_command
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
@@ -217,7 +220,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out):
-        results += row_results(subject.name, read_cell(folder))
+        results += row_results(subject.name, Cell.from_json(read_cell(folder)))
     return results
 
 

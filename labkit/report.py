@@ -18,14 +18,14 @@ from labkit.cli.program import Program, print_notes
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import AnalysisCache
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.rendering.report_files import FORMATS, FormatError, render
-    from labkit.analysis.study_analysis import AnalysisCache
-    from labkit.analysis.study_index import holds_studies
+    from labkit.analysis.pages.report_files import FORMATS, FormatError, render
+    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_index import holds_studies
 
     parser = Program(
         prog="python -m labkit.report",
@@ -58,7 +58,7 @@ def _print(text: str) -> None:
 
 
 def _index(folder: Path, format_name: str | None) -> None:
-    from labkit.analysis.rendering.index_page import render_index, write_index
+    from labkit.analysis.pages.index_page import render_index, write_index
 
     if format_name is not None:
         _print(render_index(folder, format_name))
@@ -67,7 +67,7 @@ def _index(folder: Path, format_name: str | None) -> None:
 
 
 def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
-    from labkit.analysis.rendering.report_files import report_dir, write_study
+    from labkit.analysis.pages.report_files import report_dir, write_study
     from labkit.config import count_text
 
     analyses = write_study(folder, analysis_cache=analysis_cache)

@@ -21,7 +21,7 @@ from labkit.records import RecordError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.rendering.trace_files import write_traces
+    from labkit.analysis.pages.trace_files import write_traces
 
     parser = Program(
         prog="python -m labkit.trace",

@@ -6,36 +6,54 @@ from pathlib import Path
 
 # Of these one n-th of the cases is run, all of them with -m "slow or not slow".
 SAMPLED = {
-    ("analysis/test_best_arm.py", "test_intervals_and_sets_cover_in_simulated_studies"): 3,
-    ("analysis/test_error_rates.py", "test_equal_studies_are_rarely_called_different"): 2,
     (
-        "analysis/test_host_groups.py",
+        "analysis/statistics/test_best_arm.py",
+        "test_intervals_and_sets_cover_in_simulated_studies",
+    ): 3,
+    (
+        "analysis/statistics/test_error_rates.py",
+        "test_equal_studies_are_rarely_called_different",
+    ): 2,
+    (
+        "analysis/robustness/test_host_groups.py",
         "test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts",
     ): 2,
     (
-        "analysis/test_interleaved_rates.py",
+        "analysis/comparison/test_interleaved_rates.py",
         "test_interleaved_studies_estimate_without_bias_and_keep_their_error_rates",
     ): 3,
-    ("analysis/test_interleaved_rates.py", "test_live_studies_of_nothing_seldom_find_something"): 2,
     (
-        "analysis/test_machine_or_arm_stalls.py",
+        "analysis/comparison/test_interleaved_rates.py",
+        "test_live_studies_of_nothing_seldom_find_something",
+    ): 2,
+    (
+        "analysis/comparison/test_machine_or_arm_stalls.py",
         "test_equal_arms_with_stalls_are_called_different_in_at_most_6_percent",
     ): 4,
-    ("analysis/test_observations.py", "test_interleaved_arms_without_an_effect_seldom_differ"): 4,
     (
-        "analysis/test_study_diff.py",
+        "analysis/comparison/test_observations.py",
+        "test_interleaved_arms_without_an_effect_seldom_differ",
+    ): 4,
+    (
+        "analysis/studies/test_study_diff.py",
         "test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change",
     ): 3,
-    ("analysis/test_text_quality.py", "test_intervals_of_dependent_windows_cover_the_truth"): 2,
     (
-        "analysis/test_verdict_rates.py",
+        "analysis/comparison/test_text_quality.py",
+        "test_intervals_of_dependent_windows_cover_the_truth",
+    ): 2,
+    (
+        "analysis/comparison/test_verdict_rates.py",
         "test_a_forecast_from_noise_of_five_processes_has_its_power",
     ): 3,
     (
-        "analysis/test_verdict_rates.py",
+        "analysis/comparison/test_verdict_rates.py",
         "test_arms_that_differ_by_the_margin_are_seldom_called_equivalent",
     ): 3,
-    ("analysis/test_verdict_rates.py", "test_the_printed_figure_has_its_power_with_few_blocks"): 3,
+    (
+        "analysis/comparison/test_verdict_rates.py",
+        "test_the_printed_figure_has_its_power_with_few_blocks",
+    ): 3,
     ("cpu/test_vector_registers.py", "test_every_intrinsic_compiles_for_another_cpu"): 3,
     ("cpu/test_vector_registers.py", "test_integer_products_compile_for_another_cpu"): 4,
     ("docs/test_recompute_statistics.py", "test_the_script_gives_the_package_s_numbers"): 4,

@@ -11,7 +11,7 @@ import pytest
 from labkit import app, compare, post, report
 from labkit import archive as archive_command
 from labkit.analysis import load, write_study
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_command
 from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
@@ -77,7 +77,7 @@ def test_load_gives_the_same_frames(study, archive):
 
 
 def test_the_stored_runs_are_not_needed(study, archive, monkeypatch):
-    monkeypatch.setattr("labkit.analysis.data_frames.STORED_FORMAT", 2)
+    monkeypatch.setattr("labkit.analysis.studies.data_frames.STORED_FORMAT", 2)
     with pytest.warns(UserWarning, match="24 of 24 records have no digest"):
         frame = load(archive)
     monkeypatch.undo()

@@ -29,7 +29,7 @@ DATES = {
 }
 # The functions that read files' times, only to compare them with each other.
 FILES = {
-    "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
+    "labkit/analysis/studies/study_analysis.py:_stamp": {"st_mtime"},
     "labkit/engine/runner/logits_self_test.py:_file_states": {"st_mtime"},
     "labkit/experiment/compose/input_digests.py:_digest": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},

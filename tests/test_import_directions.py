@@ -45,6 +45,12 @@ MAX_MODULES = 15
 STILL_CROWDED = ("labkit.analysis",)
 ROOMS = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "labkit").rglob("__init__.py")}
 SHARED = {""}  # labkit itself: the version
+# The rooms of the analysis: each imports only the rooms before it.
+ROOMS = (
+    "number_format", "statistics", "model", "comparison", "robustness", "findings", "studies",
+    "document", "charts", "tables", "exports", "pages",
+)  # fmt: skip
+UNTIL_MOVED = {("comparison.best_setting", "findings")}  # the sentences on a sweep's answer
 
 
 def part_of(module):
@@ -99,6 +105,20 @@ def test_no_module_imports_upward(part):
 def test_every_package_has_its_directions():
     parts = {path.parent.name for path in (ROOT / "labkit").glob("*/__init__.py")}
     assert parts | {"kernel_constants"} == {part for part in MAY if "." not in part}
+
+
+def test_rooms_of_the_analysis_import_only_those_before_them_and_hold_a_dozen_modules():
+    folder, wrong = ROOT / "labkit" / "analysis", []
+    for path in folder.rglob("*.py"):
+        room, *name = path.relative_to(folder).with_suffix("").parts
+        for module, line in imported(path) if room in ROOMS else ():
+            target = module.removeprefix("labkit.analysis.").split(".")[0]
+            later = target in ROOMS and ROOMS.index(target) > ROOMS.index(room)
+            if later and (".".join([room, *name]), target) not in UNTIL_MOVED:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not wrong
+    sizes = {room: len(list((folder / room).glob("[!_]*.py"))) for room in ROOMS}
+    assert sum(sizes.values()) > 60 and max(sizes.values()) <= 15
 
 
 def test_no_two_modules_share_a_name():

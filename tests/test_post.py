@@ -173,6 +173,6 @@ def test_the_answer_and_the_machine_of_a_study_of_several_cells(tmp_path):
     path.write_text('| {{ answer("policies.zip") }} | {{ machine("policies.zip") }} |\n', "utf-8")
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("| [At machine=sim_m1_pro_32gb: Memory taken: 14.3 (llamacpp) to 60.0")
+    assert text.startswith("| [At machine=sim_m1_pro_32gb: memory taken: 14.3 (llamacpp) to 60.0")
     assert "GiB" in text and "host" not in text and text.count("labkit 0.1.0") == 1
     assert main([str(path), "--check"]) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
+from labkit.analysis.tables.published_table import AGREEMENT_METRICS
 from labkit.cli import command_line, study_composer
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment.compose import published_rows

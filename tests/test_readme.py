@@ -50,7 +50,7 @@ FAILED_GATES = {"precision": ["identical"]}  # int4 keys and values exceed the l
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
 def test_gates_of_committed_archives_hold(path):
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.records import open_study
 
     for cell in AnalysisCache().study(open_study(path)):

@@ -4,9 +4,10 @@ import os
 import subprocess
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit import regression
-from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.cli import study_command, study_composer
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
@@ -20,17 +21,17 @@ from labkit.regression import Outcome, row_results, total
 def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
     one = {"arm": "head", "effect_pct": 0.1, "ci_low_pct": low, "ci_high_pct": high}
     one |= {"p_adjusted": 0.5, "verdict": verdict, "reason": reason}
-    control = {**one, "arm": "control", "verdict": "slower"}
+    control = {**one, "arm": "control", "verdict": "worse"}
     row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
     row |= {"primary": primary, "skipped": None, "arms": {"base": {"median": 1234.5}}}
-    return {"design": {"margin_pct": 2.0}, "rows": [{**row, "comparisons": [one, control]}]}
+    return planted_cell([{**row, "comparisons": [one, control]}])
 
 
 @pytest.mark.parametrize(
     ("expected", "facts"),
     [
-        (1, {"verdict": "slower", "low": -4.0, "high": -1.0}),
-        (0, {"verdict": "faster", "low": 1.0, "high": 4.0}),
+        (1, {"verdict": "worse", "low": -4.0, "high": -1.0}),
+        (0, {"verdict": "better", "low": 1.0, "high": 4.0}),
         (0, {"verdict": "equivalent", "low": -1.0, "high": 1.0}),
         (0, {"verdict": "trivial", "low": -1.5, "high": -0.5}),
         (0, {"verdict": "inconclusive", "low": -1.9, "high": 9.0}),
@@ -41,7 +42,7 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
         (125, {"verdict": "inconclusive"}),
         (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),
-        (125, {"verdict": "slower", "primary": False}),
+        (125, {"verdict": "worse", "primary": False}),
     ],
 )
 def test_the_outcome_of_a_row(expected, facts):
@@ -50,7 +51,7 @@ def test_the_outcome_of_a_row(expected, facts):
 
 def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
     worse, fine, unknown = (
-        list(row_results("chat", cell(word))) for word in ("slower", "faster", "invalid")
+        list(row_results("chat", cell(word))) for word in ("worse", "better", "invalid")
     )
     assert total([*fine, *unknown, *worse]) is Outcome.worse
     assert total([*fine, *unknown]) is Outcome.undecided
@@ -58,7 +59,7 @@ def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
 
 
 def test_the_summary_is_a_table():
-    results = list(row_results("chat", cell("slower", -4.0, -1.0)))
+    results = list(row_results("chat", cell("worse", -4.0, -1.0)))
     text = regression.markdown("b against a", results, 2)
     assert text.startswith("### Worse: b against a\n")
     row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
@@ -96,8 +97,8 @@ def studies(tmp_path, monkeypatch):
 
     studies.result = cell("equivalent", -1.0, 1.0)
     monkeypatch.setattr(study_command, "run", run)
-    monkeypatch.setattr("labkit.analysis.study_analysis.cell_dirs", lambda out: [out])
-    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result)
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
+    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies
 
 
@@ -138,7 +139,7 @@ def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path)
 @pytest.mark.parametrize(
     ("result", "code"),
     [
-        (cell("slower"), 1),
+        (cell("worse"), 1),
         (cell("invalid"), 125),
         ("interrupted", 130),
         (RevisionError("arm head: no worker"), 125),

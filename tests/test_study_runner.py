@@ -9,9 +9,10 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit.analysis import cell_analysis, study_analysis
-from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.comparison import cell_analysis
+from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.studies import study_analysis
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_runner as study_module
 from labkit.cli.study_runner import Study
 from labkit.experiment.compose.cell_composer import ComposedCell
@@ -68,7 +69,7 @@ def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     assert analysed == [cell.name for cell in cells]
     report = (study.out / "report.md").read_text()
     assert all(f"| {cell.name} | On this machine" in report for cell in cells)
-    assert capsys.readouterr().out.count("On this machine other is") == 10
+    assert capsys.readouterr().out.count("On this machine other takes") == 10
 
 
 def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ import tempfile
 import pytest
 from planted_runs import PlantedRuns
 
-from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
-from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import command_line, study_composer
 from labkit.cli.study_runner import Study
 from labkit.config import ConfigError
@@ -90,8 +90,8 @@ def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     assert best["ci_low_pct"] < 30.0 < best["ci_high_pct"] and best["level"] == 0.95
     assert best["effect_pct"] == pytest.approx(30.0, abs=1.0)
     report = (study.out / "report.md").read_text()
-    answer = "On this machine threads=4 is the best of 3 settings in total_tok_s: "
-    assert "**threads=4 is best: throughput " in report and f"\n{answer}" in report
+    answer = "On this machine threads=4 is the best of 3 settings in throughput: it "
+    assert "**Best is threads=4: throughput " in report and f"\n{answer}" in report
     lines = [line for line in report.splitlines() if line.startswith(("| 1 |", "| 2 |", "| 4 |"))]
     assert len(lines) == 3 and lines[2].endswith("best |") and "best" not in lines[1]
     assert "total_tok_s-by-threads.png" in report
@@ -112,7 +112,7 @@ def test_settings_that_cannot_be_told_apart_are_named(run_study):
     assert sorted(best["possibly_best"]) == ["threads=2", "threads=4"]
     report = (study.out / "report.md").read_text()
     assert "**Undecided: 2 of 3 settings may be best for throughput; measured best: " in report
-    assert "\nNot decided: 2 of 3 settings may be the best in total_tok_s; the best meas" in report
+    assert "\nNot decided: 2 of 3 settings may be the best in throughput; the best meas" in report
     assert report.count(" ~ |") == 1
 
 
@@ -143,7 +143,7 @@ def test_too_few_blocks_give_estimates_only(run_study):
     assert "2 blocks of 1: a claim needs at least 6" in best["withheld"]
     report = (study.out / "report.md").read_text()
     assert "**Estimate only: threads=2 looks best of 3 for throughput (502 tok/s).**" in report
-    assert "\nNot decided: which of 3 settings is best in total_tok_s; an estimate only" in report
+    assert "\nNot decided: which of 3 settings is best in throughput; an estimate only" in report
 
 
 def test_cells_are_in_numerical_order_and_named_by_what_varies(run_study):
@@ -171,7 +171,7 @@ def test_a_sweep_of_rates_reports_the_capacity(run_study):
     report = (study.out / "report.md").read_text()
     answer = "base keeps 95 % of requests within TTFT 1000 ms and TPOT 100 ms at 4 requests/s, "
     answer += "but not at 8 (95 % confidence); estimated capacity 4.29 requests/s."
-    assert "**base sustains 4 requests/s, not 8.**" in report and f"**{answer}**" in report
+    assert "**Base sustains 4 requests/s, not 8.**" in report and f"**{answer}**" in report
     assert "| base | 4 | 8 | 480 | 100.0 % | " in report
     assert answer in (study.out / "report.html").read_text()
 

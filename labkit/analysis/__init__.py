@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.cell_analysis import analyse_cell
-    from labkit.analysis.data_frames import load
-    from labkit.analysis.rendering.report_files import write_cell, write_study
-    from labkit.analysis.rendering.terminal_report import print_cell
-    from labkit.analysis.study_analysis import exit_code
+    from labkit.analysis.comparison.cell_analysis import analyse_cell
+    from labkit.analysis.pages.report_files import write_cell, write_study
+    from labkit.analysis.pages.terminal_report import print_cell
+    from labkit.analysis.studies.data_frames import load
+    from labkit.analysis.studies.study_analysis import exit_code
 
 __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
 
 _HOMES = {
-    "analyse_cell": "cell_analysis",
-    "write_cell": "rendering.report_files",
-    "load": "data_frames",
-    "exit_code": "study_analysis",
-    "write_study": "rendering.report_files",
-    "print_cell": "rendering.terminal_report",
+    "analyse_cell": "comparison.cell_analysis",
+    "write_cell": "pages.report_files",
+    "load": "studies.data_frames",
+    "exit_code": "studies.study_analysis",
+    "write_study": "pages.report_files",
+    "print_cell": "pages.terminal_report",
 }
 
 

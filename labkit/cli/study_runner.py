@@ -22,7 +22,7 @@ from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_link
 from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.experiment.cell import Cell
     from labkit.experiment.launch.run_launcher import RunLauncher
 
@@ -168,7 +168,7 @@ class Study:
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
     def _load_analysis(self) -> AnalysisCache:
-        from labkit.analysis.study_analysis import AnalysisCache
+        from labkit.analysis.studies.study_analysis import AnalysisCache
 
         if self._analysis_cache is None:
             self._analysis_cache = AnalysisCache()

@@ -111,7 +111,7 @@ def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> 
     Block ``i`` is one process, which ran the baseline and the control and took ``wall_times_s[i]``
     seconds.
     """
-    from labkit.analysis.observations import build_rows, log_values
+    from labkit.analysis.comparison.observations import build_rows, log_values
     from labkit.analysis.statistics.power import between_run_sd
 
     blocks = range(len(wall_times_s))

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.rendering.cell_report_content import environment_line
+from labkit.analysis.pages.cell_report_content import environment_line
 from labkit.config import count_text
 from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
 from labkit.machine.facts import fingerprint

@@ -16,6 +16,7 @@ from labkit.records.record_digests import DIGESTS_FILE, read_digests
 from labkit.records.record_schema import (
     BETTER,
     MACHINE_FIELDS,
+    OLDER_VERDICTS,
     OUTCOMES,
     PROCESSES_SUFFIX,
     ROLES,
@@ -62,6 +63,7 @@ __all__ = [
     "BETTER",
     "DIGESTS_FILE",
     "MACHINE_FIELDS",
+    "OLDER_VERDICTS",
     "OUTCOMES",
     "PROCESSES_SUFFIX",
     "ROLES",

@@ -7,10 +7,50 @@ about them are worded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from labkit.records.record_schema import Metric
+
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
+
+
+@dataclass(frozen=True)
+class EffectWords:
+    """The words in which a sentence states how an arm differs from the baseline in a metric.
+
+    ``takes 5 % less time per launch``, ``serves 12 % more requests per second``.
+
+    Parameters
+    ----------
+    verb
+        The verb as in ``arms take``.
+    quantity
+        What there is more or less of, as it is measured: ``time``, ``requests``. Empty if the verb
+        says it (``waits 30 ms less``).
+    detail
+        What the quantity refers to: ``per launch``.
+    at
+        The statistic: ``at the median``. Short texts may leave it out.
+    less, more
+        The words for smaller and larger values. ``fewer`` is for what is counted.
+    in_unit
+        Whether sentences also give a difference in the metric's unit: ``12.0 ms less``. A share is
+        given in percentage points alone.
+    """
+
+    verb: str
+    quantity: str = ""
+    detail: str = ""
+    at: str = ""
+    less: str = "less"
+    more: str = "more"
+    in_unit: bool = False
+
+    @property
+    def singular_verb(self) -> str:
+        """The verb as in ``an arm takes``."""
+        return self.verb + ("es" if self.verb.endswith("ss") else "s")
 
 
 @dataclass(frozen=True)
@@ -27,11 +67,10 @@ class MetricDefinition:
         The metric's name in a sentence, such as ``time to first token (median)``.
     meaning
         A sentence that explains the metric.
+    words
+        The words in which a sentence states a difference in the metric.
     is_speed
-        Whether sentences say "faster" and "slower" for better and worse values.
-    is_mass_noun
-        Whether sentences say "more" and "less" for larger and smaller values, instead of "higher"
-        and "lower".
+        Whether the metric is the time of a launch or the throughput, whose noise the doctor knows.
     computed
         Whether the value is computed from sizes and counts. If all runs of an arm then have the
         same value, it has no noise and is shown without a test.
@@ -47,8 +86,8 @@ class MetricDefinition:
     kinds: tuple[str, ...]
     label: str
     meaning: str
+    words: EffectWords
     is_speed: bool = False
-    is_mass_noun: bool = False
     computed: bool = False
     abbreviation: str = ""
     zero_is_result: bool = False
@@ -59,20 +98,38 @@ class MetricDefinition:
         return self.abbreviation or self.label
 
 
+def _time(detail: str, quantity: str = "time", at: str = "", in_unit: bool = False) -> EffectWords:
+    return EffectWords("take", quantity, detail, at, in_unit=in_unit)
+
+
+def _count(verb: str, quantity: str, detail: str) -> EffectWords:
+    return EffectWords(verb, quantity, detail, less="fewer")
+
+
+def _share(verb: str, of: str) -> EffectWords:
+    return EffectWords(verb, f"of {of}", in_unit=True)
+
+
 def _latencies() -> Iterator[MetricDefinition]:
     """Yield the definitions of the percentile metrics of request latencies."""
-    for name, short, label, meaning in (
-        ("ttft", "TTFT", "time to first token", "from arrival to the first token"),
-        ("tpot_excl_first", "TPOT", "time per output token", "per token after the first"),
-        ("itl_chunk", "ITL", "gap between tokens", "between two chunks of a request's output"),
-        ("e2e", "E2E", "end-to-end latency", "from arrival to the last token"),
-    ):
+    for name, short, label, meaning, verb, quantity, detail in (
+        ("ttft", "TTFT", "time to first token", "from arrival to the first token",
+         "wait", "", "for the first token"),
+        ("tpot_excl_first", "TPOT", "time per output token", "per token after the first",
+         "take", "time", "per output token"),
+        ("itl_chunk", "ITL", "gap between tokens", "between two chunks of a request's output",
+         "pause", "", "between tokens"),
+        ("e2e", "E2E", "end-to-end latency", "from arrival to the last token",
+         "take", "time", "per request"),
+    ):  # fmt: skip
         for percentile, word in ((50, "median"), (99, "p99")):
+            at = "at p99" if percentile == 99 else "at the median"
             yield MetricDefinition(
                 f"{name}_p{percentile}_ms", "ms", "lower", REQUESTS, f"{label} ({word})",
                 f"Time {meaning}, {word} over requests."
                 if name != "itl_chunk"
                 else f"Time {meaning}, {word} over all gaps.",
+                EffectWords(verb, quantity, detail, at, in_unit=True),
                 abbreviation=f"{short} p{percentile}",
             )  # fmt: skip
 
@@ -82,98 +139,109 @@ HEADROOM = ("headroom",)
 DEFINITIONS: tuple[MetricDefinition, ...] = (
     MetricDefinition(
         "dispatch_us", "us", "lower", ("kernel",), "time per launch",
-        "Time of one launch in a chain of launches.", is_speed=True,
+        "Time of one launch in a chain of launches.", _time("per launch"), is_speed=True,
     ),
     MetricDefinition(
         "single_us", "us", "lower", ("kernel",), "time of a single launch",
-        "Time of one launch by itself.", is_speed=True,
+        "Time of one launch by itself.", _time("for a single launch"), is_speed=True,
     ),
     MetricDefinition(
         "total_tok_s", "tok/s", "higher", ("requests", "scoring"), "throughput",
         "Prompt and output tokens per second; in a scoring workload, scored tokens.",
-        is_speed=True,
+        _count("process", "tokens", "per second"), is_speed=True,
     ),
     MetricDefinition(
         "output_tok_s", "tok/s", "higher", REQUESTS, "output throughput",
-        "Output tokens per second.", is_speed=True,
+        "Output tokens per second.", _count("serve", "output tokens", "per second"), is_speed=True,
     ),
     MetricDefinition(
         "request_s", "req/s", "higher", ("requests", "video"), "request throughput",
-        "Served requests per second.", is_speed=True,
+        "Served requests per second.", _count("serve", "requests", "per second"), is_speed=True,
     ),
     MetricDefinition(
         "wall_s", "s", "lower", REQUESTS, "time for all requests",
-        "Time from the first arrival to the end of the last request.", is_speed=True,
+        "Time from the first arrival to the end of the last request.",
+        _time("for all requests"), is_speed=True,
     ),
     MetricDefinition(
         "goodput_req_s", "req/s", "higher", REQUESTS, "goodput",
-        "Requests per second that met every limit of workload.limits.", zero_is_result=True,
+        "Requests per second that met every limit of workload.limits.",
+        _count("serve", "requests within the limits", "per second"), zero_is_result=True,
     ),
     *_latencies(),
     MetricDefinition(
         "tpot_excl_first_mean_ms", "ms", "lower", REQUESTS, "time per output token (mean)",
-        "Time per token after the first, mean over requests.", abbreviation="TPOT mean",
+        "Time per token after the first, mean over requests.",
+        _time("per output token", at="on average", in_unit=True), abbreviation="TPOT mean",
     ),
     MetricDefinition(
         "tpot_incl_first_mean_ms", "ms", "lower", REQUESTS,
         "time per output token with the first (mean)",
         "Time from arrival to the last token, divided by the output tokens; mean over requests.",
+        _time("per output token with the first", at="on average", in_unit=True),
     ),
     MetricDefinition(
         "e2e_ms", "ms", "lower", REQUESTS, "end-to-end latency",
         "Time from arrival to the last token of one request, with workload.per_request.",
+        _time("for the request", in_unit=True),
     ),
     MetricDefinition(
         "row_steps", "steps", "lower", REQUESTS, "number of steps of a row",
         "Steps that produced a token of one request, plus steps that computed its row after it had "
-        "ended, with workload.per_request.", computed=True,
+        "ended, with workload.per_request.", _count("take", "steps", ""), computed=True,
     ),
     MetricDefinition(
         "peak_kv_bytes", "bytes", "lower", REQUESTS, "peak KV memory",
-        "Peak of the KV memory allocated to requests.", is_mass_noun=True, computed=True,
+        "Peak of the KV memory allocated to requests.",
+        EffectWords("use", "KV memory", "at its peak", in_unit=True), computed=True,
     ),
     MetricDefinition(
         "kv_waste_pct", "%", "lower", REQUESTS, "wasted KV memory",
         "Share of the KV memory of finished requests that no token filled.",
-        is_mass_noun=True, computed=True,
+        _share("waste", "its KV memory"), computed=True,
     ),
     MetricDefinition(
         "shape_repeated_pct", "%", "higher", REQUESTS, "share of repeated shapes",
-        "Share of steps that have the shape of the step before.", computed=True,
+        "Share of steps that have the shape of the step before.",
+        _share("repeat", "its shapes"), computed=True,
     ),
     MetricDefinition(
         "host_ms_per_step", "ms", "lower", REQUESTS, "host time per step",
         "Time per step in which the host does not wait for the model.",
+        _time("per step", "host time", in_unit=True),
     ),
     MetricDefinition(
         "sent_req_s", "req/s", "higher", REQUESTS, "rate of sent requests",
-        "Requests sent per second in an open loop.",
+        "Requests sent per second in an open loop.", _count("send", "requests", "per second"),
     ),
     MetricDefinition(
         "late_p99_ms", "ms", "lower", REQUESTS, "lateness of the load generator (p99)",
         "Delay with which an open loop sent its requests, p99.",
+        EffectWords("lag", detail="behind the arrivals", at="at p99", in_unit=True),
     ),
     MetricDefinition(
         "taken_pct", "% of RAM", "lower", HEADROOM, "memory taken",
-        "Share of RAM that the budget takes.", is_mass_noun=True, computed=True,
+        "Share of RAM that the budget takes.", _share("take", "the memory"), computed=True,
     ),
     MetricDefinition(
         "left_pct", "% of RAM", "higher", HEADROOM, "memory left",
         "Share of RAM that the budget leaves; negative if it takes more than there is.",
-        is_mass_noun=True, computed=True,
+        _share("leave", "the memory"), computed=True,
     ),
     MetricDefinition(
         "ceiling_pct", "% of RAM", "higher", HEADROOM, "memory allowed",
         "The policy's limit on weights, activations and KV memory together.",
-        is_mass_noun=True, computed=True,
+        _share("allow", "the memory"), computed=True,
     ),
     MetricDefinition(
         "kv_tokens", "tokens", "higher", HEADROOM, "KV capacity",
-        "Tokens that the KV memory can hold.", computed=True,
+        "Tokens that the KV memory can hold.", _count("hold", "tokens", "in KV memory"),
+        computed=True,
     ),
     MetricDefinition(
         "decode_ms", "ms", "lower", ("video",), "decoding time",
-        "Time to decode the picked frames of one clip.", is_speed=True,
+        "Time to decode the picked frames of one clip.", _time("to decode a clip's frames"),
+        is_speed=True,
     ),
 )  # fmt: skip
 METRICS = {definition.name: definition for definition in DEFINITIONS}
@@ -186,9 +254,31 @@ def define_metric(name: str | None, unit: str | None) -> MetricDefinition:
     if known is not None and unit in (known.unit, None):
         return known
     return MetricDefinition(
-        name or "", unit or "", "lower", (), name or "", "",
-        is_speed=unit in SPEED_UNITS, is_mass_noun=unit == "bytes",
+        name or "", unit or "", "lower", (), name or "", "", _words_of_unit(name or "", unit or ""),
+        is_speed=unit in SPEED_UNITS,
     )  # fmt: skip
+
+
+def _words_of_unit(name: str, unit: str) -> EffectWords:
+    """Return words for a metric that is not registered. They end in its name."""
+    if unit in ("us", "ms", "s"):
+        return _time(f"({name})")
+    if unit == "bytes":
+        return EffectWords("use", "memory", f"({name})", in_unit=True)
+    points = unit.startswith("%")
+    return EffectWords("measure", detail=f"in {name}", less="lower", more="higher", in_unit=points)
+
+
+def measured(name: str, repeats: Sequence[float], primary: bool = False) -> Metric:
+    """Return the values of a registered metric, with its unit and direction.
+
+    Raises
+    ------
+    KeyError
+        The metric is not registered.
+    """
+    definition = METRICS[name]
+    return Metric(name, definition.unit, definition.better, primary, tuple(repeats))
 
 
 def metric_names(kind: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from labkit.records.atomic_write import atomic_write
 from labkit.records.record_digests import check_digest
 from labkit.records.record_schema import (
+    OLDER_VERDICTS,
     SCHEMA_VERSION,
     Arm,
     CaseRecord,
@@ -203,9 +204,16 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
 
 
 def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
-    """Return ``data``; raises ``ValueError`` if it lacks a key that ``cell.json`` must have."""
+    """Return ``data`` with the current names of verdicts.
+
+    Raises ``ValueError`` if a key that ``cell.json`` must have is missing.
+    """
     _checked(data, "design", dict)
     _checked(data, "arms", list)
+    for row in _checked(data, "rows", list) if "rows" in data else ():
+        for comparison in _checked(row, "comparisons", list):
+            word = _checked(comparison, "verdict", str)
+            comparison["verdict"] = OLDER_VERDICTS.get(word, word)
     return data
 
 

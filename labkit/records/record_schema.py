@@ -10,9 +10,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from labkit.records.record_notes import CaseNotes, RunNotes
 
 SCHEMA_VERSION = 1
+OLDER_VERDICTS = {"faster": "better", "slower": "worse"}  # names in older files and commands
 OUTCOMES = (
     "ok",
     "refused",
@@ -93,6 +96,11 @@ class CaseRecord:
     outputs: Mapping[str, Any] | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def known_notes(self) -> CaseNotes:
+        """The notes, with the types of those that labkit's own workloads write."""
+        return cast(CaseNotes, self.notes)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -144,6 +152,11 @@ class Record:
     def run(self) -> str:
         """The run's name, which is also the stem of its file."""
         return run_name(self.block, self.position, self.arm)
+
+    @property
+    def known_notes(self) -> RunNotes:
+        """The notes, with the types of those that labkit itself writes."""
+        return cast(RunNotes, self.notes)
 
     @property
     def ok(self) -> bool:

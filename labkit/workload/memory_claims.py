@@ -16,6 +16,7 @@ from labkit.engine.memory_budget.kv_demand import slots_for
 from labkit.engine.model import compute_dtype
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
+from labkit.records.metric_registry import measured
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.sources import source_of
 from labkit.workload.workload_protocols import START_SECONDS, TurnContext
@@ -84,12 +85,12 @@ def metrics(memory: Claim) -> tuple[Metric, ...]:
     The percentage left may be negative: an engine without a pool may claim more than the total RAM.
     """
     share = 100 / memory.total
-    ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (memory.ceiling * share,))]
+    ceiling = [measured("ceiling_pct", (memory.ceiling * share,))]
     return (
-        Metric("taken_pct", "% of RAM", "lower", True, (memory.taken * share,)),
-        Metric("left_pct", "% of RAM", "higher", False, (memory.left_pct,)),
+        measured("taken_pct", (memory.taken * share,), primary=True),
+        measured("left_pct", (memory.left_pct,)),
         *(ceiling if memory.ceiling else []),
-        Metric("kv_tokens", "tokens", "higher", False, (float(memory.tokens),)),
+        measured("kv_tokens", (float(memory.tokens),)),
     )
 
 

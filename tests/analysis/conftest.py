@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from labkit.analysis.document.table_model import Table
 from labkit.analysis.number_format import UNKNOWN
-from labkit.analysis.rendering.table_model import Table
 from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_record, write_json
 
 PUBLISHED = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.machine_or_arm_stalls import own_work_bound_pct
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.machine_or_arm_stalls import own_work_bound_pct
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.records import ARCHIVE_SUFFIX, unpack_archive
 

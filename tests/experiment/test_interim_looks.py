@@ -10,7 +10,7 @@ import pytest
 from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis, config
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
 from labkit.experiment.cell import normalized_design
 from labkit.experiment.progress_display import Progress
@@ -69,7 +69,7 @@ def test_a_clear_effect_ends_the_study_at_the_first_look(make):
     )
     assert kept["looks"] == [config.to_plain(look) for look in LOOKS]
     data = analysis.analyse_cell(cell.dir)
-    assert "slower" in {c["verdict"] for c in data["rows"][0]["comparisons"]}
+    assert "worse" in {c["verdict"] for c in data["rows"][0]["comparisons"]}
 
 
 def test_a_stopped_study_stays_stopped(make):
@@ -117,7 +117,7 @@ def test_one_decided_row_does_not_end_the_study(make):
         for c in row["comparisons"]
         if c["arm"] == "seq_map"
     ]
-    assert words == ["slower", "inconclusive"]
+    assert words == ["worse", "inconclusive"]
 
 
 def test_failed_runs_decide_nothing(make):
@@ -240,7 +240,7 @@ def test_blocks_added_after_results_were_shown_are_exploratory(make):
     first = make(blocks=8, looks=[])
     run_cell(first, Planted(0.2, 0.002))
     assert first.dir and analysis.write_cell(first.dir)["design"]["shown"] == [8]
-    assert words(first) == {"slower"}
+    assert words(first) == {"worse"}
     more, progress = make(blocks=10, looks=[]), RecordedNotes()
     assert run_cell(more, Planted(0.2, 0.002), progress).ran == 2 * 3
     assert any("design.looks at 8 and 10 blocks" in note for note in progress.notes)
@@ -277,7 +277,7 @@ def test_an_interrupted_study_was_not_shown_and_continues(make):
     assert analysis.write_cell(cell.dir)["design"]["shown"] == []  # whoever rebuilds a report
     assert words(cell) == {"estimate_only"}
     run_cell(make(blocks=8, looks=[]), Planted(0.2, 0.002))
-    assert words(cell) == {"slower"}
+    assert words(cell) == {"worse"}
 
 
 def test_a_study_may_grow_from_look_to_look(make):

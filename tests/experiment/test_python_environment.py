@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.rendering.cell_report_content import import_lines
+from labkit.analysis.pages.cell_report_content import import_lines
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.cell import Cell
 from labkit.experiment.compose.cell_composer import to_cell

@@ -17,7 +17,7 @@ from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import PlannedLook
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.experiment.schedule.cell_runner import run_cell
@@ -148,14 +148,14 @@ def test_sequential_studies_of_nothing_through_the_runner(make_cell):
         run_cell(cell, launcher, all_decided=AnalysisCache().decided)
         (row,) = analysis.analyse_cell(cell.dir)["rows"]
         words = {comparison["verdict"] for comparison in row["comparisons"]}
-        claims += bool(words & {"faster", "slower", "trivial"})
+        claims += bool(words & {"better", "worse", "trivial"})
         blocks.append(row["comparisons"][0]["blocks"])
     assert claims <= 14
     assert (min(blocks), max(blocks)) == (8, 12)
 
 
 @pytest.mark.parametrize(
-    ("effect", "words"), [(0.0, {"inconclusive", "equivalent"}), (0.1, {"slower"})]
+    ("effect", "words"), [(0.0, {"inconclusive", "equivalent"}), (0.1, {"worse"})]
 )
 def test_a_simulated_study_passes_through_runner_and_analysis(make_cell, effect, words):
     cell = make_cell(blocks=5, runs_per_block=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.gates import healthy
+from labkit.analysis.comparison.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
 from labkit.experiment.launch.run_launcher import _environment, _marker

@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
+import pytest
+
 from docs.generators import metrics as metrics_page
 from labkit.config import LatencySLO
-from labkit.records.metric_registry import DEFINITIONS, METRICS, define_metric, metric_names
+from labkit.records import Metric
+from labkit.records.metric_registry import (
+    DEFINITIONS,
+    METRICS,
+    define_metric,
+    measured,
+    metric_names,
+)
 from labkit.workload.memory_claims import Claim
 from labkit.workload.memory_claims import metrics as headroom_metrics
 from labkit.workload.requests.serving_metrics import (
@@ -56,7 +65,7 @@ def test_an_arm_with_shorter_launches_is_faster_and_one_with_less_memory_is_not(
 def test_a_metric_of_a_users_own_follows_from_its_unit():
     assert define_metric("answers", "req/s").is_speed
     assert not define_metric("errors", "%").is_speed
-    assert define_metric("cache", "bytes").is_mass_noun
+    assert define_metric("cache", "bytes").words.quantity == "memory"
     assert define_metric("total_tok_s", "answers").unit == "answers"  # another metric of that name
 
 
@@ -64,3 +73,10 @@ def test_the_docs_page_is_current():
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page.page(), (
         "python -m docs.generators.metrics > docs/metrics.md"
     )
+
+
+def test_a_measured_metric_has_the_unit_and_direction_of_the_registry():
+    metric = measured("total_tok_s", [1.0, 2.0], primary=True)
+    assert metric == Metric("total_tok_s", "tok/s", "higher", True, (1.0, 2.0))
+    with pytest.raises(KeyError):
+        measured("no_such_metric", [1.0])

@@ -264,6 +264,14 @@ def test_a_cell_without_its_design_is_refused(tmp_path):
         read_cell(tmp_path)
 
 
+def test_an_older_cell_has_todays_verdicts(tmp_path):
+    rows = [{"comparisons": [{"verdict": word} for word in ("faster", "slower", "trivial")]}]
+    cell = {"schema_version": 1, "arms": [], "design": {}, "rows": rows}
+    write_json(tmp_path / "cell.json", cell)
+    (row,) = read_cell(tmp_path)["rows"]
+    assert [one["verdict"] for one in row["comparisons"]] == ["better", "worse", "trivial"]
+
+
 @given(
     st.integers(0, 2000),
     st.integers(0, 2000),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from labkit import workload
-from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
+from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.config import LengthKind
 from labkit.records import Record
 from labkit.workload.request_lengths import rectangle_notes

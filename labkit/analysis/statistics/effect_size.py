@@ -18,7 +18,7 @@ Two arms are equivalent when that interval lies inside the margin. This is the t
 tests procedure (TOST) of D. J. Schuirmann (1987) with shifted permutation tests, each at half
 of alpha: both "the effect is at most the lower margin" and "the effect is at least the upper
 margin" must be rejected. With half of alpha, one simultaneous interval supports every claim:
-faster or slower if it excludes 0, equivalent if it lies inside the margin. At most a share
+better or worse if it excludes 0, equivalent if it lies inside the margin. At most a share
 alpha of all studies makes a wrong claim anywhere in the family. (At alpha each, a family would
 spend alpha twice, once on differences and once on equivalence.) ``p`` is the level at which
 the interval just lies inside the margin.

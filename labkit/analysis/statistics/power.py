@@ -15,7 +15,7 @@ The difference of the two sides is nearly normal. Let ``m1`` and ``v1`` be the m
 m2 = t_80 sqrt(1 + k^2 v1 + critical^2 v2)``, where ``t_80`` is the 80 % quantile of Student's t. It
 replaces the normal quantile because the critical value, which comes from the study's own
 relabellings, varies too. The simulated power is 76 to 86 % from 6 blocks of 1 run or 3 blocks of 2
-on, with 1 to 10 rows (``tests/analysis/test_verdict_rates.py``).
+on, with 1 to 10 rows (``tests/analysis/comparison/test_verdict_rates.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import State, count_text
-from labkit.records import CaseRecord, Metric
+from labkit.records import CaseRecord
+from labkit.records.metric_registry import measured
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.launch_timing import KernelBatch, TimedLaunch
 from labkit.workload.measurement import InvalidOutput
@@ -174,9 +175,9 @@ def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
     prepared, report = arm.prepared, arm.report
     batch = prepared.batch
     work = kernel_cases.work(batch.size, batch.workload)
-    metrics = [Metric("dispatch_us", "us", "lower", True, _microseconds(arm.seconds))]
+    metrics = [measured("dispatch_us", _microseconds(arm.seconds), primary=True)]
     if arm.single_s:
-        metrics.append(Metric("single_us", "us", "lower", False, _microseconds(arm.single_s)))
+        metrics.append(measured("single_us", _microseconds(arm.single_s)))
     return CaseRecord(
         case=case.label,
         metrics=tuple(metrics),

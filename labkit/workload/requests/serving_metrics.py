@@ -24,6 +24,7 @@ import numpy as np
 
 from labkit.config import LatencySLO
 from labkit.records import Metric
+from labkit.records.metric_registry import measured
 
 PERCENTILES = (50, 99)
 Outcome = Literal["served", "refused", "failed"]
@@ -151,10 +152,10 @@ def serving_metrics(
     output = sum(r.output_tokens for r in served)
     prompt = sum(r.prompt_tokens for r in served)
     metrics = [
-        Metric("total_tok_s", "tok/s", "higher", primary, ((prompt + output) / wall,)),
-        Metric("output_tok_s", "tok/s", "higher", False, (output / wall,)),
-        Metric("request_s", "req/s", "higher", False, (len(served) / wall,)),
-        Metric("wall_s", "s", "lower", False, (wall,)),
+        measured("total_tok_s", ((prompt + output) / wall,), primary=primary),
+        measured("output_tok_s", (output / wall,)),
+        measured("request_s", (len(served) / wall,)),
+        measured("wall_s", (wall,)),
         *_percentiles("ttft", (r.ttft for r in served)),
         *_percentiles("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
         *_mean("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
@@ -164,9 +165,9 @@ def serving_metrics(
     ]
     if limits is not None and limits.is_set:
         good = sum(meets(r, limits) for r in served)
-        metrics.insert(4, Metric("goodput_req_s", "req/s", "higher", False, (good / wall,)))
+        metrics.insert(4, measured("goodput_req_s", (good / wall,)))
     if peak_kv_bytes is not None:
-        metrics.append(Metric("peak_kv_bytes", "bytes", "lower", False, (float(peak_kv_bytes),)))
+        metrics.append(measured("peak_kv_bytes", (float(peak_kv_bytes),)))
     return tuple(metrics)
 
 
@@ -182,8 +183,8 @@ def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
         return ()
     late = np.percentile([entry.late * 1e3 for entry in timed], 99)
     return (
-        Metric("sent_req_s", "req/s", "higher", False, ((len(timed) - 1) / span,)),
-        Metric("late_p99_ms", "ms", "lower", False, (float(late),)),
+        measured("sent_req_s", ((len(timed) - 1) / span,)),
+        measured("late_p99_ms", (float(late),)),
     )
 
 
@@ -199,13 +200,13 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     metrics = []
     if steps and "host_ms" in counters:
         per_step = counters["host_ms"] / steps
-        metrics.append(Metric("host_ms_per_step", "ms", "lower", False, (per_step,)))
+        metrics.append(measured("host_ms_per_step", (per_step,)))
     if steps and "shape.repeated" in counters:
         repeated = 100 * counters["shape.repeated"] / steps
-        metrics.append(Metric("shape_repeated_pct", "%", "higher", False, (repeated,)))
+        metrics.append(measured("shape_repeated_pct", (repeated,)))
     if slots and "kv.slots_filled" in counters:
         waste = 100 * (1 - counters["kv.slots_filled"] / slots)
-        metrics.append(Metric("kv_waste_pct", "%", "lower", False, (waste,)))
+        metrics.append(measured("kv_waste_pct", (waste,)))
     return tuple(metrics)
 
 
@@ -222,8 +223,8 @@ def meets(served: ServedRequest, limits: LatencySLO) -> bool:
 def request_metrics(served: ServedRequest) -> tuple[Metric, ...]:
     """Return one request's metrics: end-to-end latency (primary) and the steps of its row."""
     return (
-        Metric("e2e_ms", "ms", "lower", True, (served.e2e * 1e3,)),
-        Metric("row_steps", "steps", "lower", False, (float(served.row_steps),)),
+        measured("e2e_ms", (served.e2e * 1e3,), primary=True),
+        measured("row_steps", (float(served.row_steps),)),
     )
 
 
@@ -233,7 +234,7 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
         return []
     percentiles = np.percentile(values * 1e3, PERCENTILES, method="linear")
     return [
-        Metric(f"{name}_p{p}_ms", "ms", "lower", False, (float(value),))
+        measured(f"{name}_p{p}_ms", (float(value),))
         for p, value in zip(PERCENTILES, percentiles, strict=True)
     ]
 
@@ -242,7 +243,7 @@ def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
     values = np.fromiter(seconds, dtype=np.float64)
     if not values.size:
         return []
-    return [Metric(f"{name}_mean_ms", "ms", "lower", False, (float(values.mean()) * 1e3,))]
+    return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))]
 
 
 def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:

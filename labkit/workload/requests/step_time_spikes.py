@@ -16,7 +16,7 @@ expected time counts as a spike. A step with few similar steps (a long prefill) 
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
 The times of a single process cannot tell the two apart, but those of many processes can
-(:mod:`labkit.analysis.machine_or_arm_stalls`).
+(:mod:`labkit.analysis.comparison.machine_or_arm_stalls`).
 
 This was measured with ``workload=chat`` and ``model=tiny`` on two cores, in 8 processes that each
 served the requests once. Two arms were compared with the baseline: a copy of it, and an arm with a

@@ -21,8 +21,9 @@ from labkit.config import MAX_PROMPT_LOGPROBS, Workload
 from labkit.engine import InferenceEngine, Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs, Remote
 from labkit.models.tokenizer import Tokenizer
-from labkit.records import CaseRecord, Metric
+from labkit.records import CaseRecord
 from labkit.records.kl_histogram import encode_histogram
+from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
@@ -317,7 +318,7 @@ class InterleavedScoring:
                 "worst": [asdict(place) for place in arm.worst],
             }
         }
-        metric = Metric("total_tok_s", "tok/s", "higher", True, tuple(arm.rates))
+        metric = measured("total_tok_s", tuple(arm.rates), primary=True)
         case = CaseRecord("all", metrics=(metric,), outputs=outputs, notes=notes)
         values = {outputs["digest"]: logprobs}
         return Measurement((case,), arm.engine.counters(), values=values)

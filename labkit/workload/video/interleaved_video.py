@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import FramePicks, Workload
-from labkit.records import CaseRecord, Metric
+from labkit.records import CaseRecord
+from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
@@ -237,7 +238,7 @@ class InterleavedVideo:
         job = self._jobs[arm]
         if job is not None:
             number, seconds = job
-            metric = Metric("request_s", "req/s", "higher", False, (number / seconds,))
+            metric = measured("request_s", (number / seconds,))
             notes = {"job": {"requests": number, "in_flight": self._arms[arm].concurrency}}
             cases.append(CaseRecord("all", metrics=(metric,), notes=notes))
         counters = {name: float(value) for name, value in sorted(self._counters[arm].items())}
@@ -266,7 +267,7 @@ class InterleavedVideo:
         if source.events is not None:
             notes["evidence"] = shares(source.events, samples.first.picks)
         times = tuple(1e3 * seconds for seconds in samples.seconds)
-        metrics = (Metric("decode_ms", "ms", "lower", True, times),)
+        metrics = (measured("decode_ms", times, primary=True),)
         return CaseRecord(source.name, metrics=metrics, outputs=samples.outputs, notes=notes)
 
     def _answers(self, arm: int) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from labkit.analysis.caveats import caveats
-from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.headline import headline
-from labkit.analysis.summary_verdict import summary_verdict
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.findings.cell_findings import plan_findings
+from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Workload
 from labkit.experiment.worker.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_record, write_json
@@ -109,8 +110,9 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes
     for one in (analysis, study(other, base)):
         primary = [judged for judged in one.judged if judged.row.primary]
         assert {judged.verdict.word for judged in primary} <= {"invalid"}
-        assert summary_verdict(one).kind == "invalid"
-        assert "faster" not in headline(one) and "slower" not in headline(one)
+        findings = plan_findings(one)
+        assert summary_verdict(findings).kind == "invalid"
+        assert long_text(findings).startswith("No answer: ")
 
 
 @pytest.mark.parametrize("modes", [(), ("bundles",), ("role_first",)])

@@ -7,8 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from labkit.analysis.quality_limits import broken_limits
-from labkit.analysis.text_quality import text_qualities
+from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
 from labkit.engine import create
 from labkit.models import resolve, tokenizer
 from labkit.records import CaseRecord, Record

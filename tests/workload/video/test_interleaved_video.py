@@ -18,7 +18,7 @@ pytest.importorskip("cv2")
 
 import clip_files as files
 
-from labkit.analysis.frame_verification import frames_difference
+from labkit.analysis.comparison.output_identity import frames_difference
 from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.measurement import InvalidOutput

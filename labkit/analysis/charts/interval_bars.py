@@ -1,0 +1,191 @@
+"""Small bars of effects with their intervals, drawn by the page's style sheet.
+
+The HTML report shows them on the card with each cell's answer and in the matrix of metrics. A bar
+is an ``<i class="ci">`` element; its lengths are custom properties in percent of its width. A
+thousand bars cost a browser less than a thousand pictures, and they need no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.best_setting import setting_text
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.model.cell_model import BestInRow, Cell
+from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.number_format import interval_text, percent_text
+from labkit.records.metric_registry import define_metric
+
+MAX_ARMS = 6  # on a card
+MAX_NAME = 24  # characters beside a bar
+MAX_ROWS = 60  # of an arm on a card
+
+
+@dataclass(frozen=True)
+class IntervalScale:
+    """The ends of the bars' axis, and the margin of equivalence, in percent of the baseline."""
+
+    low: float
+    high: float
+    margin: float
+
+    @classmethod
+    def of(cls, effects: Iterable[EffectInPercent], margin: float) -> IntervalScale:
+        """Return a scale that is wide enough for all effects and intervals and the margin."""
+        known = [pct for effect in effects for pct in effect.known_pct]
+        low, high = min([*known, -margin, 0.0]), max([*known, margin, 0.0])
+        padding = 0.04 * (high - low)
+        return cls(low - padding, high + padding, margin)
+
+    def place(self, percent: float) -> float:
+        """Return the position of a difference on the axis, in percent of the width."""
+        return 100.0 * (percent - self.low) / (self.high - self.low)
+
+    @property
+    def style(self) -> str:
+        """The axis' CSS properties: the positions of zero and of the margin's ends."""
+        ends = self.place(-self.margin), self.place(self.margin)
+        return f"--z:{self.place(0.0):.3g};--m:{ends[0]:.3g};--n:{ends[1]:.3g}"
+
+    def bar_style(self, effect: EffectInPercent) -> str:
+        """Return a bar's CSS properties: positions of its interval and effect; empty if unknown."""
+        if effect.effect_pct is None:
+            return ""
+        dot = f"--e:{self.place(effect.effect_pct):.3g}"
+        if effect.ci_pct is None:
+            return dot
+        low, high = map(self.place, effect.ci_pct)
+        return f"--l:{low:.3g};--w:{high - low:.3g};{dot}"
+
+    @property
+    def ends(self) -> str:
+        """The ends of the axis in words."""
+        return f"{interval_text(self.low, self.high)} %"
+
+    @property
+    def text(self) -> str:
+        """The ends of the axis and the margin in words."""
+        return f"{self.ends}, margin ±{self.margin:g} % shaded"
+
+
+@dataclass(frozen=True)
+class ArmBars:
+    """The effects of one arm on a card.
+
+    ``style`` is the arm's style class and its mark. ``bars`` has the CSS properties of a bar for
+    each row. ``text`` is the range of the effects, and whether the arm is invalid.
+    """
+
+    arm: str
+    style: str
+    bars: Sequence[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class CardBars:
+    """The bars of a card: one line for each arm, on one scale.
+
+    ``metric`` says what differs and which direction is better.
+    """
+
+    metric: str
+    scale: IntervalScale
+    arms: Sequence[ArmBars]
+    several_rows: bool
+    has_intervals: bool
+    left_out: int
+
+    @property
+    def has_long_names(self) -> bool:
+        """Whether names do not fit beside their bars."""
+        return any(len(line.arm) > MAX_NAME for line in self.arms)
+
+    @property
+    def caption(self) -> str:
+        """What the bars show."""
+        interval = " with its interval" if self.has_intervals else ""
+        one = f"the effect{interval}"
+        what = "each dot is a row, numbers are their range" if self.several_rows else one
+        more = f"; further arms in the table: {self.left_out}" if self.left_out else ""
+        return f"{self.metric}: {what}; axis {self.scale.text}{more}"
+
+
+def card_bars(analysis: CellAnalysis) -> CardBars | None:
+    """Return the arms' bars, one per row of the most important metric, the best arm first.
+
+    A sweep has one bar, for its best setting. None if no effect is known.
+    """
+    cell = analysis.cell
+    rows, found = _shown_rows(cell), dict[str, list[EffectInPercent]]()
+    measured: Row | BestInRow | None = rows[0] if rows else None
+    if cell.sweep:
+        measured = next(iter(cell.best or ()), None)
+        if measured is not None and measured.effect_pct is not None:
+            best, reference = (setting_text(str(x)) for x in (measured.best, measured.reference))
+            found = {f"{best} against {reference}": [measured]}
+    else:
+        found = _effects(rows, cell.treatment_arms)
+    if not found:
+        return None
+    styles = arm_classes(cell)
+    shown = dict(list(found.items())[:MAX_ARMS])
+    comparisons = [c for own in shown.values() for c in own]
+    scale = IntervalScale.of(comparisons, cell.design.margin_pct)
+    lines = [
+        ArmBars(
+            arm,
+            " ".join(styles.get(arm, ())),
+            [scale.bar_style(c) for c in own[:MAX_ROWS]],
+            _range_text(own),
+        )
+        for arm, own in shown.items()
+    ]
+    several_rows = any(len(own) > 1 for own in shown.values())
+    has_intervals = any(c.ci_pct is not None for c in comparisons)
+    left_out = len(found) - len(shown)
+    return CardBars(_metric_text(measured), scale, lines, several_rows, has_intervals, left_out)
+
+
+def _shown_rows(cell: Cell) -> list[Row]:
+    """Return the rows of the first primary metric."""
+    rows = [row for row in cell.primary_rows if row.metric is not None]
+    return [row for row in rows if row.metric == rows[0].metric]
+
+
+def _metric_text(row: Row | BestInRow | None) -> str:
+    """Return a row's metric and which direction is better: ``throughput, higher is better``."""
+    if row is None:
+        return ""
+    label = define_metric(row.metric, row.unit).short_label
+    return f"{label}, {row.better} is better" if row.better else label
+
+
+def _effects(rows: Sequence[Row], arms: Sequence[str]) -> dict[str, list[EffectInPercent]]:
+    """Return the known comparisons by arm, the best arm first."""
+    found: dict[str, list[EffectInPercent]] = {}
+    for row in rows:
+        for c in row.comparisons:
+            if c.arm in arms and c.effect_pct is not None:
+                found.setdefault(c.arm, []).append(c)
+    sign = -1.0 if rows and rows[0].better == "higher" else 1.0
+
+    def gain(arm: str) -> float:
+        effects = sorted(sign * effect for effect in _sizes(found[arm]))
+        return effects[len(effects) // 2]
+
+    return {arm: found[arm] for arm in sorted(found, key=gain)}
+
+
+def _sizes(effects: Sequence[EffectInPercent]) -> list[float]:
+    return sorted(one.effect_pct for one in effects if one.effect_pct is not None)
+
+
+def _range_text(effects: Sequence[EffectInPercent]) -> str:
+    sizes = _sizes(effects)
+    low, high = percent_text(sizes[0]), percent_text(sizes[-1])
+    text = low if low == high else f"{low.rstrip('%')} to {high}"
+    invalid = all(isinstance(c, Comparison) and c.verdict == "invalid" for c in effects)
+    return f"{text} (invalid)" if invalid else text

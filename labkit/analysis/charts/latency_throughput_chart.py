@@ -1,0 +1,165 @@
+"""Throughput against latency: the arms of a cell and their frontier, and an arm under loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.document.arm_styles import arm_classes, page_style_of
+from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.report_parts import CellSource, ChartPart, Part, section
+from labkit.analysis.document.svg_elements import add_point_labels
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import significant_text, unit_name, value_text
+from labkit.analysis.studies.latency_throughput import LoadCurve, LoadPoint
+
+LoadLine = tuple[LoadCurve, LoadPoint]
+KNEE_NOTE = (
+    "Knee: the load with the greatest power, which is requests per second divided by the median "
+    "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
+)
+X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
+LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
+MIN_ARMS = 3
+MAX_NAMED = 8  # arms on the frontier that the chart names; tooltips name every arm
+THROUGHPUTS, LATENCIES = ("total_tok_s", "request_s"), ("e2e_p50_ms", "ttft_p50_ms")
+CAPTION = (
+    "Medians over runs. The line is the frontier: no other arm has both more throughput and less "
+    "latency than an arm on the line. The medians are not tested here, but in the table of metrics"
+)
+
+
+def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | None:
+    """Return throughput and latency of every arm under every load, with the knees marked.
+
+    None if ``curves`` is empty.
+    """
+    if not curves:
+        return None
+    lines = [(curve, load) for curve in curves for load in curve.loads]
+
+    def median_of(metric: str) -> Callable[[LoadLine], float]:
+        return lambda line: line[1].medians[metric]
+
+    columns: tuple[Column[LoadLine], ...] = (
+        Column("arm", lambda line: line[0].name, numeric=False),
+        Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
+        Column("served (1/s)", median_of("request_s"), value_text),
+        Column("tok/s", median_of("total_tok_s"), value_text),
+        Column("TTFT p50 (ms)", median_of("ttft_p50_ms"), value_text),
+        Column("E2E p50 (ms)", median_of("e2e_p50_ms"), value_text),
+        Column("E2E p99 (ms)", median_of("e2e_p99_ms"), value_text),
+        Column("", lambda line: "knee" if line[1] is line[0].knee else "", numeric=False),
+    )
+    return Table(columns, tuple(lines), (KNEE_NOTE,))
+
+
+def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
+    """Return a chart of latency over throughput: a line per arm, named at its knee or its end."""
+    points = [point for curve in curves for point in _points(curve)]
+    chart = Chart(
+        title="throughput against latency",
+        x=padded_range([0.0, *(x for x, _ in points)]),
+        y=padded_range([0.0, *(y for _, y in points)]),
+        x_label=X_LABEL,
+        y_label=Y_LABEL,
+        height=300,
+    )
+    for index, curve in enumerate(curves):
+        style, mark = page_style_of(index)
+        chart.line(_points(curve), f"line {style}", curve.name)
+        for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
+            knee = ", knee" if load is curve.knee else ""
+            place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
+            tip = f"{curve.name}, {load.size:g} {curve.by}{knee}: {place}"
+            chart.dot(x, y, style, mark, tip, arm=curve.arm)
+    add_point_labels(chart, map(_label, curves))
+    return chart
+
+
+def curve_keys(curves: Sequence[LoadCurve]) -> tuple[tuple[str, str, str], ...]:
+    """Return the legend of :func:`latency_throughput_chart`: name, style class, shape."""
+    return tuple((one.name, f"line {page_style_of(i)[0]}", "line") for i, one in enumerate(curves))
+
+
+def _label(curve: LoadCurve) -> tuple[float, float, str]:
+    """Return a curve's label and its place: at the knee, or else at the largest load."""
+    if curve.knee is None:
+        return (*_point(curve.loads[-1]), curve.name)
+    return (*_point(curve.knee), f"{curve.name}: knee")
+
+
+def _points(curve: LoadCurve) -> list[tuple[float, float]]:
+    return [_point(load) for load in curve.loads]
+
+
+def _point(load: LoadPoint) -> tuple[float, float]:
+    """Return requests per second and median latency (ms)."""
+    return load.medians["request_s"], load.medians["e2e_p50_ms"]
+
+
+@dataclass(frozen=True)
+class ArmPoint:
+    """An arm's median throughput and latency, in the metrics' units."""
+
+    arm: str
+    throughput: float
+    latency: float
+
+
+def frontier(points: Sequence[ArmPoint]) -> list[ArmPoint]:
+    """Return the Pareto frontier of throughput and latency, ordered by latency."""
+    best: list[ArmPoint] = []
+    for point in sorted(points, key=lambda p: (p.latency, -p.throughput)):
+        if not best or point.throughput > best[-1].throughput:
+            best.append(point)
+    return best
+
+
+def frontier_chart(cell: Cell) -> Chart | None:
+    """Return the chart, or None for fewer than three arms with both metrics."""
+    rows = {row.metric: row for row in cell.rows if row.case == "all"}
+    pair = [next((m for m in names if m in rows), None) for names in (THROUGHPUTS, LATENCIES)]
+    if pair[0] is None or pair[1] is None:
+        return None
+    throughput, latency = rows[pair[0]], rows[pair[1]]
+    points = [
+        ArmPoint(arm, rate, time)
+        for arm in cell.real_arms
+        if (rate := throughput.median(arm)) and (time := latency.median(arm))
+    ]
+    if len(points) < MIN_ARMS:
+        return None
+    chart = Chart(
+        title="throughput against latency of the arms",
+        x=padded_range([p.latency for p in points], 0.1),
+        y=padded_range([p.throughput for p in points], 0.1),
+        x_label=f"{latency.metric} ({unit_name(latency.unit)})",
+        y_label=f"{throughput.metric} ({unit_name(throughput.unit)})",
+        height=320,
+    )
+    best = frontier(points)
+    steps = [(a.latency, b.throughput) for a, b in zip(best[1:], best, strict=False)]
+    corners = [corner for at, step in zip(best, [*steps, None], strict=True)
+               for corner in ((at.latency, at.throughput), step) if corner is not None]  # fmt: skip
+    chart.line(corners, "zero")
+    for point in points:
+        style, mark = arm_classes(cell)[point.arm]
+        where = ", on the frontier" if point in best else ""
+        tip = (
+            f"{point.arm}: {value_text(point.throughput)} {unit_name(throughput.unit)}, "
+            f"{value_text(point.latency)} {unit_name(latency.unit)}{where}"
+        )
+        chart.dot(point.latency, point.throughput, style, mark, tip, arm=point.arm)
+    if len(best) <= MAX_NAMED:
+        add_point_labels(chart, [(p.latency, p.throughput, p.arm) for p in best])
+    return chart
+
+
+@section("Throughput against latency")
+def frontier_section(report: CellSource) -> Iterator[Part]:
+    """Show which arms offer the best compromise of throughput and latency."""
+    chart = frontier_chart(report.cell)
+    if chart is not None:
+        yield ChartPart(chart, CAPTION)

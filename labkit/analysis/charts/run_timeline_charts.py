@@ -1,0 +1,233 @@
+"""Memory over time and the phases of requests, for one run per arm.
+
+For every arm except the control, the first successful run with a timeline is shown. Times are
+seconds from the first submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    Part,
+    PictureCaption,
+    PictureFile,
+    section,
+)
+from labkit.analysis.number_format import slug
+from labkit.records import Record
+from labkit.records.record_notes import RequestNote
+
+# Label of each series in a record's timeline. Series that stay 0 are not shown.
+SERIES_LABELS = {
+    "rss_bytes": "process, resident",
+    "swap_bytes": "process, in swap",
+    "kv_reserved_bytes": "KV reserved",
+    "kv_used_bytes": "KV used",
+    "mlx_active_bytes": "MLX active",
+    "mlx_cache_bytes": "MLX cache",
+    "mlx_peak_bytes": "MLX peak",
+}
+PHASES = ("waiting", "prefill", "decode")
+X_LABEL = "seconds from the first submission"
+# Related series share a colour and differ in their dashes: (index of the colour, dashed).
+SERIES_STYLES = {
+    "rss_bytes": (0, False),
+    "swap_bytes": (0, True),
+    "kv_reserved_bytes": (1, True),
+    "kv_used_bytes": (1, False),
+    "mlx_active_bytes": (2, False),
+    "mlx_cache_bytes": (2, True),
+    "mlx_peak_bytes": (3, True),
+}
+MAX_SHOWN_REQUESTS = 400  # evenly chosen from all, in the order of submission
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """The times (seconds) of a request's submission, admission, first token and end.
+
+    ``admitted_s`` is None if the engine does not report admissions. Waiting then counts as prefill.
+    """
+
+    request: str
+    submitted_s: float
+    admitted_s: float | None
+    first_token_s: float
+    finished_s: float
+
+    def phases(self) -> Iterator[tuple[str, float, float]]:
+        """Yield each phase's name, start and end."""
+        if self.admitted_s is not None:
+            yield "waiting", self.submitted_s, self.admitted_s
+        prefill_start_s = self.submitted_s if self.admitted_s is None else self.admitted_s
+        yield "prefill", prefill_start_s, self.first_token_s
+        yield "decode", self.first_token_s, self.finished_s
+
+
+@dataclass(frozen=True)
+class RunTimeline:
+    """A run's memory at times ``t_s`` (MiB, by series) and its requests.
+
+    ``requests`` may be only a sample of the run's ``num_requests`` requests.
+    """
+
+    arm: str
+    run: str
+    t_s: tuple[float, ...]
+    memory_mib: Mapping[str, tuple[float, ...]]
+    requests: tuple[RequestTimes, ...]
+    num_requests: int
+
+    @property
+    def waiting_known(self) -> bool:
+        """Whether the engine reports when it admits requests."""
+        return all(request.admitted_s is not None for request in self.requests)
+
+    @property
+    def end_s(self) -> float:
+        """The end of the time axis."""
+        return max([*self.t_s, *(request.finished_s for request in self.requests)])
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases that the record distinguishes."""
+        return PHASES if self.waiting_known else PHASES[1:]
+
+    def caption(self, what: str = "memory, and below it each request's phases") -> str:
+        """Return a caption with the arm, the run and notes on missing phases or requests."""
+        return f"{self.arm}, run {self.run}: {what}{self.missing()}"
+
+    def missing(self) -> str:
+        """Return the notes on missing phases or requests, or an empty string."""
+        text = ""
+        if not self.waiting_known:
+            text += " (prefill includes waiting: this engine does not report admissions)"
+        if len(self.requests) < self.num_requests:
+            text += f"; {len(self.requests)} of {self.num_requests:,} requests, evenly chosen"
+        return text
+
+
+def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
+    """Return the first timeline of each arm in ``arms``; arms without a timeline are left out."""
+    by_arm: dict[str, RunTimeline] = {}
+    for record in records:
+        if record.ok and record.arm in arms and record.arm not in by_arm:
+            timeline = _run_timeline(record)
+            if timeline is not None:
+                by_arm[record.arm] = timeline
+    return [by_arm[arm] for arm in arms if arm in by_arm]
+
+
+def _run_timeline(record: Record) -> RunTimeline | None:
+    series = record.known_notes.get("timeline") or {}
+    requests = next(
+        (c.known_notes["requests"] for c in record.cases if c.known_notes.get("requests")), ()
+    )
+    if not series.get("t_s") or not requests:
+        return None
+    memory = {
+        name: tuple(float(x or 0) / 2**20 for x in series[name])
+        for name in SERIES_LABELS
+        if any(series.get(name) or ())
+    }
+    times = tuple(map(_request_times, evenly_chosen(requests, MAX_SHOWN_REQUESTS)))
+    t_s = tuple(map(float, series["t_s"]))
+    return RunTimeline(record.arm, record.run, t_s, memory, times, len(requests))
+
+
+def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
+    """Return at most ``count`` evenly spaced items, including the first."""
+    step = max(1.0, len(items) / count)
+    return [items[int(i * step)] for i in range(min(count, len(items)))]
+
+
+def _request_times(request: RequestNote) -> RequestTimes:
+    submitted_s, admitted_ms = request["submitted_ms"] / 1e3, request.get("admitted_ms")
+    latency_from_s = request.get("arrived_ms", request["submitted_ms"]) / 1e3
+    return RequestTimes(
+        str(request["id"]),
+        submitted_s,
+        None if admitted_ms is None else admitted_ms / 1e3,
+        latency_from_s + request["ttft_ms"] / 1e3,
+        latency_from_s + request["e2e_ms"] / 1e3,
+    )
+
+
+def series_class(name: str) -> str:
+    """Return the style class of a series on the HTML page."""
+    colour, dashed = SERIES_STYLES[name]
+    return f"line series{colour}{' dashed' if dashed else ''}"
+
+
+def memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
+    """Return a chart of memory over time up to ``end_s``, with a line per series."""
+    top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
+    chart = Chart(
+        "memory over time", (0.0, end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
+        height=250, x_unit="s", unit="bytes", link="time",
+    )  # fmt: skip
+    for name, values in timeline.memory_mib.items():
+        points = list(zip(timeline.t_s, values, strict=True))
+        chart.line(points, series_class(name), SERIES_LABELS[name])
+    return chart
+
+
+def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
+    """Return a chart of the phases of requests, one below the other, whose time axis zooms.
+
+    ``end_s``: end of the time axis, the same for all arms, so that they can be compared.
+    """
+    count = len(timeline.requests)
+    chart = Chart(
+        "phases of the requests", (0.0, end_s), (0.0, float(count)), X_LABEL, "request",
+        height=70 + min(320, max(60, 9 * count)), y_ticks=False, x_unit="s", link="time",
+        zooms=True,
+    )  # fmt: skip
+    for phase in timeline.phases:
+        for index, request in enumerate(timeline.requests):
+            extent = (count - index - 0.9, count - index - 0.1)
+            for name, start, end in request.phases():
+                if name == phase:
+                    chart.bar((start, end), extent, phase, request.request)
+    return chart
+
+
+@section("Memory over time")
+def memory_timeline_section(report: CellSource) -> Iterator[Part]:
+    """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
+    timelines = run_timelines(report.records, report.cell.real_arms)
+    for timeline in timelines:
+        end_s = max(each.end_s for each in timelines)
+        memory, requests = memory_part(timeline, end_s), requests_part(timeline, end_s)
+        stem = report.cell.stem(f"memory--{slug(timeline.arm)}")
+        yield memory
+        yield PictureFile(stem, timeline.caption(), [memory, requests])
+        yield PictureCaption([f"{timeline.caption()}."])
+
+
+def memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+    """Return the chart of one run's memory, with its legend."""
+    keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
+    caption = f"{timeline.arm}, run {timeline.run}"
+    return ChartPart(memory_chart(timeline, end_s), caption, keys, timeline.arm)
+
+
+def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+    """Return the chart of one run's requests, with its legend."""
+    keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
+    caption = timeline.caption("each request's phases, in the order of submission")
+    return ChartPart(requests_chart(timeline, end_s), caption, keys, timeline.arm)
+
+
+@section("Requests over time")
+def request_timeline_section(report: CellSource) -> Iterator[Part]:
+    """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
+    timelines = run_timelines(report.records, report.cell.real_arms)
+    for timeline in timelines:
+        yield requests_part(timeline, max(each.end_s for each in timelines))

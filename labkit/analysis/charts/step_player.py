@@ -1,0 +1,101 @@
+"""The player of traced steps: a part of the HTML report, and a page of its own.
+
+The player shows one step at a time: the batch, the parts of its time, the KV blocks by owner, and
+what each request does. It is an HTML element with its styles, its script and its data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.document.report_parts import CellSource, Part, StepPlayer, section
+from labkit.records import Record, StudyPath, read_step_trace
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+Json = Mapping[str, Any]
+TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
+REPORT_BYTES = 600_000  # limit for the steps of all runs in a cell's report
+PAGE_BYTES = 20_000_000
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A run and its steps, in the form of :mod:`labkit.records.step_trace_file` (``trace``)."""
+
+    arm: str
+    run: str
+    trace: Json
+
+
+def traced_records(records: Sequence[Record], arms: Sequence[str]) -> list[Record]:
+    """Return the successful runs of ``arms`` that stored their steps, in the order of the arms."""
+    stored = [r for r in records if r.ok and "file" in (r.known_notes.get("step_trace") or {})]
+    return [record for arm in arms for record in stored if record.arm == arm]
+
+
+def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
+    """Read the steps of a run; raises :class:`RecordError`."""
+    trace = read_step_trace(cell_dir, record.known_notes["step_trace"])
+    return TracedRun(record.arm, record.run, trace)
+
+
+@section("A step, played")
+def step_player_section(report: CellSource) -> Iterator[Part]:
+    """Show the steps of the first traced run of each arm except the control."""
+    first: dict[str, Record] = {}
+    for record in traced_records(report.records, report.cell.real_arms):
+        first.setdefault(record.arm, record)
+    runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
+    if runs:
+        yield StepPlayer(player_html(runs, REPORT_BYTES))
+
+
+def player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
+    """Return the player as HTML. It leaves out each run's last steps to fit ``max_bytes``."""
+    share = max_bytes // len(runs)
+    # "<" could end the element that holds the data.
+    data = json.dumps([_player_data(run, share) for run in runs], separators=(",", ":"))
+    return _template("step_player.html.j2").render(
+        runs=runs,
+        data=data.replace("<", "\\u003c"),
+        css=(TEMPLATES / "step_player.css").read_text("utf-8"),
+        script=(TEMPLATES / "step_player.js").read_text("utf-8"),
+    )
+
+
+def _player_data(run: TracedRun, max_bytes: int) -> dict[str, Any]:
+    size, steps = 0, list[Json]()
+    for step in run.trace["steps"]:
+        size += len(json.dumps(step, separators=(",", ":")))
+        if size > max_bytes and steps:
+            break
+        steps.append(step)
+    return {**run.trace, "arm": run.arm, "run": run.run, "steps": steps}
+
+
+def player_page(cells: Mapping[str, Sequence[TracedRun]], title: str) -> str:
+    """Return a page with a player for each cell, by the cell's name."""
+    players = [(name, player_html(runs, PAGE_BYTES)) for name, runs in cells.items()]
+    return _template("step_player_page.html.j2").render(title=title, cells=players)
+
+
+@cache
+def _template(name: str) -> Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(name)

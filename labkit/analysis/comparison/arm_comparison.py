@@ -1,0 +1,217 @@
+"""Comparison of an arm with the baseline in every row of a cell: effects, intervals, p-values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.statistics.effect_size import (
+    Equivalence,
+    Scale,
+    equivalence_test,
+    hodges_lehmann,
+    to_percent,
+)
+from labkit.analysis.statistics.multiple_comparisons import (
+    InvertedTest,
+    RowPermutations,
+    max_of_other_rows,
+    per_row_alphas,
+)
+from labkit.analysis.statistics.permutation_test import Floats, min_p, pool_by_block, relabellings
+from labkit.analysis.statistics.power import between_run_sd, mde_pct
+
+
+@dataclass(frozen=True)
+class DecisionCriteria:
+    """What the design fixed before the first run: runs per block, alpha and margin (percent).
+
+    ``withheld_reason`` is the reason why nothing may be claimed yet, or None. While nothing may be
+    claimed, ``alpha`` is 0.
+    """
+
+    runs: int
+    alpha: float
+    margin_pct: float
+    withheld_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class ArmComparison:
+    """Effect, intervals, p-values and power of one arm in one row; unknown values are None.
+
+    ``effect_pct`` is above 0 if the metric is larger than the baseline's. ``ci_pct`` and
+    ``p_adjusted`` belong to one test, adjusted over rows and arms: the interval is simultaneous
+    and excludes 0 if and only if ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` come
+    from the test of this row alone, unadjusted. ``level`` is the confidence level of both
+    intervals (0.95, or 0.99 at an interim look that spends 0.01). ``p_floor`` is the smallest
+    possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of
+    this design would detect it if they tested the row at level ``alpha_row``. ``wins`` is the
+    number of blocks in which the arm is better. ``sd`` is the standard deviation between runs, on
+    the log scale. ``difference`` takes the place of effect and interval if the baseline is 0 in
+    every run, so that they have no percentage: the estimate and the adjusted interval's limits in
+    the metric's unit.
+    """
+
+    arm: str
+    baseline: str
+    effect_pct: float | None = None
+    ci_pct: tuple[float, float] | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    p_floor: float | None = None
+    mde_pct: float | None = None
+    wins: int | None = None
+    blocks: int = 0
+    sd: float | None = None
+    equivalence: Equivalence | None = None
+    ci_raw_pct: tuple[float, float] | None = None
+    level: float | None = None
+    alpha_row: float | None = None
+    difference: tuple[float, float | None, float | None] | None = None
+
+
+def compare_arm(
+    rows: Sequence[MetricRow],
+    arm: str,
+    baseline: str,
+    criteria: DecisionCriteria,
+    arms_tested: int = 1,
+) -> list[ArmComparison]:
+    """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
+
+    Intervals and p-values are adjusted by single-step max-T over the primary rows as one family
+    and over all other rows as another. Max-T cannot span several arms, because the tests of two
+    arms share no relabelling. So the method of C. E. Bonferroni adjusts for ``arms_tested`` arms.
+    """
+    rows = [row.pair(baseline, arm) for row in rows]
+    comparisons = [
+        _computed(row, arm, baseline, criteria.runs)
+        if row.is_computed
+        else ArmComparison(arm, baseline)
+        for row in rows
+    ]
+    for primary in (True, False):
+        tests = row_tests(rows, arm, baseline, criteria.runs, primary)
+        if not tests:
+            continue
+        each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
+        others = max_of_other_rows(list(tests.values()))
+        for (index, test), rest, alpha in zip(tests.items(), others, each, strict=True):
+            adjusted = test.inverted_test(rest, arms_tested)
+            comparisons[index] = _compare(
+                rows[index], comparisons[index], test, adjusted, criteria, alpha
+            )
+    return comparisons
+
+
+def row_tests(
+    rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
+) -> dict[int, RowPermutations]:
+    """Return the permutation test of each row with ``row.primary == primary``, by row index.
+
+    Skipped and computed rows, rows without a complete block and rows with values that are not
+    comparable have no test. A row that lacks a block is tested on its other blocks, under the same
+    relabellings.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
+            continue
+        blocks = complete_blocks(row, (baseline, arm), runs)
+        if blocks and row.primary == primary:
+            groups.setdefault(blocks, []).append(index)
+    all_blocks = sorted({block for blocks in groups for block in blocks})
+    tests: dict[int, RowPermutations] = {}
+    for blocks, members in groups.items():
+        labels = relabellings(len(all_blocks), runs).restrict_to_blocks(
+            [all_blocks.index(block) for block in blocks]
+        )
+        pairs = [_arms(rows[i], arm, baseline, blocks) for i in members]
+        values = np.stack([pool_by_block(*pair) for pair in pairs], axis=1)
+        differences = labels.mean_differences(values).T
+        within = values.reshape(len(blocks), 2 * runs, len(members))
+        squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
+        for column, index in enumerate(members):
+            tests[index] = RowPermutations(labels, differences[column], float(squares[column]))
+    return dict(sorted(tests.items()))
+
+
+def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> ArmComparison:
+    """Return the difference of two computed values. The effect is None if one is not above 0."""
+    blocks = len(complete_blocks(row, (baseline, arm), runs))
+    if not blocks or not row.positive:
+        return ArmComparison(arm, baseline, blocks=blocks)
+    ratio = row.arms[arm][0].value / row.arms[baseline][0].value
+    return ArmComparison(arm, baseline, effect_pct=100.0 * (ratio - 1.0), blocks=blocks)
+
+
+def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:
+    return log_values(row, baseline, blocks), log_values(row, arm, blocks)
+
+
+def _compare(
+    row: MetricRow,
+    start: ArmComparison,
+    test: RowPermutations,
+    adjusted: InvertedTest,
+    criteria: DecisionCriteria,
+    alpha: float,
+) -> ArmComparison:
+    """Return the comparison of an arm with the baseline in one row.
+
+    ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
+    determines the minimum detectable effect.
+    """
+    blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
+    base, other = _arms(row, start.arm, start.baseline, blocks)
+    alone, sd = test.inverted_test(), between_run_sd(base, other) if row.positive else None
+    sign = 1.0 if row.better == "higher" else -1.0
+    better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
+    floor = adjusted.n_families * min_p(len(blocks), criteria.runs)
+    claims = criteria.withheld_reason is None
+    if row.is_zero(start.baseline):
+        low, high = adjusted.interval(criteria.alpha) or (None, None)
+        return ArmComparison(
+            arm=start.arm,
+            baseline=start.baseline,
+            p=alone.p(0.0),
+            p_adjusted=adjusted.p(0.0) if claims else None,
+            p_floor=min(1.0, floor),
+            wins=int(np.count_nonzero(better)),
+            blocks=len(blocks),
+            level=1.0 - criteria.alpha if claims else None,
+            difference=(hodges_lehmann(base, other), low, high),
+        )
+    return ArmComparison(
+        arm=start.arm,
+        baseline=start.baseline,
+        effect_pct=row.to_percent(hodges_lehmann(base, other)),
+        ci_pct=interval_to_percent(adjusted.interval(criteria.alpha), row),
+        p=alone.p(0.0),
+        p_adjusted=adjusted.p(0.0) if claims else None,
+        p_floor=min(1.0, floor),
+        mde_pct=None if sd is None else mde_pct(sd, len(blocks), criteria.runs, alpha),
+        wins=int(np.count_nonzero(better)),
+        blocks=len(blocks),
+        sd=sd,
+        equivalence=equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, row)
+        if claims
+        else None,
+        ci_raw_pct=interval_to_percent(alone.interval(criteria.alpha), row),
+        level=1.0 - criteria.alpha if claims else None,
+        alpha_row=alpha if claims else None,
+    )
+
+
+def interval_to_percent(
+    limits: tuple[float, float] | None, scale: Scale | None = None
+) -> tuple[float, float] | None:
+    """Convert an interval of shifts on a scale (None: log ratios) to percent."""
+    if limits is None:
+        return None
+    convert = to_percent if scale is None else scale.to_percent
+    return convert(limits[0]), convert(limits[1])

@@ -1,0 +1,533 @@
+"""Analysis of one cell: ``cell.json`` is derived from the records.
+
+The runner first writes ``cell.json`` with the declared facts (question, design, published
+numbers). The analysis copies these facts and recomputes everything else each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median_high
+from typing import Any
+
+from labkit.analysis.comparison import gates, output_identity
+from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
+from labkit.analysis.comparison.best_setting import BestSetting, best_settings
+from labkit.analysis.comparison.first_divergence import StoredValues
+from labkit.analysis.comparison.machine_or_arm_stalls import (
+    StallAttribution,
+    as_measured,
+    attribute_stalls,
+)
+from labkit.analysis.comparison.observations import MetricRow, arm_values, build_rows, probe_values
+from labkit.analysis.comparison.served_requests import count_cause
+from labkit.analysis.comparison.text_quality import text_qualities
+from labkit.analysis.comparison.verdict import Verdict, judge
+from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
+from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import round_significant, value_text
+from labkit.analysis.statistics.interim_analysis import (
+    InterimLook,
+    alpha_at,
+    parse_looks,
+    withheld_reason,
+)
+from labkit.config import Design, Isolation
+from labkit.records import (
+    SCHEMA_VERSION,
+    Arm,
+    Record,
+    RecordError,
+    StudyPath,
+    read_arms,
+    read_cell,
+    read_runs,
+    unlisted_records,
+)
+
+
+@dataclass(frozen=True)
+class CellData:
+    """The contents of a cell's files: its manifest, the arms (baseline first) and the records.
+
+    ``unlisted`` is the number of records that have no digest, so that edits would go unnoticed.
+    """
+
+    dir: StudyPath
+    manifest: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    records: tuple[Record, ...]
+    unlisted: int = 0
+
+    @cached_property
+    def design(self) -> CellDesign:
+        """The design as declared in the manifest."""
+        return CellDesign(self.manifest.get("design", {}))
+
+    @property
+    def baseline(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return self.arms[0].name
+
+    @property
+    def control(self) -> str | None:
+        """Name of the A/A arm, or None."""
+        return next((arm.name for arm in self.arms if arm.role == "control"), None)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The declared primary metrics, the most important first.
+
+        If it is empty, none were declared, and each record marks its own primary metrics.
+        """
+        return self.design.metrics
+
+    @property
+    def treatment_arms(self) -> list[str]:
+        """Names of the arms under test: all but the baseline and the control."""
+        return [arm.name for arm in self.arms if arm.role == "arm"]
+
+    @property
+    def sweep(self) -> Mapping[str, Sequence[Any]]:
+        """The options that a sweep varies, with their values; empty if the cell is no sweep."""
+        return self.manifest.get("sweep") or {}
+
+    @property
+    def emulated(self) -> list[str]:
+        """Names of the arms, without the control, whose Metal kernels ran in the emulator."""
+        return [
+            arm.name
+            for arm in self.arms
+            if arm.role != "control"
+            and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
+        ]
+
+    @cached_property
+    def looks(self) -> tuple[InterimLook, ...]:
+        """The predeclared interim looks; empty if there are none."""
+        return parse_looks(self.design.keys.get("looks"), self.design.alpha)
+
+    @cached_property
+    def criteria(self) -> DecisionCriteria:
+        """Runs per block, margin, and the current alpha (0 while nothing may be claimed)."""
+        runs, margin = self.design.runs_per_block, self.design.margin_pct
+        if self.withheld_reason is not None:
+            return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
+        alpha = alpha_at(self.looks, len(self.blocks_done), self.design.alpha)
+        return DecisionCriteria(runs, alpha, margin)
+
+    @cached_property
+    def withheld_reason(self) -> str | None:
+        """The reason why nothing may be claimed from the finished blocks, or None."""
+        if not self.design.declared:
+            return "cell.json was lost, and with it the declared design"
+        return withheld_reason(len(self.blocks_done), self.design.blocks, self.looks, self.shown)
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """How many blocks were finished at each time when results were shown.
+
+        The current number of finished blocks is included if the design is complete.
+        """
+        now = (len(self.blocks_done),) if self.complete else ()
+        return tuple(sorted({*self.design.shown, *now}))
+
+    @cached_property
+    def blocks_done(self) -> tuple[int, ...]:
+        """The blocks in which every run has left a record."""
+        runs = self.design.runs_per_block
+        counts: dict[int, int] = {}
+        for record in self.records:
+            counts[record.block] = counts.get(record.block, 0) + 1
+        return tuple(
+            sorted(block for block, n in counts.items() if n >= runs * self._num_arms(block))
+        )
+
+    def _num_arms(self, block: int) -> int:
+        """Return how many arms run in a block: all but those that an earlier look dropped."""
+        return len(self.arms) - sum(after <= block for after in self.dropped.values())
+
+    @cached_property
+    def dropped(self) -> Mapping[str, int]:
+        """Number of blocks that a sweep's setting ran before an interim look dropped it.
+
+        Settings that were not dropped are left out.
+        """
+        dropped: dict[str, int] = {}
+        for look in self.design.looks_taken:
+            for arm in self.arms if "kept" in look else ():
+                if arm.name not in look["kept"]:
+                    dropped.setdefault(arm.name, int(look["blocks"]))
+        return dropped
+
+    @cached_property
+    def hosts(self) -> Mapping[str, tuple[int, ...]]:
+        """The blocks that each host ran, by host name."""
+        hosts: dict[str, set[int]] = {}
+        for record in self.records:
+            if record.environment.get("host"):
+                hosts.setdefault(str(record.environment["host"]), set()).add(record.block)
+        return {host: tuple(sorted(blocks)) for host, blocks in hosts.items()}
+
+    @cached_property
+    def probe(self) -> Mapping[tuple[int, int], float]:
+        """Result of the machine probe that ran before each run's arm, by (block, position).
+
+        It is the mean log of the probe's times in microseconds.
+        """
+        return probe_values(self.records)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block of the design has all its records."""
+        return len(self.blocks_done) >= self.design.blocks
+
+
+def read_data(cell_dir: StudyPath) -> CellData:
+    """Read a cell's files.
+
+    Raises
+    ------
+    RecordError
+        A file is missing or not valid. The message names it.
+    """
+    arms, records = read_arms(cell_dir), read_runs(cell_dir)
+    lost = not (cell_dir / "cell.json").is_file()
+    facts = _undeclared(cell_dir, arms, records) if lost else read_cell(cell_dir)
+    for key in ("blocks", "runs_per_block", "alpha", "margin_pct"):
+        if key not in facts["design"]:
+            raise RecordError(f"{cell_dir / 'cell.json'}: design has no {key}")
+    if not arms or arms[0].role != "baseline":
+        raise RecordError(f"{cell_dir / 'arms'} has no baseline arm")
+    known = {arm.name for arm in arms}
+    stray = next((r for r in records if r.arm not in known), None)
+    if stray is not None:
+        raise RecordError(
+            f"{cell_dir / 'runs' / stray.run}.json: its arm {stray.arm!r} is not in arms/"
+        )
+    return CellData(cell_dir, facts, tuple(arms), tuple(records), unlisted_records(cell_dir))
+
+
+def _undeclared(
+    cell_dir: StudyPath, arms: Sequence[Arm], records: Sequence[Record]
+) -> dict[str, Any]:
+    """Return a substitute for a lost ``cell.json``, inferred from the runs.
+
+    The declared design is unknown: alpha and margin are the config schema's defaults, and
+    ``declared`` is False, so nothing is claimed.
+    """
+    blocks = {record.block for record in records}
+    runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
+    together = [record for record in records if record.known_notes.get("together")]
+    return {
+        "cell": cell_dir.name,
+        "question": None,
+        "scale": None,
+        "design": {
+            "seed": records[0].seed if records else None,
+            "blocks": len(blocks),
+            "runs_per_block": -(-runs // max(1, len(blocks))),
+            "control": any(arm.role == "control" for arm in arms),
+            "isolation": str(together[0].notes["isolation"]) if together else "process",
+            "looks": [],
+            "alpha": Design.alpha,
+            "margin_pct": Design.margin_pct,
+            "declared": False,
+        },
+        "published": None,
+    }
+
+
+@dataclass(frozen=True)
+class JudgedComparison:
+    """The comparison and verdict of one arm in one row; ``index`` is the row's index."""
+
+    index: int
+    row: MetricRow
+    comparison: ArmComparison
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class CellAnalysis:
+    """A cell's files, rows, gates and, on first use, comparisons and verdicts.
+
+    ``companion()`` returns the analysis of the same cell under the other isolation (interleaved
+    or separate processes), or None. ``alternative_rows`` include stalls if ``rows`` exclude them,
+    and exclude stalls if ``rows`` include them. They are empty if there were no stalls.
+    """
+
+    data: CellData
+    rows: tuple[MetricRow, ...]
+    gates: Mapping[str, gates.Gate]
+    identity: output_identity.IdentityReport
+    stalls: StallAttribution | None = None
+    alternative_rows: tuple[MetricRow, ...] = ()
+    companion: Callable[[], CellAnalysis | None] = lambda: None
+
+    @property
+    def all_computed(self) -> bool:
+        """Whether every primary row is computed, so that nothing is tested."""
+        primary = [row for row in self.rows if row.primary]
+        return bool(primary) and all(row.is_computed for row in primary)
+
+    @property
+    def name(self) -> str:
+        """Name of the cell: its overrides."""
+        return str(self.data.manifest.get("cell", self.data.dir.name))
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """The machine's fingerprint from the first run that recorded one."""
+        return next((dict(r.environment) for r in self.data.records if r.environment), {})
+
+    def rows_by_stalls(self, *, included: bool) -> tuple[MetricRow, ...]:
+        """Return the rows whose times include the machine's stalls, or those that exclude them."""
+        if self.stalls is None or included == (self.stalls.kept_reason is not None):
+            return self.rows
+        return self.alternative_rows
+
+    @property
+    def status(self) -> int:
+        """Exit status of the cell: 0 if it is complete and every gate holds, else 1."""
+        gates_hold = all(gate.status != "fail" for gate in self.gates.values())
+        return 0 if self.data.complete and gates_hold else 1
+
+    @cached_property
+    def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
+        """For each row, the comparisons with the baseline by arm; empty for a skipped row."""
+        return self._compare(self.rows)
+
+    @cached_property
+    def _alternative_comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
+        return self._compare(self.alternative_rows)
+
+    def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
+        data = self.data
+        arms_tested = len(data.treatment_arms)
+        per_arm = {
+            arm.name: compare_arm(
+                rows,
+                arm.name,
+                data.baseline,
+                data.criteria,
+                arms_tested if arm.role == "arm" else 1,
+            )
+            for arm in data.arms[1:]
+        }
+        return tuple(
+            {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
+            for i, row in enumerate(rows)
+        )
+
+    @cached_property
+    def judged(self) -> tuple[JudgedComparison, ...]:
+        """Every comparison with its verdict, row by row."""
+        control = self.data.control or ""
+        return tuple(
+            JudgedComparison(
+                index,
+                self.rows[index],
+                comparison,
+                self._judge(index, comparison, row.get(control)),
+            )
+            for index, row in enumerate(self.comparisons)
+            for comparison in row.values()
+        )
+
+    @cached_property
+    def best(self) -> tuple[BestSetting, ...]:
+        """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
+        return tuple(best_settings(self)) if self.data.sweep else ()
+
+    def causes(self, arm: str, metric: str | None) -> list[str]:
+        """Return the reasons why gates, or counts of tokens, forbid a verdict on an arm."""
+        gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
+        causes = [gate.cause(arm) for gate in gates]
+        causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
+        return [cause for cause in causes if cause is not None]
+
+    def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
+        criteria, row = self.data.criteria, self.rows[index]
+        causes = self.causes(comparison.arm, row.metric)
+        if row.is_computed and row.arms.get(comparison.arm) and not causes:
+            return Verdict("computed")
+        verdict = judge(comparison, row.better, criteria, causes, noise)
+        if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
+            return replace(verdict, reason=_zero_baseline_text(row, comparison))
+        if self.stalls is None or row.arms == self.alternative_rows[index].arms:
+            return verdict
+
+        def with_stalls() -> Verdict:
+            both = self._alternative_comparisons[index]
+            control = both.get(self.data.control or "")
+            return judge(both[comparison.arm], row.better, criteria, causes, control)
+
+        return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, with_stalls)
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The model of the cell, with the numbers as in ``cell.json``."""
+        data, manifest = self.data, self.data.manifest
+        published, folders = manifest.get("published"), manifest.get("config_dirs")
+        overrides = manifest.get("overrides")
+        qualities = text_qualities([arm.name for arm in data.arms], data.records)
+        return Cell(
+            schema_version=SCHEMA_VERSION,
+            cell=self.name,
+            question=manifest.get("question"),
+            scale=manifest.get("scale"),
+            arms=tuple(_arm(arm, data.records) for arm in data.arms),
+            design=data.design.with_keys(
+                order=_order(data), looks=_looks(data), shown=list(data.shown)
+            ),
+            gates={name: gate.result() for name, gate in self.gates.items()},
+            rows=tuple(self._row(i) for i in range(len(self.rows))),
+            failures=tuple(_failure(r) for r in data.records if not r.ok),
+            environment=self.environment,
+            published=Published(published) if published is not None else None,
+            overrides=None if overrides is None else tuple(overrides),
+            config_dirs=None if folders is None else tuple(folders),
+            sweep=dict(data.sweep) or None,
+            best=tuple(one.rounded() for one in self.best) if data.sweep else None,
+            quality=tuple(quality.rounded() for quality in qualities) or None,
+        )
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """The content of ``cell.json``."""
+        return self.cell.to_json()
+
+    def _row(self, index: int) -> Row:
+        row = self.rows[index]
+        return Row(
+            case=row.case,
+            metric=row.metric,
+            unit=row.unit,
+            better=row.better,
+            primary=row.primary,
+            skipped=row.skipped,
+            arms={arm.name: arm_values(row.arms.get(arm.name, ())) for arm in self.data.arms},
+            comparisons=tuple(
+                _comparison(one.comparison, one.verdict)
+                for one in self.judged
+                if one.index == index
+            ),
+        )
+
+
+def _zero_baseline_text(row: MetricRow, comparison: ArmComparison) -> str:
+    median = value_text(arm_values(row.arms[comparison.arm]).median, row.unit)
+    text = (
+        f"{comparison.baseline} has 0 {row.unit} in every run, so no effect in percent of it "
+        f"exists; {comparison.arm} has {median} {row.unit}"
+    )
+    _, low, high = comparison.difference or (None, None, None)
+    if low is None or high is None or comparison.level is None:
+        return text
+    interval = f"{value_text(low, row.unit)} to {value_text(high, row.unit)} {row.unit}"
+    return f"{text} (adjusted {100 * comparison.level:g} % CI of the difference {interval})"
+
+
+def analyse(
+    cell_dir: StudyPath, companion: Callable[[], CellAnalysis | None] = lambda: None
+) -> CellAnalysis:
+    """Analyse one cell from its files; raise :class:`RecordError` if a file is not valid."""
+    data = read_data(cell_dir)
+    names = [arm.name for arm in data.arms]
+    claim = data.arms[0].identity
+    report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
+    gate_results = {
+        "healthy": gates.healthy(data.records, data.arms, data.design.across_hosts),
+        "engaged": gates.engaged(data.records, data.arms),
+        "identical": gates.identical(report, data.arms, data.records, data.design.alpha),
+    }
+    rows, alternative_rows, stalls = _rows(data)
+    return CellAnalysis(data, rows, gate_results, report, stalls, alternative_rows, companion)
+
+
+def _rows(
+    data: CellData,
+) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], StallAttribution | None]:
+    """Return ``rows``, ``alternative_rows`` and ``stalls`` of the cell's :class:`CellAnalysis`."""
+    interleaved = Isolation(data.design.isolation).takes_turns
+    paired_baseline = data.baseline if interleaved else None
+    rows = tuple(build_rows(data.records, paired_baseline, data.metrics))
+    stalls = attribute_stalls(data.records, data.arms) if interleaved else None
+    if stalls is None:
+        return rows, (), None
+    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.metrics))
+    return (
+        (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
+    )
+
+
+def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
+    """Analyse one cell and return its ``cell.json``.
+
+    Raises
+    ------
+    RecordError
+        A file of the cell is missing or truncated, or was written by another program or for
+        another schema version.
+    """
+    return analyse(cell_dir).cell.to_json()
+
+
+def _failure(record: Record) -> Failure:
+    """Return a failed run; ``failed_by`` is the run that ended its process, if another one did."""
+    notes = record.known_notes
+    return Failure(
+        record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
+    )
+
+
+def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
+    """Describe an arm, with the medians of its counters over its runs.
+
+    With an even number of runs, the median is the larger of the middle two: a count that occurred.
+    """
+    runs = [r.counters for r in records if r.arm == arm.name and r.counters]
+    names = list(dict.fromkeys(name for counters in runs for name in counters))
+    medians = {name: median_high(float(c.get(name, 0.0)) for c in runs) for name in names}
+    return CellArm(arm.name, arm.role, dict(arm.overrides), medians)
+
+
+def _order(data: CellData) -> list[list[str]]:
+    """Return the arms of each block in the order in which they actually ran."""
+    blocks: dict[int, list[str]] = {}
+    for record in data.records:
+        blocks.setdefault(record.block, []).append(record.arm)
+    return [blocks[block] for block in sorted(blocks)]
+
+
+def _looks(data: CellData) -> list[dict[str, Any]]:
+    return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
+
+
+def _comparison(comparison: ArmComparison, verdict: Verdict) -> Comparison:
+    low, high = comparison.ci_pct or (None, None)
+    raw_low, raw_high = comparison.ci_raw_pct or (None, None)
+    return Comparison(
+        arm=comparison.arm,
+        baseline=comparison.baseline,
+        effect_pct=round_significant(comparison.effect_pct),
+        ci_low_pct=round_significant(low),
+        ci_high_pct=round_significant(high),
+        level=round_significant(comparison.level),
+        ci_raw_low_pct=round_significant(raw_low),
+        ci_raw_high_pct=round_significant(raw_high),
+        p=round_significant(comparison.p),
+        p_adjusted=round_significant(comparison.p_adjusted),
+        p_floor=comparison.p_floor,
+        mde_pct=round_significant(comparison.mde_pct),
+        alpha_row=round_significant(comparison.alpha_row),
+        sd=round_significant(comparison.sd),
+        wins=comparison.wins,
+        blocks=comparison.blocks,
+        verdict=verdict.word,
+        reason=verdict.reason,
+        difference=None if comparison.difference is None else comparison.difference[0],
+    )

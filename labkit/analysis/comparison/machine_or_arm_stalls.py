@@ -1,0 +1,194 @@
+"""Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
+
+The arms of a request workload may be interleaved in one process. If a step then took clearly longer
+than the same step of the other arms, it counts as stalled, and its excess time is removed
+(:mod:`labkit.workload.requests.step_time_spikes`). Work that an arm does now and then (compaction,
+copies, eviction) looks like a stall within one process, but not over many processes: the machine
+stalls any arm that happens to run, while an arm's own work recurs in that arm. So the removed share
+of an arm's time, and the number of its stalled steps, are compared with the baseline's in the same
+process by the exact signed-rank test over processes (F. Wilcoxon 1945). Because the test uses
+ranks, one huge stall cannot decide it. The rules are:
+
+- if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
+  processes for any test, every arm is judged by its times as measured, with stalls;
+- if p is at most .05 for an arm, stalls stay excluded, and that arm is called better or worse, on
+  times that the exclusion changed, only if it is so with stalls, too;
+- otherwise stalls stay excluded, and an arm is called equivalent only if the difference between
+  its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
+  because that much could be the arm's own work.
+
+In simulations (``tests/analysis/comparison/test_machine_or_arm_stalls.py``), p is at most .05 in at
+most 6 % of A/A studies. If an arm's own work looks like stalls and takes 3 % or more of its time,
+it goes unnoticed in at most 3 % of studies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
+from labkit.analysis.number_format import p_text, significant_text
+from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.permutation_test import Floats, min_p, permutation_test
+from labkit.records import Arm, CaseRecord, Record
+
+OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.05
+Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
+WITHIN_MARGIN = ("equivalent", "trivial")
+
+
+@dataclass(frozen=True)
+class StallAttribution:
+    """The share of each arm's time lost to stalls, and what follows for the verdicts.
+
+    The mappings are by arm. ``stalled_pct`` is the percentage of an arm's time that stalls took
+    (mean over processes). ``own_work_bounds_pct`` is an upper bound on the arm's own work among the
+    excluded stalls, in percent of its time. ``unclear_reasons`` has the reason
+    for each arm whose verdict must be the same with stalls, in rows whose times changed when they
+    were excluded.
+    ``kept_reason`` says why stalls were left in all times. It is None if they were excluded.
+    """
+
+    stalled_pct: Mapping[str, float]
+    own_work_bounds_pct: Mapping[str, float] = field(default_factory=dict)
+    unclear_reasons: Mapping[str, str] = field(default_factory=dict)
+    kept_reason: str | None = None
+
+    @property
+    def shares(self) -> str:
+        """The stalled share of each arm's time as text."""
+        return ", ".join(f"{pct:.1f} % of {arm}'s" for arm, pct in self.stalled_pct.items())
+
+    def caveats(self) -> Iterator[str]:
+        """Yield caveats; there are none if stalls are excluded and every arm gets a verdict."""
+        stalls = f"apparent stalls of the machine ({self.shares} time)"
+        if self.kept_reason is not None:
+            yield f"{stalls} were left in the times: {self.kept_reason}"
+        for arm, reason in self.unclear_reasons.items():
+            yield (
+                f"{stalls} were excluded, and {arm} is better or worse only if it is so with "
+                f"them, too: {reason}"
+            )
+
+    def restrict(
+        self, verdict: Verdict, arm: str, margin_pct: float, with_stalls: Callable[[], Verdict]
+    ) -> Verdict:
+        """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
+
+        Call it only for rows whose times changed when stalls were excluded. ``with_stalls`` returns
+        the verdict on the times with stalls: if both are ``better``, or both ``worse``, it does
+        not matter whose work the stalls were.
+        """
+        if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
+            return verdict
+        if arm in self.unclear_reasons:
+            if verdict.word not in WITHIN_MARGIN and with_stalls().word == verdict.word:
+                return verdict
+            return Verdict("inconclusive", self.unclear_reasons[arm])
+        bound = self.own_work_bounds_pct.get(arm, 0.0)
+        if verdict.word in WITHIN_MARGIN and bound > margin_pct:
+            reason = (
+                f"stalls were excluded, but up to {significant_text(bound, 2)} % may be the arm's "
+                "own work"
+            )
+            return Verdict("inconclusive", reason)
+        return verdict
+
+
+def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
+    """Return the attribution of stalls to the machine or an arm, or None if there were no stalls.
+
+    Parameters
+    ----------
+    arms
+        The baseline first. The control runs the baseline's code and is not tested.
+    """
+    blocks = _complete(records, arms)
+    stalled = {arm.name: np.array([_stalled(block[arm.name]) for block in blocks]) for arm in arms}
+    if not any(each.any() for each in stalled.values()):
+        return None
+    pct = {name: float(100 * each[:, 0].mean()) for name, each in stalled.items()}
+    base, *tested = (arm.name for arm in arms if arm.role != "control")
+    if min_p(len(blocks), 1) > UNCLEAR_ALPHA:
+        return StallAttribution(
+            pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
+        )
+    p = {name: signed_rank_p(stalled[base], stalled[name]) for name in tested}
+    reasons = {
+        name: f"the stalls of {name} differ from those of {base} (p = {p_text(p[name])}) and "
+        "may be the arm's own work"
+        for name in tested
+        if p[name] <= UNCLEAR_ALPHA
+    }
+    own = [reason for name, reason in reasons.items() if p[name] * len(tested) <= OWN_WORK_ALPHA]
+    if own:
+        return StallAttribution(pct, kept_reason="; ".join(own))
+    bounds = {name: own_work_bound_pct(stalled[base][:, 0], stalled[name][:, 0]) for name in tested}
+    return StallAttribution(pct, bounds, reasons)
+
+
+def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the records with their times as measured, stalls included."""
+    return tuple(replace(r, cases=tuple(map(_as_measured, r.cases))) for r in records)
+
+
+def _as_measured(case: CaseRecord) -> CaseRecord:
+    times = case.known_notes.get("as_measured", {})
+    metrics = (
+        replace(m, repeats=(float(times[m.name]),)) if m.name in times else m for m in case.metrics
+    )
+    return replace(case, metrics=tuple(metrics))
+
+
+def _complete(records: Sequence[Record], arms: Sequence[Arm]) -> list[dict[str, Record]]:
+    """Return, for each process in which every arm recorded its stalls, the records by arm."""
+    blocks: dict[int, dict[str, Record]] = {}
+    for record in records:
+        if "of_s" in record.known_notes.get("stalls", {}):
+            blocks.setdefault(record.block, {})[record.arm] = record
+    return [blocks[block] for block in sorted(blocks) if len(blocks[block]) == len(arms)]
+
+
+def _stalled(record: Record) -> tuple[float, float]:
+    """Return the share of a run's time that stalls took, and the number of stalled steps."""
+    noted = record.known_notes["stalls"]
+    return noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0, float(noted["steps"])
+
+
+def signed_rank_p(base: Floats, arm: Floats) -> float:
+    """Return the smaller p of two signed-rank tests, of the stalled shares and the stalled steps.
+
+    ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
+    """
+    ranks = [np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T]
+    return min(permutation_test(np.zeros((len(r), 1)), r[:, None]) for r in ranks)
+
+
+def _ranks(values: Floats) -> Floats:
+    """Rank values from 1, float64 [n]; ties share their mean rank."""
+    ordered = np.sort(values)
+    below, upto = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    return (below + upto + 1) / 2
+
+
+def own_work_bound_pct(base: Floats, arm: Floats) -> float:
+    """Return the largest percentage by which stalls may have slowed one arm more than the other.
+
+    The percentage comes from the 80 % interval of the signed-rank test: it is the absolute value of
+    the limit further from 0. The limits are order statistics of the Walsh averages of the
+    differences in log time. The test's normal approximation determines which ones.
+
+    Parameters
+    ----------
+    base, arm
+        Shares of the arms' time, float64 [processes].
+    """
+    slower = np.log1p(-base) - np.log1p(-arm)
+    n = len(slower)
+    first, second = np.triu_indices(n)
+    averages = np.sort((slower[first] + slower[second]) / 2)
+    trim = max(0, int(n * (n + 1) / 4 - Z_80 * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)))
+    return max(abs(to_percent(limit)) for limit in (averages[trim], averages[-1 - trim]))

@@ -1,0 +1,374 @@
+"""Observations of a cell: for each case and metric, one number per run.
+
+The number is the median of the metric over the run's repeats, on the log scale (for an even
+count, the geometric mean of the middle two). Tests use this number and never the repeats, which are
+not independent samples.
+
+In a block whose arms were interleaved (``in_process`` or ``live``), repeat ``i`` of every
+arm was taken in the same round, and whatever the machine did in that round happened to all
+arms. In such a block an arm is compared with the baseline round by round: the arm's log value is
+the baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. An arm's position
+within a round matters, because the first arm finds the caches as the previous round left them. So
+the effect of the position is removed first (:func:`without_position_effects`). The medians shown
+for each arm are not changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.analysis.model.json_form import fields_to_json
+from labkit.analysis.model.row_model import ArmValues, RunResult
+from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.statistics.permutation_test import Floats
+from labkit.config import count_text
+from labkit.records import Metric, Record, RecordError
+from labkit.records.metric_registry import define_metric
+
+MEASURED_OUTCOMES = ("ok", "vacuous")
+POLISH_TOLERANCE = 1e-9  # of a log ratio
+MAX_POLISH_PASSES = 1000
+
+
+@dataclass(frozen=True)
+class RunValue:
+    """One metric's value in one run. ``file`` is the path of the run's record within the cell.
+
+    ``repeats`` is empty unless arms were interleaved. ``round_positions`` is the arm's position in
+    each round, from 0, or empty if not recorded.
+    """
+
+    block: int
+    position: int
+    file: str
+    value: float
+    repeats: tuple[float, ...] = ()
+    round_positions: tuple[int, ...] = ()
+
+
+@dataclass
+class MetricRow:
+    """One metric of one case, with the values of every arm.
+
+    For a skipped case, ``skipped`` is the reason, and ``metric`` is the primary metric of the
+    measured rows (None if there are none). ``paired_baseline`` is the baseline's name if arms were
+    interleaved and are compared round by round. It is None if every run had its own process.
+    ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
+    ratios; see ``pair``.
+    """
+
+    case: str
+    metric: str | None
+    unit: str | None
+    better: str | None
+    primary: bool
+    skipped: str | None = None
+    paired_baseline: str | None = None
+    arms: dict[str, list[RunValue]] = field(default_factory=dict)
+    unit_value: float | None = None
+    _rounds: dict[int, dict[str, Floats]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def rounds(self, block: int) -> dict[str, Floats]:
+        """Return every arm's log values in a block's process, float64 [rounds], by arm.
+
+        Position effects are removed if positions were recorded. The result is cached, because it
+        is used for every arm and by several analyses.
+        """
+        if block not in self._rounds:
+            by_arm = {
+                arm: v for arm, values in self.arms.items() for v in values if v.block == block
+            }
+            logs = np.log([v.repeats for v in by_arm.values()])
+            positions = [v.round_positions for v in by_arm.values()]
+            if all(len(each) == logs.shape[1] for each in positions):
+                logs = without_position_effects(logs, np.array(positions))
+            self._rounds[block] = dict(zip(by_arm, logs, strict=True))
+        return self._rounds[block]
+
+    def by_block(self, arm: str) -> dict[int, list[float]]:
+        """Return an arm's values per block, in run order."""
+        blocks: dict[int, list[float]] = {}
+        for item in self.arms.get(arm, ()):
+            blocks.setdefault(item.block, []).append(item.value)
+        return blocks
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the values follow from sizes and counts, so that there is no noise to test.
+
+        True if the metric is defined as computed and each arm has the same value in all its runs.
+        """
+        return (
+            define_metric(self.metric, self.unit).computed
+            and bool(self.arms)
+            and all(len({v.value for v in values}) == 1 for values in self.arms.values())
+        )
+
+    @property
+    def positive(self) -> bool:
+        """Whether all values (all repeats, if rounds are paired) are above 0."""
+        all_values = (v for values in self.arms.values() for v in values)
+        if self.paired_baseline is not None:
+            return all(min(v.repeats) > 0 for v in all_values)
+        return all(v.value > 0 for v in all_values)
+
+    def pair(self, baseline: str, arm: str) -> MetricRow:
+        """Return the row in which two arms are compared, whatever the values of other arms are.
+
+        It is this row, unless a value is 0 and that is a result (such as a goodput of 0). If a
+        value of the two is, they are compared by differences, in units of the baseline's mean. If
+        that is 0, the unit is the metric's own, and the difference has no percentage.
+        """
+        if self.positive or not define_metric(self.metric, self.unit).zero_is_result:
+            return self
+        own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
+        row = replace(self, arms=own)
+        if not row.positive:
+            row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0
+        return row
+
+    def is_zero(self, arm: str) -> bool:
+        """Whether 0 is a result of this metric, and every run of an arm has this result."""
+        values = self.arms.get(arm, ())
+        zeros = bool(values) and not any(v.value for v in values)
+        return zeros and define_metric(self.metric, self.unit).zero_is_result
+
+    @property
+    def comparable(self) -> bool:
+        """Whether arms can be compared: by ratios of values above 0, or by differences."""
+        return self.positive or self.unit_value is not None
+
+    def to_percent(self, shift: float) -> float:
+        """Convert a log ratio, or a difference if arms are compared by differences, to percent."""
+        return to_percent(shift) if self.unit_value is None else max(-100.0, 100.0 * shift)
+
+    def to_shift(self, pct: float) -> float:
+        """Convert percent to a log ratio, or to a difference."""
+        return to_log_ratio(pct) if self.unit_value is None else pct / 100.0
+
+
+def run_value(repeats: Sequence[float]) -> float:
+    """Return the median of the repeats.
+
+    For an even count it is the geometric mean of the middle two, or their arithmetic mean if one
+    of them is not positive.
+    """
+    values = sorted(repeats)
+    middle = len(values) // 2
+    if len(values) % 2:
+        return values[middle]
+    low, high = values[middle - 1], values[middle]
+    return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
+
+
+def median_over_rounds(log_ratios: Floats) -> float:
+    """Return the median of a run's log ratios (``log_ratios``: float64 [rounds])."""
+    return float(_medians(log_ratios))
+
+
+def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floats:
+    """Return log values without the effect of an arm's position in a round.
+
+    The effects are estimated by median polish (J. W. Tukey) of the differences from each round's
+    mean, by arm and by position, until no effect changes by more than 1e-9. An arm's own effect
+    shifts all its differences equally, so the position effects do not depend on it. (Differences
+    from the round's median would not do: one arm of every round would have the difference 0, and a
+    part of its effect would be attributed to its position.) The same effects are subtracted from
+    all arms, so swapping two arms' labels swaps their results.
+
+    Parameters
+    ----------
+    logs
+        float64 [arms, rounds].
+    positions
+        int [arms, rounds]: 0 for the arm that came first in the round, 1 for the second, ...
+    """
+    centred = logs - logs.mean(axis=0)
+    effects = np.zeros(positions.max() + 1)
+    masks = [(position, positions == position) for position in np.unique(positions)]
+    for _ in range(MAX_POLISH_PASSES):
+        before = effects.copy()
+        residual = centred - _medians(centred - effects[positions])[:, None]
+        for position, mask in masks:
+            effects[position] = _medians(residual[mask])
+        if np.abs(effects - before).max() <= POLISH_TOLERANCE:
+            break
+    without: Floats = logs - effects[positions]
+    return without
+
+
+def _medians(values: Floats) -> Floats:
+    """Return medians along the last axis.
+
+    ``np.median`` takes five times as long for arrays of this size.
+    """
+    ordered, half = np.sort(values), values.shape[-1] // 2
+    if values.shape[-1] % 2:
+        return np.asarray(ordered[..., half])
+    return np.asarray((ordered[..., half - 1] + ordered[..., half]) / 2.0)
+
+
+def build_rows(
+    records: Iterable[Record], paired_baseline: str | None = None, metrics: Sequence[str] = ()
+) -> list[MetricRow]:
+    """Build a cell's rows: cases in the order of the records, each case's primary metrics first.
+
+    Parameters
+    ----------
+    paired_baseline
+        The baseline's name if the arms of a block were interleaved in one process, else None.
+    metrics
+        The primary metrics, the most important first. If empty, the records mark their primary
+        metrics.
+
+    Raises
+    ------
+    RecordError
+        An interleaved arm does not have as many repeats as the baseline.
+    """
+    cases: dict[str, dict[str, MetricRow]] = {}
+    skipped: dict[str, str] = {}
+    for record in records:
+        file = f"runs/{record.run}.json"
+        for case in record.cases:
+            rows = cases.setdefault(case.case, {})
+            if case.skipped is not None:
+                skipped.setdefault(case.case, case.skipped)
+            if record.outcome in MEASURED_OUTCOMES:
+                for metric in case.metrics:
+                    value = RunValue(
+                        record.block,
+                        record.position,
+                        file,
+                        run_value(metric.repeats),
+                        tuple(metric.repeats) if paired_baseline is not None else (),
+                        tuple(case.known_notes.get("turns", ())),
+                    )
+                    row = _row(rows, case.case, metric, paired_baseline)
+                    row.arms.setdefault(record.arm, []).append(value)
+    ordered: list[MetricRow] = []
+    for name, rows in cases.items():
+        if rows:
+            for row in rows.values():
+                _check_rounds(row)
+                row.primary = row.metric in metrics if metrics else row.primary
+            ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics))
+        else:
+            ordered.append(
+                MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
+            )
+    return _name_skipped(ordered)
+
+
+def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
+    """Return a row's sort key within its case: smaller for more important metrics."""
+    if not row.primary:
+        return len(metrics) + 1
+    return metrics.index(str(row.metric)) if metrics else 0
+
+
+def _row(
+    rows: dict[str, MetricRow], case: str, metric: Metric, paired_baseline: str | None
+) -> MetricRow:
+    row = rows.get(metric.name)
+    if row is None:
+        row = MetricRow(
+            case,
+            metric.name,
+            metric.unit,
+            metric.better,
+            metric.primary,
+            paired_baseline=paired_baseline,
+        )
+        rows[metric.name] = row
+    return row
+
+
+def _check_rounds(row: MetricRow) -> None:
+    """Raise :class:`RecordError` if an arm's number of rounds differs from the baseline's."""
+    if row.paired_baseline is None:
+        return
+    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
+    for values in row.arms.values():
+        for v in values:
+            if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
+                raise RecordError(
+                    f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
+                    f"{row.metric}, but "
+                    f"{row.paired_baseline} has {rounds[v.block]} in the same block"
+                )
+
+
+def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
+    """Give skipped rows the measured rows' primary metric, so that one table shows both."""
+    primary = next((row for row in rows if row.metric is not None and row.primary), None)
+    if primary is not None:
+        for row in rows:
+            if row.metric is None:
+                row.metric, row.unit, row.better = primary.metric, primary.unit, primary.better
+    return rows
+
+
+def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int, ...]:
+    """Return the blocks in which each of ``arms`` has ``runs`` values."""
+    counts = [{b: len(v) for b, v in row.by_block(arm).items()} for arm in arms]
+    return tuple(sorted(b for b in counts[0] if all(c.get(b) == runs for c in counts)))
+
+
+def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
+    """Return an arm's log values, float64 [blocks, runs].
+
+    The values of an interleaved arm are paired with the baseline's round by round. If arms are
+    compared by differences, these are no logarithms, but values in units of ``row.unit_value``.
+    """
+    if row.unit_value is not None:
+        by_block = row.by_block(arm)
+        return np.array([by_block[b] for b in blocks], np.float64) / row.unit_value
+    if row.paired_baseline is not None and arm != row.paired_baseline:
+        return _paired_values(row, arm, blocks)
+    values = row.by_block(arm)
+    return np.log(np.array([values[b] for b in blocks], np.float64))
+
+
+def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
+    """Return the baseline's log values plus the arm's median log ratios, float64 [blocks, 1]."""
+    baseline = str(row.paired_baseline)
+    ratios = [median_over_rounds(logs[arm] - logs[baseline]) for logs in map(row.rounds, blocks)]
+    paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]
+    return paired
+
+
+def arm_values(values: Sequence[RunValue]) -> ArmValues:
+    """Return the median, quartiles and number of an arm's runs, and the runs themselves."""
+    if not values:
+        return ArmValues()
+    q1, median, q3 = np.percentile([v.value for v in values], [25, 50, 75])
+    runs = tuple(RunResult(v.file, v.value) for v in values)
+    return ArmValues(float(median), float(q1), float(q3), len(values), runs)
+
+
+def summary(values: Sequence[RunValue]) -> dict[str, Any]:
+    """Return :func:`arm_values` as in ``cell.json``."""
+    return fields_to_json(arm_values(values))
+
+
+def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
+    """Return the result of the probe that ran before each run's arm, by (block, position).
+
+    The result is the mean, over the probe's kernels, of the log of the time in microseconds. Runs
+    without a probe are left out.
+    """
+    probes = {}
+    for record in records:
+        times = [t for t in record.probe.get("before", {}).values() if t > 0]
+        if times:
+            probes[record.block, record.position] = float(np.mean(np.log(times)))
+    return probes

@@ -1,0 +1,176 @@
+"""The verdict on one row: one word, and a reason if the word needs one.
+
+The first rule that applies decides:
+
+1. ``invalid``, with the cause: a failed gate affects the arm;
+2. ``computed``: the values follow from sizes and counts, so there is no noise to test;
+3. ``inconclusive``: no block is complete, or a value is not above 0 (unless 0 is a result of the
+   metric);
+4. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
+   reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
+   blocks are still to run, or no interim look was declared at this number of blocks);
+5. the interval lies inside the margin: ``trivial`` if the difference is significant, else
+   ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
+   interval in the same row exceeds the margin. Where the baseline is 0 in every run, a margin in
+   percent does not exist, and these words are not given;
+6. ``better`` or ``worse``: the adjusted p is at most alpha;
+7. ``inconclusive``, with the smallest detectable effect.
+
+Interval and p are simultaneous over the rows and arms: the probability that a study claims a
+wrong ``better``, ``worse``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
+most alpha. The control's interval is not simultaneous, because it describes the noise of one row,
+which does not grow with the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria
+from labkit.analysis.number_format import magnitude_text, significant_text
+from labkit.analysis.statistics.power import (
+    alpha_share,
+    blocks_needed,
+    degrees_of_freedom,
+    min_blocks_to_claim,
+)
+from labkit.config import count_text
+
+VERDICT_WORDS = (
+    "better",
+    "worse",
+    "equivalent",
+    "trivial",
+    "inconclusive",
+    "invalid",
+    "estimate_only",
+    "computed",
+)
+DECIDED_WORDS = frozenset({"better", "worse", "equivalent", "trivial"})
+NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict: one of :data:`VERDICT_WORDS`, and the reason for it if the word needs one."""
+
+    word: str
+    reason: str | None = None
+
+
+def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
+    """Return whether the A/A control's unadjusted interval exceeds the margin.
+
+    False if there is no control or it has no interval.
+    """
+    if control is None or control.ci_raw_pct is None:
+        return False
+    return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
+
+
+def judge(
+    comparison: ArmComparison,
+    better: str | None,
+    criteria: DecisionCriteria,
+    causes: Sequence[str],
+    control: ArmComparison | None,
+) -> Verdict:
+    """Return the verdict on one comparison.
+
+    Parameters
+    ----------
+    better
+        ``higher`` or ``lower``: which values of the metric are better.
+    causes
+        The reasons why failed gates forbid a verdict; empty if all gates hold.
+    control
+        The A/A control's comparison in the same row, or None if there is no control.
+    """
+    if causes:
+        return Verdict("invalid", "; ".join(causes))
+    effect = comparison.effect_pct
+    if comparison.difference is not None:
+        effect = comparison.difference[0]
+    if effect is None:
+        return Verdict("inconclusive", "there is no complete block with values above 0")
+    needed = min_blocks_to_claim(criteria.runs)
+    if comparison.blocks < needed:
+        blocks = count_text(comparison.blocks, "block")
+        return Verdict(
+            "estimate_only", f"{blocks} of {criteria.runs}: a claim needs at least {needed}"
+        )
+    if criteria.withheld_reason is not None:
+        return Verdict("estimate_only", criteria.withheld_reason)
+    if comparison.p_adjusted is None or (comparison.equivalence or comparison.difference) is None:
+        raise ValueError(f"{comparison.arm}: a comparison has an effect but no test")
+    if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
+        return Verdict(
+            "estimate_only",
+            f"{count_text(comparison.blocks, 'block')} cannot reach p = {criteria.alpha:g} "
+            f"(smallest: {comparison.p_floor:.2g})",
+        )
+    significant = comparison.p_adjusted <= criteria.alpha
+    if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
+        if exceeds_margin(control, criteria.margin_pct):
+            return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
+        return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
+    if significant:
+        up = effect > 0
+        return Verdict("better" if up == (better == "higher") else "worse")
+    return Verdict("inconclusive", _power_reason(comparison, criteria))
+
+
+def target_effect_pct(effect_pct: float) -> float:
+    """Return the effect that a new study should detect: the estimated one, but at least 1 %."""
+    return max(1.0, abs(round(effect_pct, 1)))
+
+
+def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
+    """Return how many blocks a new study needs to detect the estimated effect (at least 1 %).
+
+    None if more than 1,000 would be needed, or if the noise is not known.
+    """
+    if comparison.sd is None or comparison.effect_pct is None or comparison.alpha_row is None:
+        return None
+    return blocks_needed(
+        comparison.sd,
+        criteria.runs,
+        criteria.alpha,
+        target_effect_pct(comparison.effect_pct),
+        alpha_share(comparison.alpha_row, comparison.blocks, criteria.runs, criteria.alpha),
+        degrees_of_freedom(comparison.blocks, criteria.runs),
+    )
+
+
+def _bound_reason(comparison: ArmComparison) -> str | None:
+    bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
+    return None if bound is None else f"any difference is within ±{significant_text(bound, 2)} %"
+
+
+def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
+    """Return a text with the smallest detectable effect and the blocks that a new study needs.
+
+    The new study is to detect the estimated effect (at least 1 %).
+    """
+    parts = []
+    if comparison.p is not None and comparison.p <= criteria.alpha:
+        parts.append(
+            f"p = {comparison.p:.2g} for this row alone, {comparison.p_adjusted:.2g} adjusted over "
+            "all rows and arms"
+        )
+    if (
+        comparison.mde_pct is not None
+        and comparison.sd is not None
+        and comparison.effect_pct is not None
+        and comparison.alpha_row is not None
+    ):
+        text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
+        target = target_effect_pct(comparison.effect_pct)
+        need = blocks_to_decide(comparison, criteria)
+        if need is None:
+            text += f"; detecting {target:g} % would need more than 1,000 blocks"
+        elif need > comparison.blocks:
+            text += f"; a new study of about {need} blocks would detect {target:g} %"
+        parts.append(text)
+    return "; ".join(parts)

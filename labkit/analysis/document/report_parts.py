@@ -1,0 +1,226 @@
+"""The building blocks of a cell's report: sections, and the parts that a section consists of.
+
+A section has a title and parts. The Markdown report and the HTML report each show a list of
+sections (:mod:`labkit.analysis.pages.report_sections`). A renderer writes the parts that its
+format can show and leaves out a section without parts.
+
+Declare a section beside the table or chart that it shows::
+
+    @section("Failed runs")
+    def failures_section(report: CellSource) -> Parts:
+        return table_parts(failures_table(report.cell, report.record_folder))
+
+and name it in :mod:`labkit.analysis.pages.report_sections`: in a chapter of the HTML page, in
+the list of the Markdown report, or in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.table_model import Table
+from labkit.analysis.model.cell_model import Cell
+from labkit.records import Record
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """What the sections of a cell's report are made from.
+
+    Parameters
+    ----------
+    analysis
+        The analysed cell.
+    record_folder
+        Prefix of links to records: the cell's folder relative to the report, or empty.
+    anchor
+        Prefix of the cell's anchors on the HTML page.
+    """
+
+    analysis: CellAnalysis
+    record_folder: str = ""
+    anchor: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """The cell's model."""
+        return self.analysis.cell
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """The cell's records."""
+        return self.analysis.data.records
+
+
+Source = TypeVar("Source", bound=CellSource)
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Lines of text."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "prose"
+
+
+@dataclass(frozen=True)
+class BulletList:
+    """A list of sentences; Markdown only."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "bullets"
+
+
+@dataclass(frozen=True)
+class PageList:
+    """A list of sentences; HTML only."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "page_list"
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A table with its notes."""
+
+    table: Table[Any]
+    kind: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class PictureCaption:
+    """Text below a picture; Markdown only (a chart on the HTML page has a caption of its own)."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "caption"
+
+
+@dataclass(frozen=True)
+class ChartPart:
+    """A chart; HTML only.
+
+    Parameters
+    ----------
+    chart, caption
+        The chart and the text below it.
+    keys
+        Name, style class and shape (``line`` or ``bar``) of what the chart draws besides arms.
+    arm
+        The arm that the whole chart is about, or empty.
+    """
+
+    chart: Chart
+    caption: str = ""
+    keys: tuple[tuple[str, str, str], ...] = ()
+    arm: str = ""
+    kind: ClassVar[str] = "chart"
+
+    @property
+    def text(self) -> str:
+        """The caption, with a note on the points or rows that the chart leaves out."""
+        return "; ".join(filter(None, [self.caption, *self.chart.thinned]))
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture under ``plots/``, named by its file's stem; Markdown only.
+
+    ``charts`` are drawn as panels, ``columns`` of them side by side.
+    """
+
+    stem: str
+    caption: str
+    charts: Sequence[ChartPart]
+    columns: int = 1
+    kind: ClassVar[str] = "picture"
+
+
+@dataclass(frozen=True)
+class RowCharts:
+    """One chart for each row of the cell; HTML only.
+
+    Without its script the page shows the first few charts. With the script it shows the chart of
+    one row, which the reader chooses.
+
+    ``rows`` holds, for each chart, its row's index in the cell and the row's name.
+    """
+
+    rows: Sequence[tuple[int, str]]
+    parts: Sequence[ChartPart]
+    kind: ClassVar[str] = "row_charts"
+
+
+@dataclass(frozen=True)
+class StepPlayer:
+    """The player of traced steps, an HTML element with its script; HTML only."""
+
+    html: str
+    kind: ClassVar[str] = "step_player"
+
+
+class Part(Protocol):
+    """A part of a section, such as a table or a chart.
+
+    The HTML page renders a part with the macro in ``report_parts.html.j2`` that is named like the
+    part's ``kind``. It leaves out parts without a macro. The Markdown report shows only the kinds
+    that it can render.
+    """
+
+    kind: ClassVar[str]
+
+
+Parts = Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and a function that returns the section's parts.
+
+    A section without parts is left out of the report.
+    """
+
+    title: str
+    parts: Callable[[Any], Parts]  # of a CellSource
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of a cell's HTML report. The page's table of contents lists it.
+
+    Parameters
+    ----------
+    name
+        Its name in the table of contents.
+    sections
+        Its sections. The chapter is left out if none of them has parts.
+    folded_sections
+        Further sections, whose content is folded under their titles.
+    is_open
+        Whether the chapter itself is unfolded.
+    """
+
+    name: str
+    sections: tuple[Section, ...]
+    folded_sections: tuple[Section, ...] = ()
+    is_open: bool = False
+
+
+def section(title: str) -> Callable[[Callable[[Source], Iterable[Part]]], Section]:
+    """Return a decorator that turns a function into a :class:`Section`.
+
+    The function takes a report and returns the section's parts.
+    """
+
+    def declare(parts: Callable[[Source], Iterable[Part]]) -> Section:
+        return Section(title, lambda report: list(parts(report)))
+
+    return declare
+
+
+def table_parts(*tables: Table[Any] | None) -> Parts:
+    """Return the tables as parts. Tables that are None or have no lines are left out."""
+    return [TablePart(table) for table in tables if table is not None and table.lines]

@@ -1,0 +1,91 @@
+"""Tables as data: each column declares its heading, value and format once for all renderers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def text_or_empty(value: Any) -> str:
+    """Return a value as text; None becomes an empty string."""
+    return "" if value is None else str(value)
+
+
+def broken_name(name: str, max_length: int = 10) -> str:
+    """Return a long name with line breaks after its underscores and hyphens."""
+    return re.sub(r"([_-])(?=\w)", r"\1\n", name) if len(name) > max_length else name
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table whose lines have type ``T``.
+
+    Parameters
+    ----------
+    heading
+        The heading.
+    value
+        A function from a line to the cell's value.
+    format
+        A function from the value to its text.
+    numeric
+        Whether values are numbers: right-aligned, and sorted by size on the HTML page.
+    short_heading
+        A heading for narrow terminals. With None, ``heading`` is broken after underscores and
+        hyphens.
+    min_width
+        Terminals narrower than this (in characters) leave the column out.
+    once_per_row
+        Whether the value is the same in all lines that belong to one row of ``cell.json``.
+    is_verdict
+        Whether values are verdicts, which terminals show in colour and without their reasons.
+    link
+        A function from a line to the target of the cell's link on the HTML page.
+    shade
+        A function from a line to the strength of the cell's background on the HTML page, 0 to 1;
+        None for a cell without background.
+    """
+
+    heading: str
+    value: Callable[[T], Any]
+    format: Callable[[Any], str] = text_or_empty
+    numeric: bool = True
+    short_heading: str | None = None
+    min_width: int = 0
+    once_per_row: bool = False
+    is_verdict: bool = False
+    link: Callable[[T], str] | None = None
+    shade: Callable[[T], float | None] | None = None
+
+    def text(self, line: T) -> str:
+        """Return the text of a line's cell."""
+        return self.format(self.value(line))
+
+
+@dataclass(frozen=True)
+class Table(Generic[T]):
+    """Columns, lines, and notes below the table.
+
+    Parameters
+    ----------
+    columns, lines, notes
+        The content.
+    is_results
+        Whether lines are :class:`labkit.analysis.tables.results_table.ResultLine`.
+    prose
+        Whether cells are phrases that may be broken into several lines.
+    """
+
+    columns: tuple[Column[T], ...]
+    lines: tuple[T, ...]
+    notes: tuple[str, ...] = ()
+    is_results: bool = False
+    prose: bool = False
+
+    def cells(self, line: T) -> list[str]:
+        """Return the texts of a line's cells."""
+        return [column.text(line) for column in self.columns]

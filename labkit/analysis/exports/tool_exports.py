@@ -1,0 +1,263 @@
+"""Exports for other tools: benchstat, pyperf, vLLM, github-action-benchmark.
+
+Each run is exported as one sample, so that no tool counts repeats as independent samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
+from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
+from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
+from labkit.analysis.findings.verdict_sentences import (
+    CellPhrases,
+    cell_phrases,
+    verdict_sentence,
+)
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.number_format import magnitude_text, slug
+from labkit.records import Arm, Metric, Record
+from labkit.records.record_notes import RequestNote, TrafficNote
+
+SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class FormatError(ValueError):
+    """A study lacks data that the format needs. The message is a single line."""
+
+
+def _measured(analysis: CellAnalysis) -> list[Record]:
+    """Return the runs with measurements. The baseline comes first, as tools compare with it."""
+    order = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
+    records = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
+    return sorted(records, key=lambda r: order[r.arm])
+
+
+def benchstat(analyses: Sequence[CellAnalysis]) -> str:
+    """Return the runs in Go's benchmark format, a line per run and case.
+
+    ``benchstat -col /arm`` compares the arms.
+
+    Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
+    """
+    units: dict[str, str] = {}
+    lines: list[str] = []
+    for analysis in analyses:
+        environment = analysis.environment
+        cores = environment.get("cores") or 1
+        lines += ["", f"cell: {analysis.name}"]
+        if environment.get("cpu_model"):
+            lines.append(f"cpu: {environment['cpu_model']}")
+        for record in _measured(analysis):
+            for case in record.cases:
+                values = [(run_value(m.repeats), m) for m in case.metrics]
+                if not values:
+                    continue
+                units.update((m.name, m.better) for m in case.metrics)
+                # benchstat cuts a number at the end of a name (the cores): arm=chunk-256 needs one.
+                name = f"BenchmarkLabkit/case={slug(case.case)}/arm={record.arm}-{cores}"
+                numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
+                lines.append(f"{name} 1 {numbers}")
+    if not units:
+        raise FormatError("--format benchstat needs a metric, and no run of this study has one")
+    head = [f"Unit {name} better={better}" for name, better in units.items()]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def pyperf(analyses: Sequence[CellAnalysis]) -> str:
+    """Return pyperf's JSON (format version 1.0): one run per process, with repeats as values.
+
+    Raises
+    ------
+    FormatError
+        No metric is a time.
+    """
+    runs_by_name: dict[str, list[dict[str, Any]]] = {}
+    for analysis in analyses:
+        cell = f"{analysis.name}: " if len(analyses) > 1 else ""
+        for record in _measured(analysis):
+            for case in record.cases:
+                for metric in _times(case.metrics):
+                    benchmark = case.case if case.case != "all" else metric.name
+                    runs = runs_by_name.setdefault(f"{cell}{benchmark} [{record.arm}]", [])
+                    scale = SECONDS_PER_UNIT[metric.unit]
+                    values = [x * scale for x in metric.repeats]
+                    runs.append({"metadata": {"date": _date(record)}, "values": values})
+    if not runs_by_name:
+        raise FormatError(
+            "--format pyperf needs time metrics (us, ms or s), and this study has none"
+        )
+    benchmarks = [
+        {"metadata": {"name": name, "unit": "second", "loops": 1}, "runs": runs}
+        for name, runs in runs_by_name.items()
+    ]
+    return json.dumps({"version": "1.0", "metadata": {}, "benchmarks": benchmarks}) + "\n"
+
+
+def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
+    return (m for m in metrics if m.unit in SECONDS_PER_UNIT and min(m.repeats) > 0)
+
+
+def _date(record: Record) -> str:
+    """Return a run's start time as pyperf parses it: with microseconds, without a time zone."""
+    seconds, _, rest = record.started.rstrip("Z").replace("T", " ").partition(".")
+    return f"{seconds}.{(rest + '000000')[:6]}"
+
+
+def vllm(analyses: Sequence[CellAnalysis]) -> str:
+    """Return vLLM's serving results as JSON, one per run, with ``run_number`` and the arm.
+
+    Names and definitions are vLLM's: TTFT is the time from sending to the first token, TPOT is
+    ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Summary
+    statistics are in ms, the lists per request in seconds. Texts are not recorded, so
+    ``generated_texts`` is left out.
+
+    Raises
+    ------
+    FormatError
+        There is no request workload, or its requests' times were not recorded.
+    """
+    runs = [run for analysis in analyses for run in _vllm_runs(analysis.data)]
+    if not runs:
+        raise FormatError(
+            "--format vllm needs a request workload with recorded times, and this study has none"
+        )
+    return json.dumps(runs, indent=1) + "\n"
+
+
+def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
+    """Yield a result for each run that served requests and recorded their times."""
+    arms = {arm.name: arm for arm in data.arms}
+    for number, record in enumerate(data.records):
+        for case in record.cases:
+            requests = case.known_notes.get("requests")
+            if requests and record.outcome in MEASURED_OUTCOMES:
+                traffic = case.known_notes.get("traffic") or {}
+                yield _vllm_run(number, record, arms[record.arm], requests, traffic)
+
+
+def _vllm_run(
+    number: int, record: Record, arm: Arm, requests: Sequence[RequestNote], traffic: TrafficNote
+) -> dict[str, Any]:
+    arrivals = arm.config.get("workload", {}).get("arrivals", {})
+    workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
+    name = model.get("path") or model.get("name")
+    inputs = [int(r["prompt_tokens"]) for r in requests]
+    outputs = [int(r["output_tokens"]) for r in requests]
+    # A latency begins at the arrival; in older records and closed loops, when a request is sent.
+    starts = [r.get("arrived_ms", r["submitted_ms"]) / 1e3 for r in requests]
+    ends = [start + r["e2e_ms"] / 1e3 for start, r in zip(starts, requests, strict=True)]
+    unserved = traffic.get("refused", 0) + traffic.get("failed", 0)
+    duration = max(ends) - min(starts)
+    if unserved:  # they may have lasted longer
+        times = (m.repeats[0] for c in record.cases for m in c.metrics if m.name == "wall_s")
+        duration = next(times, duration)
+    return {
+        "run_number": number,
+        "run": record.run,
+        "date": record.started.replace("-", "").replace(":", "").replace("T", "-")[:15],
+        "endpoint_type": "labkit",
+        "backend": arm.config.get("engine", {}).get("name"),
+        "label": record.arm,
+        "model_id": name,
+        "tokenizer_id": name,
+        "num_prompts": traffic.get("requests", len(requests)),
+        "request_rate": arrivals.get("rate") or "inf",
+        "burstiness": arrivals.get("shape", 1.0),
+        "max_concurrency": workload.get("concurrency"),
+        "duration": duration,
+        "completed": len(requests),
+        "failed": unserved,
+        "total_input_tokens": sum(inputs),
+        "total_output_tokens": sum(outputs),
+        "request_throughput": len(requests) / duration,
+        "request_goodput": traffic["good"] / duration if "good" in traffic else None,
+        "output_throughput": sum(outputs) / duration,
+        "total_token_throughput": (sum(inputs) + sum(outputs)) / duration,
+        **_vllm_latencies(requests),
+        "input_lens": inputs,
+        "output_lens": outputs,
+        "ttfts": [r["ttft_ms"] / 1e3 for r in requests],
+        "itls": [[gap / 1e3 for gap in r["itl_ms"]] for r in requests],
+        "start_times": starts,
+        "errors": ["" for _ in requests],
+    }
+
+
+def _vllm_latencies(requests: Sequence[RequestNote]) -> dict[str, float | None]:
+    times = {
+        "ttft": [r["ttft_ms"] for r in requests],
+        "tpot": [
+            (r["e2e_ms"] - r["ttft_ms"]) / (r["output_tokens"] - 1)
+            for r in requests
+            if r["output_tokens"] > 1
+        ],
+        "itl": [gap for r in requests for gap in r["itl_ms"]],
+        "e2el": [r["e2e_ms"] for r in requests],
+    }
+    statistics: dict[str, float | None] = {}
+    for name, values in times.items():
+        array = np.array(values, np.float64) if values else None
+        statistics[f"mean_{name}_ms"] = None if array is None else float(array.mean())
+        statistics[f"median_{name}_ms"] = None if array is None else float(np.median(array))
+        statistics[f"std_{name}_ms"] = None if array is None else float(array.std())
+        statistics[f"p99_{name}_ms"] = None if array is None else float(np.percentile(array, 99))
+    return statistics
+
+
+def github(analyses: Sequence[CellAnalysis]) -> str:
+    """Return github-action-benchmark's JSON list: the primary metric of every case and arm.
+
+    Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, whichever fits the metric.
+
+    Raises
+    ------
+    FormatError
+        Smaller is better in some primary metrics and bigger in others, or no run has a primary
+        metric.
+    """
+    entries: list[dict[str, Any]] = []
+    directions = set()
+    many = len(analyses) > 1
+    for analysis in analyses:
+        claim = analysis.data.arms[0].identity
+        phrases = cell_phrases(analysis.cell, claim if claim in IDENTITY_CLAIMS else "none")
+        for row in analysis.cell.primary_rows:
+            if row.skipped is not None:
+                continue
+            directions.add(row.better)
+            for arm, values in row.arms.items():
+                if values.n:
+                    entries.append(_github_entry(phrases, analysis.cell, row, arm, many))
+    if len(directions) > 1:
+        raise FormatError(
+            "--format github needs metrics of one direction, but in this study smaller is better "
+            "for some and bigger for others; give the folder of one cell"
+        )
+    if not entries:
+        raise FormatError(
+            "--format github needs a primary metric, and no run of this study has one"
+        )
+    return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+
+
+def _github_entry(
+    phrases: CellPhrases, cell: Cell, row: Row, arm: str, many: bool
+) -> dict[str, Any]:
+    values, comparison = row.arms[arm], row.comparison(arm)
+    prefix = f"{cell.cell}: " if many else ""
+    entry: dict[str, Any] = {
+        "name": f"{prefix}{row.name} [{arm}]",
+        "unit": row.unit,
+        "value": values.median,
+        "range": f"IQR {magnitude_text((values.q3 or 0.0) - (values.q1 or 0.0))}",
+    }
+    if comparison is not None:
+        entry["extra"] = verdict_sentence(phrases, row, comparison)
+    return entry

@@ -1,0 +1,349 @@
+"""The findings of a cell: what is worth saying about it, decided once and as data.
+
+:func:`plan_findings` decides which rows answer the cell's question, what is certain about them and
+what is not. Titles, headlines, chips, the index and the terminal only put the findings into words
+(:mod:`labkit.analysis.findings.long_text`, :mod:`labkit.analysis.findings.short_text`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
+from labkit.analysis.findings.next_command import NextCommand, next_command
+from labkit.analysis.findings.picked_frames import PickedFrames, picked_frames
+from labkit.analysis.model.cell_model import BestInRow
+from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import join_names
+from labkit.records.metric_registry import OUTPUTS, MetricDefinition
+
+if TYPE_CHECKING:
+    from labkit.analysis.comparison.cell_analysis import CellAnalysis
+
+CHANGED = ("better", "worse")
+SAME = ("equivalent", "trivial")
+UNDECIDED = ("inconclusive", "estimate_only")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about one arm in one row.
+
+    ``place`` is the row's name or, among several cells, the cell's. ``is_computed``: whether the
+    row follows from sizes and counts, so that nothing is tested.
+    """
+
+    row: Row
+    comparison: Comparison
+    place: str
+    is_computed: bool = False
+
+    @property
+    def metric(self) -> MetricDefinition:
+        """The row's metric."""
+        return self.row.definition
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return self.comparison.arm
+
+    @property
+    def word(self) -> str:
+        """The verdict."""
+        return self.comparison.verdict
+
+    @property
+    def base(self) -> float | None:
+        """The median of the baseline."""
+        return self.row.median(self.comparison.baseline)
+
+    @property
+    def value(self) -> float | None:
+        """The median of the arm."""
+        return self.row.median(self.arm)
+
+    @property
+    def effect(self) -> float:
+        """The effect in percent; 0 if it is unknown, infinite from a baseline that is 0."""
+        if self.comparison.difference:
+            return math.copysign(math.inf, self.comparison.difference)
+        return self.comparison.effect_pct or 0.0
+
+    @property
+    def gain(self) -> float:
+        """The effect in percent, above 0 if the arm is better."""
+        return self.effect if self.row.better == "higher" else -self.effect
+
+    @property
+    def bound(self) -> float:
+        """The limit of the interval that is further from 0, as a size in percent."""
+        return max(map(abs, self.comparison.ci_pct or (self.effect,)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The findings on one arm in one metric, in all rows or cells."""
+
+    arm: str
+    metric: MetricDefinition
+    all: tuple[Finding, ...]
+
+    def those(self, words: Sequence[str]) -> tuple[Finding, ...]:
+        """Return the findings with one of these verdicts."""
+        return tuple(one for one in self.all if one.word in words)
+
+    @property
+    def changed(self) -> tuple[Finding, ...]:
+        """The findings in which the arm is better or worse."""
+        return self.those(CHANGED)
+
+    @property
+    def gain(self) -> float:
+        """The median gain in percent."""
+        gains = sorted(one.gain for one in self.all)
+        return gains[len(gains) // 2]
+
+
+def group_by_arm(findings: Iterable[Finding]) -> list[Group]:
+    """Return a group for each arm and metric, the arms and each arm's metrics in their order."""
+    arms: dict[str, dict[str, list[Finding]]] = {}
+    for one in findings:
+        arms.setdefault(one.arm, {}).setdefault(one.metric.name, []).append(one)
+    return [
+        Group(arm, own[0].metric, tuple(own))
+        for arm, metrics in arms.items()
+        for own in metrics.values()
+    ]
+
+
+class Answer(Enum):
+    """The kind of answer that findings give."""
+
+    best_setting = auto()
+    outputs = auto()
+    nothing_to_compare = auto()
+    none = auto()
+    computed = auto()
+    estimate = auto()
+    undecided = auto()
+    decided = auto()
+
+
+@dataclass(frozen=True)
+class OutputsFinding:
+    """Whether the claim on the outputs holds (``pass``, ``fail``, ``unclaimed``), and why not.
+
+    ``differing`` maps each arm to its number of outputs that differ, and of all.
+    """
+
+    claim: str
+    status: str
+    reason: str
+    differing: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is worth saying about a cell, or about several that compare the same arms.
+
+    Parameters
+    ----------
+    arms, baseline
+        The arms under test, and the arm that they are compared with.
+    findings
+        The findings on those arms in the primary rows, row by row.
+    missing
+        Rows and metrics without measurements.
+    cause
+        The reason why nothing was measured, or why no verdict is valid; empty otherwise.
+    outputs
+        What holds of the outputs, if the question is about them.
+    best, num_settings
+        The best settings of a sweep, by row, and the number of its settings.
+    out_of_memory
+        Arms that ran out of memory, as they claimed.
+    noise
+        The A/A control's findings, if there is no other arm.
+    alone
+        The baseline's first primary row and its median, if there is no other arm.
+    qualities, frames
+        What the arms' predictions or video frames are worth.
+    emulated
+        Whether Metal kernels ran in the emulator.
+    next
+        The command that would answer what is left open, or None.
+    noun
+        What an arm's findings are counted by: ``rows`` or ``cells``.
+    """
+
+    arms: tuple[str, ...]
+    baseline: str
+    findings: tuple[Finding, ...] = ()
+    missing: tuple[str, ...] = ()
+    cause: str = ""
+    outputs: OutputsFinding | None = None
+    best: tuple[BestInRow, ...] = ()
+    num_settings: int = 0
+    out_of_memory: tuple[str, ...] = ()
+    noise: tuple[Finding, ...] = ()
+    alone: tuple[Row, float] | None = None
+    qualities: tuple[TextQuality, ...] = ()
+    frames: Mapping[str, PickedFrames] | None = None
+    emulated: bool = False
+    next: NextCommand | None = None
+    noun: str = "rows"
+
+    @property
+    def measured(self) -> tuple[Finding, ...]:
+        """The findings in rows that were measured."""
+        return tuple(one for one in self.findings if not one.is_computed)
+
+    @property
+    def computed(self) -> tuple[Finding, ...]:
+        """The findings in rows that follow from sizes and counts."""
+        return tuple(one for one in self.findings if one.is_computed)
+
+    @property
+    def of_lead_metric(self) -> tuple[Finding, ...]:
+        """The findings in the most important metric that has a valid finding, invalid ones too."""
+        metrics = (one.metric for one in self.findings if one.word != "invalid")
+        lead = next(metrics, None)
+        return tuple(one for one in self.findings if lead in (None, one.metric))
+
+    @property
+    def lead(self) -> tuple[Finding, ...]:
+        """The valid findings in the most important metric that has any."""
+        return tuple(one for one in self.of_lead_metric if one.word != "invalid")
+
+    @property
+    def answer(self) -> Answer:
+        """The kind of answer."""
+        if self.num_settings:
+            return Answer.best_setting
+        if self.outputs is not None:
+            return Answer.outputs
+        if not self.arms:
+            return Answer.nothing_to_compare
+        return answer_of(self.findings)
+
+
+def answer_of(findings: Sequence[Finding]) -> Answer:
+    """Return the kind of answer that findings on arms give."""
+    valid = [one for one in findings if one.word != "invalid"]
+    words = {"computed" if one.is_computed else one.word for one in valid}
+    if not words:
+        return Answer.none
+    if words == {"computed"}:
+        return Answer.computed
+    if words == {"estimate_only"}:
+        return Answer.estimate
+    return Answer.undecided if words.isdisjoint((*CHANGED, *SAME)) else Answer.decided
+
+
+def plan_findings(analysis: CellAnalysis) -> Findings:
+    """Return the findings of a cell."""
+    data, cell = analysis.data, analysis.cell
+    arms, primary = tuple(cell.treatment_arms), cell.primary_rows
+    several = len({row.metric for row in primary if row.metric is not None}) > 1
+    findings = [
+        Finding(row, one, _place(row, several), _is_computed(row, one))
+        for row in primary
+        for one in row.comparisons
+    ]
+    own = tuple(finding for finding in findings if finding.arm in arms)
+    failed = any(gate.status == "fail" for gate in cell.gates.values())
+    return Findings(
+        arms,
+        cell.baseline,
+        own,
+        _missing(analysis),
+        _cause(analysis, own),
+        _outputs(analysis) if OUTPUTS in data.metrics else None,
+        cell.best or (),
+        len(arms) + 1 if cell.sweep else 0,
+        () if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
+        tuple(finding for finding in findings if finding.arm == cell.control),
+        _alone(primary, cell.baseline),
+        tuple(one for one in text_qualities(cell.real_arms, data.records) if one.arm in arms),
+        picked_frames(data),
+        bool(data.emulated),
+        next_command(analysis),
+    )
+
+
+def _is_computed(row: Row, comparison: Comparison) -> bool:
+    """Return whether a row is computed, also for an arm that has no value in it."""
+    if row.median(comparison.arm) is None:
+        return any(one.verdict == "computed" for one in row.comparisons)
+    return comparison.verdict == "computed"
+
+
+def _place(row: Row, several_metrics: bool) -> str:
+    return f"{row.case}: {row.metric}" if several_metrics and row.case != "all" else row.name
+
+
+def _missing(analysis: CellAnalysis) -> tuple[str, ...]:
+    names = [row.case for row in analysis.cell.primary_rows if row.skipped is not None]
+    measured = {row.metric for row in analysis.cell.rows}
+    names += [m for m in analysis.data.metrics if m not in measured and m != OUTPUTS]
+    return tuple(names)
+
+
+def _cause(analysis: CellAnalysis, findings: Sequence[Finding]) -> str:
+    """Return why there is no valid finding: the runs that ended, the gates that failed."""
+    if any(one.word != "invalid" for one in findings):
+        return ""
+    records = analysis.data.records
+    failed = [r.arm for r in records if not r.ok and "failed_by" not in r.notes]
+    if failed and not any(record.ok for record in records):
+        return f"nothing was measured, because {join_names(list(dict.fromkeys(failed)))} failed"
+    gates = [name for name, gate in analysis.cell.gates.items() if gate.status == "fail"]
+    if not gates:
+        return "nothing was measured"
+    return f"the gate{'s' * (len(gates) > 1)} {join_names(gates)} failed"
+
+
+def _outputs(analysis: CellAnalysis) -> OutputsFinding:
+    gate = analysis.gates["identical"]
+    differing = {
+        one.arm: (one.total - one.agree, one.total)
+        for one in analysis.identity.agreement
+        if one.agree < one.total
+    }
+    reason = gate.reasons[0] if gate.reasons else "the outputs were not compared"
+    return OutputsFinding(analysis.data.arms[0].identity, gate.status, reason, differing)
+
+
+def _alone(rows: Sequence[Row], baseline: str) -> tuple[Row, float] | None:
+    row = next((row for row in rows if row.metric), None)
+    median = None if row is None else row.median(baseline)
+    return None if row is None or median is None else (row, median)
+
+
+def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings | None:
+    """Return the findings of several cells together; each finding's place is its cell's label.
+
+    None unless all cells compare the same arms in the same metric and have an answer.
+    """
+    leads = [cell.of_lead_metric for cell in cells]
+    rows = [len({one.place for one in lead}) for lead in leads]
+    merged = [
+        replace(one, place=f"{label}, {one.place}" if count > 1 else label)
+        for lead, label, count in zip(leads, labels, rows, strict=True)
+        for one in lead
+    ]
+    special = {Answer.best_setting, Answer.outputs, Answer.nothing_to_compare}
+    if (
+        any(cell.answer in special or not cell.findings for cell in cells)
+        or len({(cell.baseline, cell.arms) for cell in cells}) > 1
+        or len({one.metric for one in merged}) != 1
+        or all(one.word == "invalid" for one in merged)
+    ):
+        return None
+    noun = "cells" if sum(rows) == len(cells) else f"rows of {len(cells)} cells"
+    return Findings(cells[0].arms, cells[0].baseline, tuple(merged), noun=noun)

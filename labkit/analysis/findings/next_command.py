@@ -1,0 +1,106 @@
+"""The command that would answer what a cell leaves open."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.verdict import blocks_to_decide
+from labkit.analysis.statistics.power import min_blocks_to_claim
+from labkit.config import count_text
+
+SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # only characters that cell names keep
+MAX_BLOCKS = 200  # in a proposed command; more would take days
+DECLARED_RUNS = 2  # the default of design.runs_per_block
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """A command, and what it is for (a clause)."""
+
+    command: str
+    purpose: str
+
+
+def next_command(analysis: CellAnalysis) -> NextCommand | None:
+    """Return the command that finishes, repairs or decides a cell, or None.
+
+    None if the cell's question is answered, if no affordable number of blocks would answer it (also
+    because a gate fails for every arm), or if the cell's overrides are not recorded.
+    """
+    overrides = _overrides(analysis)
+    if not overrides or analysis.all_computed:
+        return None
+    if not analysis.data.complete:
+        return _command(
+            analysis, [*overrides, "out=THIS_FOLDER"], "run the blocks that are missing"
+        )
+    if any(not record.ok for record in analysis.data.records):
+        return _command(
+            analysis,
+            [*overrides, "out=THIS_FOLDER", "redo=failed"],
+            "run failed blocks again, after repairing the cause",
+        )
+    if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
+        return None  # more blocks do not repair a failed gate
+    if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
+        kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
+        return _command(analysis, [*kept, "design=standard"], "run enough blocks for a verdict")
+    return _more_blocks(analysis, overrides)
+
+
+def _overrides(analysis: CellAnalysis) -> Sequence[str]:
+    """Return a cell's overrides, which older manifests only have in the cell's name.
+
+    The result is empty if the name cannot be parsed.
+    """
+    recorded: Sequence[str] | None = analysis.data.manifest.get("overrides")
+    if recorded is not None:
+        return recorded
+    parts = analysis.name.split(",")
+    return parts if all(re.fullmatch(SIMPLE_OVERRIDE, part) for part in parts) else ()
+
+
+def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
+    """Return the command of a study that decides undecided primary rows, or None if none can."""
+    data = analysis.data
+    undecided = [
+        one
+        for one in analysis.judged
+        if one.row.primary
+        and one.comparison.arm in data.treatment_arms
+        and one.verdict.word == "inconclusive"
+        and (one.comparison.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
+    ]
+    needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
+    known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
+    if not known or max(known) <= len(data.blocks_done):
+        return None
+    kept = [o for o in overrides if not o.startswith(("design.blocks=", "design.looks="))]
+    blocks = -(-max(known) // _runs_per_declared_block(analysis, overrides))
+    rows = count_text(len(known), "undecided row")
+    more = "" if len(known) == len(needs) else f"; {len(needs) - len(known)} would need far more"
+    return _command(
+        analysis,
+        [*kept, f"design.blocks={blocks}", "design.looks=[]"],
+        f"decide {rows} in a new study{more}",
+    )
+
+
+def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -> int:
+    """Return the number of blocks that each block of ``design.blocks`` was split into.
+
+    Interleaved arms run once per block, so a declared block of 2 runs per arm becomes 2 blocks.
+    """
+    if analysis.data.design.runs_per_block > 1:
+        return 1
+    return 1 if "design.runs_per_block=1" in overrides else DECLARED_RUNS
+
+
+def _command(analysis: CellAnalysis, overrides: Sequence[str], purpose: str) -> NextCommand:
+    folders = analysis.data.manifest.get("config_dirs", ())
+    words = [word for folder in folders for word in ("--config-dir", folder)]
+    return NextCommand(f"python -m labkit {shlex.join([*words, *overrides])} -m", purpose)

@@ -1,0 +1,137 @@
+"""What arms' outputs are worth, in words: equality, quality of predictions, frames of videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
+from labkit.analysis.findings.picked_frames import PickedFrames
+from labkit.analysis.number_format import join_names, significant_text, value_text
+from labkit.analysis.statistics.block_jackknife import Interval
+
+if TYPE_CHECKING:
+    from labkit.analysis.comparison.cell_analysis import CellData
+    from labkit.analysis.findings.cell_findings import Findings
+
+MAX_NAMED_ARMS = 3  # if there are more arms, the closest and the furthest are given
+HOLDS = {
+    "bitwise": "The outputs of {arms} are bit-identical to those of {baseline}",
+    "tokens": "The outputs of {arms} are token-identical to those of {baseline}",
+    "noise_floor": "The outputs of {arms} differ from those of {baseline} no more often than the "
+    "control's do",
+    "quality": "The predictions of {arms} keep the limits of quality against {baseline}",
+    "frames": "Every frame from {arms} is the one that the decoder gives at its index",
+}
+
+
+def outputs_wordings(findings: Findings) -> list[str]:
+    """Return sentences on whether the claim about the outputs holds, the most detailed first."""
+    outputs = findings.outputs
+    assert outputs is not None, "the question is about outputs"
+    counts = "; ".join(
+        f"{arm}: {some} of {total} differ" for arm, (some, total) in outputs.differing.items()
+    )
+    differing = f" ({counts})" if counts else ""
+    if outputs.status == "pass":
+        names = {"arms": join_names(findings.arms), "baseline": findings.baseline}
+        text = HOLDS[outputs.claim].format(**names)
+        return [f"{text}{differing}.", f"{text}."]
+    if outputs.status == "fail":
+        text = "The outputs are not as claimed"
+        full = f"{text} ({outputs.claim}): {outputs.reason}{differing}."
+        return [full, f"{text}{differing}.", f"{text}."]
+    return [f"No answer: {outputs.reason}{differing}.", "No answer."]
+
+
+def quality_phrases(data: CellData) -> Mapping[str, str]:
+    """Return each treatment arm's quality as a phrase; empty if the workload scores no texts."""
+    qualities = text_qualities([data.baseline, *data.treatment_arms], data.records)
+    return {one.arm: quality_phrase(one) for one in qualities if one.arm in data.treatment_arms}
+
+
+def quality_sentences(findings: Findings) -> list[str]:
+    """Return a sentence on the quality of all treatment arms; empty if none scored texts."""
+    qualities = sorted(findings.qualities, key=lambda quality: quality.kl_mean.estimate)
+    if not qualities:
+        return []
+    where = f"Quality against {findings.baseline}"
+    if len(qualities) > MAX_NAMED_ARMS:
+        where += f", the closest and the furthest of {len(qualities)} arms"
+        qualities = [qualities[0], qualities[-1]]
+    parts = [f"{quality.arm} {quality_phrase(quality)}" for quality in qualities]
+    return [f"{where}: {'; '.join(parts)}."]
+
+
+def quality_phrase(quality: TextQuality) -> str:
+    """Return ``KL 0.004 (0.003 to 0.005) nats, 99.10 % (98.70 to 99.50) the same next token``."""
+    kl, top1 = interval_text(quality.kl_mean), share_text(quality.top1_agreement)
+    return f"KL {kl} nats, {top1} the same next token"
+
+
+def interval_text(interval: Interval, digits: int = 3) -> str:
+    """Write an estimate with its interval: ``0.0041 (0.0032 to 0.0052)``."""
+    if interval.low is None or interval.high is None:
+        return significant_text(interval.estimate, digits)
+    if interval.low == interval.estimate == interval.high:
+        return significant_text(interval.estimate, digits)
+    low, high = (significant_text(end, digits) for end in (interval.low, interval.high))
+    return f"{significant_text(interval.estimate, digits)} ({low} to {high})"
+
+
+def share_text(interval: Interval) -> str:
+    """Write a share with its interval in percent: ``99.1 % (98.7 to 99.5)``."""
+    text = f"{100 * interval.estimate:.2f} %"
+    if interval.low is None or interval.high is None or interval.low == interval.high:
+        return text
+    return f"{text} ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
+
+
+def frames_sentences(findings: Findings) -> Iterator[str]:
+    """Yield what the arms' frames show, a sentence each for answers, events or distances."""
+    frames = findings.frames or {}
+    if len(frames) < 2:
+        return
+    first = next(iter(frames.values()))
+    if first.asked:
+        right = _by_value({arm: f"{each.right:,}" for arm, each in frames.items()})
+        yield f"Of {first.asked:,} questions a model answers correctly: {right}."
+    if first.planted:
+        shown = _by_value({arm: f"{each.visible:,}" for arm, each in frames.items()})
+        yield f"Of {first.planted:,} planted events the frames show: {shown}."
+    if not first.asked and not first.planted:
+        far = _by_value({arm: value_text(each.distance_ms) for arm, each in frames.items()})
+        yield f"Mean distance of the frames from the requested ones, in ms: {far}."
+
+
+def _by_value(values: Mapping[str, str]) -> str:
+    """Return ``stream and seek 67; keyframes 44``."""
+    arms: dict[str, list[str]] = {}
+    for arm, value in values.items():
+        arms.setdefault(value, []).append(arm)
+    return "; ".join(f"{join_names(names)} {value}" for value, names in arms.items())
+
+
+def worth_clauses(findings: Findings, arm: str) -> Iterator[str]:
+    """Yield what an arm's frames show or its predictions are worth, in a few words.
+
+    The clause with the most details comes first. Nothing is yielded if neither is known.
+    """
+    frames: Mapping[str, PickedFrames] = findings.frames or {}
+    if arm in frames and findings.baseline in frames:
+        yield _frames_clause(frames[arm], findings.baseline, frames[findings.baseline])
+    for quality in findings.qualities:
+        if quality.arm == arm:
+            kl = f"KL is {significant_text(quality.kl_mean.estimate, 2)} nats"
+            same = f"{100 * quality.top1_agreement.estimate:.1f} % of next tokens are the same"
+            yield from (f"{kl}, {same}", kl)
+
+
+def _frames_clause(own: PickedFrames, baseline: str, other: PickedFrames) -> str:
+    if own.asked:
+        right = f"{own.right:,} of {own.asked:,} answers are correct"
+        return f"{right}, {baseline} {other.right:,}"
+    if own.planted:
+        shown = f"it shows {own.visible:,} of {own.planted:,} planted events"
+        return f"{shown}, {baseline} {other.visible:,}"
+    return f"its frames are {value_text(own.distance_ms)} ms off on average"

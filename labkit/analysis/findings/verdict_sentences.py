@@ -1,0 +1,178 @@
+"""Verdict sentences: one plain sentence per comparison, with its intervals and p-values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
+from labkit.analysis.findings.effect_wording import effect_phrase, size_text, value_with_unit
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import MINUS, interval_text, magnitude_text, p_text, percent_text
+from labkit.analysis.statistics.permutation_test import relabellings
+from labkit.config import count_text
+
+MAX_UNREMARKED_P = 0.02  # the sentence on the A/A control names rows with a smaller p
+
+
+@dataclass(frozen=True)
+class CellPhrases:
+    """The phrases that every sentence of a cell repeats. Finding them needs all of its rows.
+
+    ``test_method`` is ``exact``, or ``Monte Carlo, 100,000 draws``. It is the same for all rows,
+    because a row that lacks a block is tested under the relabellings of the complete rows.
+    """
+
+    level: str
+    test_method: str
+    identity: str
+    margin: str
+
+
+def cell_phrases(cell: Cell, claim: str) -> CellPhrases:
+    """Return the phrases of a cell whose outputs were claimed to be ``claim``."""
+    blocks = max((one.blocks for one in cell.comparisons), default=0)
+    labels = relabellings(blocks, cell.design.runs_per_block) if blocks else None
+    exact = labels is None or labels.exact
+    compared = cell.gates["identical"].status == "pass" and claim in IDENTITY_CLAIMS
+    return CellPhrases(
+        cell.level_text,
+        "exact" if labels is None or exact else f"Monte Carlo, {labels.count:,} draws",
+        IDENTITY_CLAIMS[claim] if compared else "outputs not compared",
+        f"±{cell.design.margin_pct:g} %",
+    )
+
+
+def computed_text(row: Row, comparison: Comparison) -> str:
+    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than in ...``.
+
+    The difference is missing if the baseline has no value, as a budget without a limit.
+    """
+    baseline = comparison.baseline
+    value, base = row.median(comparison.arm), row.median(baseline)
+    if value is None:
+        return "unknown"
+    text = value_with_unit(value, row.unit)
+    if base is None:
+        return f"{text}, {baseline} has none"
+    if value == base:
+        return f"{text}, as in {baseline}"
+    words = row.definition.words
+    word = words.more if value > base else words.less
+    return f"{text}, {size_text(row.unit, value - base)} {word} than in {baseline}"
+
+
+def _sizes(interval: tuple[float, float] | None, effect: float) -> str:
+    """Return an interval as sizes in the direction of the effect: ``−1.2 to 3.4 %``."""
+    if interval is None:
+        return "unknown"
+    low, high = interval if effect >= 0 else (-interval[1], -interval[0])
+    ends = [f"{MINUS if x < 0 else ''}{magnitude_text(x)}" for x in (low, high)]
+    return f"{ends[0]} to {ends[1]} %"
+
+
+def _signed(interval: tuple[float, float] | None) -> str:
+    return "unknown" if interval is None else interval_text(*interval)
+
+
+def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
+    """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text.
+
+    ``directed``: whether the sentence has named the effect's direction and size.
+    """
+    effect = one.effect_pct or 0.0
+    start = "" if directed else f"{percent_text(effect)}, "
+    adjusted, alone = (
+        _sizes(interval, effect) if directed else _signed(interval)
+        for interval in (one.ci_pct, one.ci_raw_pct)
+    )
+    return (
+        f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
+        f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
+        f"{count_text(one.blocks, 'block')}"
+    )
+
+
+def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
+    """Return a comparison's verdict as one plain sentence, without the row's name."""
+    arm, word, reason = one.arm, one.verdict, one.reason
+    if word == "invalid":
+        return f"{arm}: invalid: {reason}"
+    if word == "computed":
+        return f"{arm}: {computed_text(row, one)} (computed)"
+    if one.difference is not None and word in ("better", "worse"):
+        phrase = effect_phrase(row.definition, [], difference=one.difference)
+        return f"{arm} {phrase}: {reason}; adjusted p = {p_text(one.p_adjusted)}"
+    if one.effect_pct is None:
+        return f"{arm}: inconclusive: {reason}"
+
+    def effect(*notes: str) -> str:
+        base, effects = row.median(one.baseline), [one.effect_pct or 0.0]
+        return effect_phrase(row.definition, effects, base=base, interval="; ".join(notes))
+
+    if word == "estimate_only":
+        blocks = count_text(one.blocks, "block")
+        return f"estimate only: {arm} {effect(blocks)} ({reason})"
+    evidence = _evidence(phrases, one, word in ("better", "worse", "trivial"))
+    if word in ("better", "worse"):
+        return f"{arm} {effect(evidence)}; {phrases.identity}"
+    if word == "trivial":
+        inside = f"inside the margin of {phrases.margin}"
+        return f"{arm} {effect(inside, evidence)}; {phrases.identity}"
+    return f"{arm}: {word}: {reason} ({evidence}); {phrases.identity}"
+
+
+def verdict_sentences(
+    cell: Cell, claim: str, qualities: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return a sentence for each primary row and arm, and the reason for each skipped row.
+
+    ``qualities`` maps an arm that scored texts to a phrase on its quality. The phrase is appended
+    to the arm's sentences.
+    """
+    lines, phrases = [], cell_phrases(cell, claim)
+    for row in cell.primary_rows:
+        if row.skipped is not None:
+            lines.append(f"{row.name}: skipped: {row.skipped}")
+        for one in row.comparisons:
+            quality = (qualities or {}).get(one.arm)
+            end = f"; {quality}" if quality else ""
+            lines.append(f"{row.name}: {verdict_sentence(phrases, row, one)}{end}")
+    return lines
+
+
+def control_sentence(cell: Cell) -> str | None:
+    """Return a sentence on the A/A control, or None if there is none or its effects are unknown.
+
+    The sentence gives the control's largest effect, its smallest p and its widest interval. It
+    names every row with an unadjusted p below 0.02, which a reader might take for an effect.
+    """
+    known = [
+        (row.name, one, one.effect_pct, one.p)
+        for row in cell.primary_rows
+        for one in row.comparisons
+        if one.arm == cell.control and one.effect_pct is not None and one.p is not None
+    ]
+    if not known:
+        return None
+    largest_row, _, largest, _ = max(known, key=lambda item: abs(item[2]))
+    smallest_row, smallest, _, smallest_p = min(known, key=lambda item: item[3])
+    text = (
+        f"A/A control: at most {percent_text(largest)} from the baseline "
+        f"({largest_row}); smallest p {p_text(smallest_p)} unadjusted, "
+        f"{p_text(smallest.p_adjusted)} adjusted ({smallest_row})"
+    )
+    limits = [abs(limit) for _, one, *_ in known for limit in one.ci_pct or () if limit]
+    if limits:
+        text += f"; widest interval ±{magnitude_text(max(limits))} %"
+    remarkable = [
+        f"{name} ({percent_text(effect)}, p = {p_text(p)})"
+        for name, _, effect, p in known
+        if p < MAX_UNREMARKED_P
+    ]
+    if remarkable:
+        rows = count_text(len(known), "row")
+        text += f"; {len(remarkable)} of {rows} with p below {MAX_UNREMARKED_P:g} unadjusted: "
+        text += "; ".join(remarkable)
+    return text

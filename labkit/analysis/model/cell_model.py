@@ -1,0 +1,430 @@
+"""A cell: the question, the arms, the design, the gates, the rows, and what failed.
+
+:class:`Cell` is built once from records. ``cell.json`` is its form on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.model.json_form import absent, fields_to_json, from_json
+from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.number_format import slug
+from labkit.records import SCHEMA_VERSION, parse_run_name
+from labkit.records.metric_registry import MetricDefinition, define_metric
+
+
+@dataclass(frozen=True)
+class CellArm:
+    """An arm: its role (baseline, arm or control), overrides and the medians of its counters."""
+
+    name: str
+    role: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """A gate's status (pass, fail or unclaimed) and its reasons."""
+
+    status: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed run. ``failed_by`` is the run that ended its process, if another one did."""
+
+    run: str
+    outcome: str
+    detail: str | None
+    failed_by: str | None = absent()
+    log: str | None = absent()
+
+    @property
+    def arm(self) -> str:
+        """The run's arm."""
+        return parse_run_name(self.run)[2]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A predeclared interim look: after how many blocks, and the alpha that it spends."""
+
+    blocks: int
+    alpha: float
+
+
+@dataclass(frozen=True)
+class CellDesign:
+    """The design. ``keys`` holds it as in ``cell.json``, with the keys of its version of labkit."""
+
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CellDesign:
+        """Read the ``design`` of a ``cell.json``."""
+        return cls(data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ``design`` of ``cell.json``."""
+        return dict(self.keys)
+
+    def with_keys(self, **keys: Any) -> CellDesign:
+        """Return the design with other or further keys."""
+        return CellDesign({**self.keys, **keys})
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the random order."""
+        return self.keys.get("seed")
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of the whole design."""
+        return int(self.keys["blocks"])
+
+    @property
+    def runs_per_block(self) -> int:
+        """Runs of each arm in a block."""
+        return int(self.keys["runs_per_block"])
+
+    @property
+    def alpha(self) -> float:
+        """The significance level of the whole cell."""
+        return float(self.keys["alpha"])
+
+    @property
+    def margin_pct(self) -> float:
+        """Differences smaller than this do not matter (percent)."""
+        return float(self.keys["margin_pct"])
+
+    @property
+    def isolation(self) -> str:
+        """``process``, ``in_process`` or ``live``."""
+        return str(self.keys.get("isolation", "process"))
+
+    @property
+    def across_hosts(self) -> bool:
+        """Whether the host may change from block to block."""
+        return bool(self.keys.get("across_hosts", False))
+
+    @property
+    def declared(self) -> bool:
+        """Whether the design was declared; False if ``cell.json`` was lost."""
+        return bool(self.keys.get("declared", True))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The declared primary metrics, the most important first; empty if none were declared."""
+        return tuple(self.keys.get("metrics", ()))
+
+    @property
+    def order(self) -> Sequence[Sequence[str]]:
+        """The arms of each block in the order in which they ran."""
+        order: Sequence[Sequence[str]] = self.keys["order"]
+        return order
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs that left a record."""
+        return sum(len(arms) for arms in self.order)
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """The predeclared interim looks."""
+        return tuple(from_json(Look, look) for look in self.keys.get("looks") or ())
+
+    @property
+    def looks_taken(self) -> Sequence[Mapping[str, Any]]:
+        """The interim looks that were taken, as the runner noted them."""
+        return tuple(self.keys.get("looks_taken", ()))
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """How many blocks were finished each time that results were shown."""
+        return tuple(int(blocks) for blocks in self.keys.get("shown", ()))
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of an article's table: values, differences, p-values and wins by arm.
+
+    ``names_metric``: whether the row names a metric or unit of its own.
+    """
+
+    case: str
+    metric: str
+    unit: str | None
+    names_metric: bool
+    arms: Mapping[str, Any]
+    delta_pct: Mapping[str, Any]
+    p: Mapping[str, Any]
+    wins: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of an article, as it was printed."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """The numbers that an article published. ``keys`` holds them as the ablation declares them."""
+
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Published:
+        """Read the ``published`` of a ``cell.json``."""
+        return cls(data)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return the ``published`` of ``cell.json``."""
+        return self.keys
+
+    @cached_property
+    def rows(self) -> tuple[PublishedRow, ...]:
+        """The rows. A row without a metric or unit has the article's."""
+        keys, names = self.keys, ("arms", "delta_pct", "p", "wins")
+        return tuple(
+            PublishedRow(
+                str(row["case"]),
+                str(row.get("metric", keys.get("metric"))),
+                row.get("unit", keys.get("unit")),
+                (row.get("metric"), row.get("unit")) != (None, None),
+                *(row.get(name) or {} for name in names),
+            )
+            for row in keys.get("rows") or ()
+        )
+
+    @property
+    def tables(self) -> tuple[PublishedTable, ...]:
+        """The tables that are shown as they were printed."""
+        return tuple(from_json(PublishedTable, table) for table in self.keys.get("tables") or ())
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of rows that name none."""
+        return self.keys.get("unit")
+
+    @property
+    def machine(self) -> str:
+        """The machine that the numbers were measured on."""
+        return str(self.keys.get("machine", "machine not stated"))
+
+    @property
+    def source(self) -> str:
+        """The article."""
+        return str(self.keys.get("source", "source not stated"))
+
+
+@dataclass(frozen=True)
+class QualityInterval:
+    """An estimate over windows of text with its 95 % interval."""
+
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ArmQuality:
+    """An arm's quality compared with the baseline's, over windows of text, by metric."""
+
+    arm: str
+    windows: int
+    tokens: int
+    metrics: Mapping[str, QualityInterval]
+
+
+@dataclass(frozen=True)
+class BestInRow(EffectInPercent):
+    """The best setting of a sweep in one row.
+
+    The fields are those of :class:`labkit.analysis.findings.best_setting.BestSetting`.
+    """
+
+    case: str
+    metric: str | None
+    unit: str | None
+    better: str | None
+    values: Mapping[str, float]
+    excluded: Mapping[str, str]
+    best: str | None
+    reference: str | None
+    effect_pct: float | None
+    ci_low_pct: float | None
+    ci_high_pct: float | None
+    level: float | None
+    possibly_best: tuple[str, ...]
+    withheld: str | None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The row's name (:attr:`.row_model.Row.name`)."""
+        return str(self.metric if self.case == "all" else self.case)
+
+    @property
+    def definition(self) -> MetricDefinition:
+        """The row's metric in the registry."""
+        return define_metric(self.metric, self.unit)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's results.
+
+    Parameters
+    ----------
+    cell
+        The cell's name.
+    arms
+        The arms, the baseline first.
+    environment
+        The machine's fingerprint from the first run that recorded one.
+    overrides, config_dirs
+        The command's overrides and folders of files; None in older studies.
+    sweep, best
+        The options that a sweep varies with their values, and each primary row's best setting;
+        None if the cell is no sweep.
+    quality
+        The arms' quality; None if the workload scores no texts.
+    """
+
+    schema_version: int
+    cell: str
+    question: str | None
+    scale: str | None
+    arms: tuple[CellArm, ...]
+    design: CellDesign
+    gates: Mapping[str, GateResult]
+    rows: tuple[Row, ...]
+    failures: tuple[Failure, ...]
+    environment: Mapping[str, Any]
+    published: Published | None
+    overrides: tuple[str, ...] | None = absent()
+    config_dirs: tuple[str, ...] | None = absent()
+    sweep: Mapping[str, Any] | None = absent()
+    best: tuple[BestInRow, ...] | None = absent()
+    quality: tuple[ArmQuality, ...] | None = absent()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cell:
+        """Read a ``cell.json``, also one of an older version of labkit."""
+        older = {"schema_version": SCHEMA_VERSION, "scale": None, "published": None}
+        return from_json(cls, {**older, **data})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``cell.json``."""
+        return fields_to_json(self)
+
+    @property
+    def name(self) -> str:
+        """The overrides in full, or the cell's name if they are not recorded."""
+        return ", ".join(self.overrides or [self.cell])
+
+    @property
+    def title(self) -> str:
+        """The question (or the cell's name), with the scale if there is one."""
+        return f"{self.question or self.cell}{f' (scale={self.scale})' if self.scale else ''}"
+
+    def stem(self, picture: str) -> str:
+        """Return the name of a picture's files without the extension."""
+        return f"{slug(self.cell)}--{picture}"
+
+    @property
+    def baseline(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return self.arms[0].name
+
+    @property
+    def control(self) -> str | None:
+        """Name of the A/A arm, or None."""
+        return next((arm.name for arm in self.arms if arm.role == "control"), None)
+
+    @property
+    def real_arms(self) -> list[str]:
+        """Names of all arms except the A/A control, the baseline first."""
+        return [arm.name for arm in self.arms if arm.role != "control"]
+
+    @property
+    def treatment_arms(self) -> list[str]:
+        """Names of the arms under test: all but the baseline and the control."""
+        return [arm.name for arm in self.arms if arm.role == "arm"]
+
+    @property
+    def compared_arms(self) -> list[str]:
+        """The arms under test, or the control if there is no other arm."""
+        return self.treatment_arms or [arm for arm in [self.control] if arm is not None]
+
+    @property
+    def published_rows(self) -> tuple[PublishedRow, ...]:
+        """The rows of the published numbers; empty if none were published."""
+        return self.published.rows if self.published is not None else ()
+
+    @property
+    def primary_rows(self) -> list[Row]:
+        """The rows that the question is about."""
+        return [row for row in self.rows if row.primary]
+
+    @property
+    def comparisons(self) -> Iterator[Comparison]:
+        """The comparisons of all rows."""
+        return (one for row in self.rows for one in row.comparisons)
+
+    @property
+    def level_text(self) -> str:
+        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01."""
+        levels = (one.level for one in self.comparisons if one.level)
+        return f"{100 * next(levels, 1.0 - self.design.alpha):g} %"
+
+    @property
+    def counters(self) -> dict[str, Mapping[str, float]]:
+        """The medians of each arm's counters over its runs."""
+        return {arm.name: arm.counters for arm in self.arms}
+
+    @cached_property
+    def failure_outcomes(self) -> dict[str, str]:
+        """For every arm with failed runs, the names of their outcomes: ``oom, timeout``.
+
+        A run that another run of its process has ended is ``lost``.
+        """
+        outcomes: dict[str, list[str]] = {}
+        for failure in self.failures:
+            outcome = "lost" if failure.failed_by else failure.outcome
+            outcomes.setdefault(failure.arm, []).append(outcome)
+        return {arm: ", ".join(dict.fromkeys(names)) for arm, names in outcomes.items()}
+
+    @cached_property
+    def run_positions(self) -> dict[str, int]:
+        """The position of every run in the cell's order (from 1), by the record's file."""
+        files = {run.file for row in self.rows for arm in row.arms.values() for run in arm.runs}
+        by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
+        starts = dict(
+            zip(sorted({block for block, *_ in by_name}), self.block_starts, strict=False)
+        )
+        # Positions in a name count from the start of the block and include failed runs.
+        return {file: starts[block] + place + 1 for (block, place, _), file in by_name.items()}
+
+    @property
+    def block_starts(self) -> list[int]:
+        """The number of runs before each block."""
+        return list(accumulate((len(arms) for arms in self.design.order), initial=0))[:-1]
+
+    @property
+    def qualities(self) -> dict[str, ArmQuality]:
+        """Each arm's quality; empty if the workload scores no texts."""
+        return {one.arm: one for one in self.quality or ()}

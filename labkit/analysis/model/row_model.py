@@ -1,0 +1,139 @@
+"""A row of a cell, which is one metric of one case: the arms' values and their comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from labkit.analysis.model.json_form import absent
+from labkit.records import parse_run_name
+from labkit.records.metric_registry import MetricDefinition, define_metric
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A metric's value in one run. ``file`` is the record's path within the cell."""
+
+    file: str
+    value: float
+
+    @property
+    def run(self) -> str:
+        """The run's name, such as ``b00-p02-ARM``."""
+        return self.file.removeprefix("runs/").removesuffix(".json")
+
+    @property
+    def block(self) -> int:
+        """The run's block."""
+        return parse_run_name(self.run)[0]
+
+    @property
+    def position(self) -> int:
+        """The run's position in its block."""
+        return parse_run_name(self.run)[1]
+
+
+@dataclass(frozen=True)
+class ArmValues:
+    """An arm's runs in one row, with their median and quartiles; None without a run."""
+
+    median: float | None = None
+    q1: float | None = None
+    q3: float | None = None
+    n: int = 0
+    runs: tuple[RunResult, ...] = ()
+
+
+class EffectInPercent:
+    """An effect in percent of the baseline, with its interval; unknown numbers are None."""
+
+    effect_pct: float | None
+    ci_low_pct: float | None
+    ci_high_pct: float | None
+
+    @property
+    def ci_pct(self) -> tuple[float, float] | None:
+        """The interval, or None."""
+        return _pair(self.ci_low_pct, self.ci_high_pct)
+
+    @property
+    def known_pct(self) -> list[float]:
+        """The effect and the ends of its interval, as far as they are known."""
+        numbers = (self.effect_pct, self.ci_low_pct, self.ci_high_pct)
+        return [number for number in numbers if number is not None]
+
+
+@dataclass(frozen=True)
+class Comparison(EffectInPercent):
+    """An arm compared with the baseline in one row, and the verdict; unknown numbers are None.
+
+    The numbers are those of :class:`labkit.analysis.comparison.arm_comparison.ArmComparison`,
+    rounded to 10 digits. ``difference``, in the metric's unit, takes the place of effect and
+    interval if the baseline is 0 in every run.
+    """
+
+    arm: str
+    baseline: str
+    effect_pct: float | None = None
+    ci_low_pct: float | None = None
+    ci_high_pct: float | None = None
+    level: float | None = None
+    ci_raw_low_pct: float | None = None
+    ci_raw_high_pct: float | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    p_floor: float | None = None
+    mde_pct: float | None = None
+    alpha_row: float | None = None
+    sd: float | None = None
+    wins: int | None = None
+    blocks: int = 0
+    verdict: str = "inconclusive"
+    reason: str | None = None
+    difference: float | None = absent()
+
+    @property
+    def ci_raw_pct(self) -> tuple[float, float] | None:
+        """The unadjusted interval in percent, or None."""
+        return _pair(self.ci_raw_low_pct, self.ci_raw_high_pct)
+
+
+def _pair(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return None if low is None or high is None else (low, high)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one case.
+
+    For a skipped case, ``skipped`` is the reason, and ``metric`` is the primary metric of the
+    measured rows (None if there are none). ``arms`` has the values of every arm of the cell.
+    """
+
+    case: str
+    metric: str | None = None
+    unit: str | None = None
+    better: str | None = None
+    primary: bool = False
+    skipped: str | None = None
+    arms: Mapping[str, ArmValues] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The row's case, or its metric if the case is ``all`` (all requests)."""
+        return str(self.metric if self.case == "all" else self.case)
+
+    @property
+    def definition(self) -> MetricDefinition:
+        """The metric in the registry."""
+        return define_metric(self.metric, self.unit)
+
+    def comparison(self, arm: str | None) -> Comparison | None:
+        """Return an arm's comparison, or None if it has none."""
+        return next((one for one in self.comparisons if one.arm == arm), None)
+
+    def median(self, arm: str | None) -> float | None:
+        """Return the median of an arm's runs, or None without a run."""
+        values = self.arms.get(arm or "")
+        return None if values is None else values.median

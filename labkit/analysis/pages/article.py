@@ -1,0 +1,87 @@
+"""Articles: Markdown whose tables, numbers and figures are rendered from records.
+
+A placeholder is a call in double braces (:mod:`labkit.analysis.pages.article_placeholders`).
+Rendering keeps the placeholder beside its result, so that the article can be rendered again. A
+number becomes a link to its records, with the placeholder as the link's title. A table is put
+between two comments; the first comment holds the placeholder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labkit.analysis.pages.article_placeholders import (
+    ArticleBlock,
+    ArticleError,
+    ArticleLink,
+    PlaceholderFunctions,
+    require,
+)
+from labkit.analysis.pages.html_report import TEMPLATES
+from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.records import RecordError
+
+CODE = r"(?P<code>^```.*?^```\s*?$|`[^`\n]+`)"
+PLACES = re.compile(
+    rf"{CODE}"
+    r"|^<!-- \{\{(?P<block>[^\n]*?)\}\} -->\n.*?^<!-- end -->$"
+    r"|!?\[[^\]\n]*\]\([^)'\n]*'\{\{(?P<inline>[^\n]*?)\}\}'\)"
+    r"|\{\{(?P<bare>[^\n]*?)\}\}",
+    re.M | re.S,
+)
+COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
+
+
+def render(article: Path, analysis_cache: AnalysisCache) -> str:
+    """Return an article's text with every placeholder filled from the current records.
+
+    Raises
+    ------
+    ArticleError
+        A placeholder cannot be filled. The message names the file, the line and the reason.
+    """
+    text = article.read_text(encoding="utf-8")
+    functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
+
+    def fill(place: re.Match[str]) -> str:
+        if place["code"] is not None:
+            return place[0]
+        call = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
+        try:
+            return _filled_placeholder(call, functions.fill(call), _is_on_own_lines(place))
+        except (ArticleError, RecordError, OSError) as error:
+            line = text.count("\n", 0, place.start()) + 1
+            raise ArticleError(f"{article}:{line}: {error}") from None
+
+    return PLACES.sub(fill, text)
+
+
+def _is_on_own_lines(place: re.Match[str]) -> bool:
+    before, after = place.string[: place.start()], place.string[place.end() :]
+    return (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
+
+
+def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_lines: bool) -> str:
+    if isinstance(rendered, ArticleBlock):
+        require(on_own_lines, f"{call}: a table or sentence needs a line of its own")
+        return f"<!-- {{{{ {call} }}}} -->\n\n{rendered.text}\n\n<!-- end -->"
+    require("'" not in call, f"{call}: write strings in double quotes")
+    require(not {"[", "]"} & {*rendered.text}, f"{call}: a caption must not contain [ or ]")
+    picture = "!" if rendered.picture else ""
+    return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
+
+
+def html(text: str, max_width: str = "46rem") -> str:
+    """Return a rendered article as an HTML page. The page loads nothing but its pictures."""
+    from jinja2 import Environment, FileSystemLoader
+    from markdown_it import MarkdownIt
+
+    plain = COMMENT.sub(lambda match: match["code"] or "", text)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(plain)
+    title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
+    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+    return (
+        pages.get_template("article.html.j2").render(title=title, body=body, max_width=max_width)
+        + "\n"
+    )

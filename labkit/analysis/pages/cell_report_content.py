@@ -1,0 +1,242 @@
+"""The content of one cell's report, independent of its format."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from labkit.analysis.charts.interval_bars import CardBars, card_bars
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.server_arm_caveats import lateness_errors
+from labkit.analysis.document import svg_elements
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.report_parts import CellSource
+from labkit.analysis.document.table_model import Table
+from labkit.analysis.findings.cell_findings import Findings, plan_findings
+from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.next_command import NextCommand
+from labkit.analysis.findings.short_text import short_text
+from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
+from labkit.analysis.findings.verdict_sentences import control_sentence
+from labkit.analysis.pages.study_overview import gates_text
+from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
+from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
+from labkit.analysis.robustness.isolation_agreement import isolation_sentence
+from labkit.analysis.robustness.sensitivity_analysis import (
+    MIN_CORRELATION,
+    SensitivityResult,
+    probe_correlations,
+    sensitivity_results,
+)
+from labkit.analysis.tables.results_table import ResultLine, results_table
+from labkit.analysis.tables.sweep_tables import Values, settings_tables
+from labkit.config import count_text
+from labkit.records import Arm, Record
+
+Json = Mapping[str, Any]
+MAX_SHOWN_DISTURBANCES = 2  # per block
+
+
+@dataclass(frozen=True)
+class CellReport(CellSource):
+    """The content of a cell's report."""
+
+    @property
+    def title(self) -> str:
+        """The cell's question (or its name, if it has none) and its scale."""
+        return self.cell.title
+
+    @property
+    def name(self) -> str:
+        """The cell's overrides in full, or the name of its folder if they are not recorded."""
+        return self.cell.name
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What is worth saying about the cell."""
+        return plan_findings(self.analysis)
+
+    @cached_property
+    def answer(self) -> str:
+        """The whole answer to the question, in one sentence."""
+        return long_text(self.findings)
+
+    @cached_property
+    def settings(self) -> list[Table[Values]]:
+        """The tables of a sweep's settings, one per primary row; empty if the cell is no sweep."""
+        return settings_tables(self.cell)
+
+    @cached_property
+    def results(self) -> Table[ResultLine]:
+        """The results of the primary rows."""
+        return results_table(self.cell, self.records, anchor=self.anchor)
+
+    @cached_property
+    def secondary_results(self) -> Table[ResultLine]:
+        """The results of the rows that are not primary. The table may have no lines."""
+        results = results_table(self.cell, self.records, primary=False, anchor=self.anchor)
+        return replace(results, notes=())
+
+    @cached_property
+    def has_results(self) -> bool:
+        """Whether anything was measured, so that there is a table or a chart."""
+        return any(row.skipped is None for row in self.cell.rows)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """The lines below the results.
+
+        They are the table's notes, the A/A control's result, and whether the results in one
+        process and in separate processes agree.
+        """
+        sentences = control_sentence(self.cell), isolation_sentence(self.analysis)
+        return [*self.results.notes, *filter(None, sentences)]
+
+    @cached_property
+    def caveats(self) -> RankedCaveats:
+        """What weakens the result: caveats that could change the answer, and all others."""
+        return ranked_caveats(self.analysis)
+
+    @cached_property
+    def short_answer(self) -> str:
+        """The answer to the question in at most 20 words."""
+        return short_text(self.findings)
+
+    @cached_property
+    def verdict(self) -> SummaryVerdict:
+        """The verdict on the whole cell."""
+        return summary_verdict(self.findings)
+
+    @cached_property
+    def bars(self) -> CardBars | None:
+        """The bars with the effects on the cell's card; None if no effect is known."""
+        return card_bars(self.analysis)
+
+    @cached_property
+    def next_command(self) -> NextCommand | None:
+        """The command that would answer what the cell leaves open, or None."""
+        return self.findings.next
+
+    @cached_property
+    def machine_states(self) -> dict[str, list[str]]:
+        """The states of the machine that the card shows, such as ``busy machine``, with reasons."""
+        return machine_states(self.analysis)
+
+    @property
+    def gates(self) -> str:
+        """The status of every gate, on one line."""
+        return gates_text({name: gate.status for name, gate in self.cell.gates.items()})
+
+    @cached_property
+    def machine(self) -> list[str]:
+        """The machine that ran the cell, and the cost of a run outside its measurement."""
+        return [
+            environment_line(self.cell.environment),
+            *import_lines(self.analysis.data.arms, self.records),
+            *cost_lines(self.records),
+        ]
+
+    @cached_property
+    def legend(self) -> list[tuple[str, str]]:
+        """The legend of the HTML page: every arm's name and mark (an ``<svg>`` element)."""
+        styles = arm_classes(self.cell).items()
+        return [(arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles]
+
+    @cached_property
+    def sensitivity(self) -> list[SensitivityResult]:
+        """The sensitivity analyses that apply to the primary rows."""
+        return sensitivity_results(self.analysis)
+
+    @cached_property
+    def noise(self) -> list[str]:
+        """Sentences on the machine's noise; see :func:`noise_lines`."""
+        return noise_lines(self.analysis)
+
+
+def environment_line(environment: Json) -> str:
+    """Return a line with the machine's CPU, memory, OS and accelerator and the library versions."""
+    memory = environment.get("memory_bytes")
+    parts = [
+        environment.get("cpu_model"),
+        f"{environment['cores']} cores" if environment.get("cores") else None,
+        f"{memory / 2**30:.0f} GiB" if memory else None,
+        " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k)) or None,
+        environment.get("accelerator"),
+        *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
+    ]
+    return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+
+
+def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
+    """Return a line per arm with the versions of packages that differ between the arms.
+
+    The list is empty if no arm has an environment of its own.
+    """
+    imported: dict[str, dict[str, str]] = {}
+    for record in records if any(arm.environment for arm in arms) else ():
+        if record.ok and record.role != "control" and record.arm not in imported:
+            commit = record.environment.get("git")
+            imported[record.arm] = {
+                "Python": str(record.environment.get("python")),
+                **(record.environment.get("versions") or {}),
+                **({"labkit at": commit[:12]} if commit else {}),
+            }
+    names = dict.fromkeys(name for versions in imported.values() for name in versions)
+    differing = [name for name in names if len({v.get(name) for v in imported.values()}) > 1]
+    return [
+        f"{arm} imported "
+        + ", ".join(f"{name} {versions[name]}" for name in differing if name in versions)
+        + "."
+        for arm, versions in imported.items()
+        if differing
+    ]
+
+
+def cost_lines(records: Iterable[Record]) -> list[str]:
+    """Return lines on a run's time outside its measurement and on the observer's CPU time.
+
+    A line is left out if the records lack its numbers.
+    """
+    records = list(records)
+    start_ups = [s for record in records if record.ok and (s := record.start_up_s) is not None]
+    if not start_ups:
+        return []
+    lines = [
+        f"A run spent {statistics.median(start_ups):.1f} s outside its measurement "
+        f"(median of {count_text(len(start_ups), 'run')})."
+    ]
+    shares = [
+        float(o["share"]) for r in records if (o := r.known_notes.get("observer") or {}) and r.ok
+    ]
+    if shares:
+        percent = 100 * statistics.median(shares)
+        lines.append(f"Observing the run took {percent:.2f} % of one core.")
+    return lines
+
+
+def noise_lines(analysis: CellAnalysis) -> list[str]:
+    """Return lines on the metric's correlation with the machine probe and on disturbed blocks."""
+    lines = []
+    correlations = [value for _, value in probe_correlations(analysis)]
+    if correlations:
+        low, high = min(correlations), max(correlations)
+        several = f"{low:.2f} to {high:.2f} over {len(correlations)} rows"
+        lines.append(
+            "The correlation of the metric's noise with the arm-blind probe is "
+            f"{several if len(correlations) > 1 else f'{low:.2f}'}; "
+            f"from {MIN_CORRELATION} on, probe-adjusted results are shown as well."
+        )
+    for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
+        shown = "; ".join(map(str, reasons[:MAX_SHOWN_DISTURBANCES]))
+        hidden = len(reasons) - MAX_SHOWN_DISTURBANCES
+        lines.append(
+            f"Block {block} was disturbed ({shown}{f' and {hidden} more' if hidden > 0 else ''})."
+        )
+    if len(lines) > 1:
+        lines.append(f"A block is disturbed if, in one of its runs, {RULES}.")
+        if any(any(lateness_errors(record)) for record in analysis.data.records):
+            lines.append(CLIENT_RULE)
+    return lines

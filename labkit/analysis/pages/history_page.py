@@ -1,0 +1,192 @@
+"""``history-METRIC.md`` and ``.html``: a metric over weeks and commits, with change points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import quote
+
+from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.effect_wording import effect_phrase
+from labkit.analysis.findings.short_text import capitalised
+from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
+from labkit.analysis.pages.html_report import TEMPLATES
+from labkit.analysis.pages.markdown_report import markdown_table
+from labkit.analysis.pages.report_files import report_dir, write_text
+from labkit.analysis.statistics.change_points import MIN_VALUES
+from labkit.analysis.studies.metric_history import (
+    HistoryPoint,
+    Series,
+    SeriesChange,
+    metric_history,
+)
+from labkit.config import count_text
+from labkit.records.metric_registry import define_metric
+
+
+@dataclass(frozen=True)
+class HistoryPage:
+    """The history of one metric over the studies in a folder."""
+
+    root: Path
+    metric: str
+    series: Sequence[Series]
+
+    @property
+    def summary(self) -> str:
+        """The numbers of series, studies and changes, in one sentence."""
+        studies = len({point.study for one in self.series for point in one.points})
+        changes = sum(len(one.changes) for one in self.series)
+        tested = sum(one.is_long_enough for one in self.series)
+        return (
+            f"{self.metric}: {count_text(len(self.series), 'line')} from "
+            f"{'1 study' if studies == 1 else f'{studies} studies'}, "
+            f"{count_text(changes, 'change')} in the {count_text(tested, 'line')} with "
+            f"{MIN_VALUES} studies or more"
+        )
+
+    @property
+    def changes(self) -> list[str]:
+        """A sentence for each change."""
+        return [
+            f"{one.name}: {change_text(one, change)}"
+            for one in self.series
+            for change in one.changes
+        ]
+
+    def markdown(self) -> str:
+        """Return the page in Markdown, without charts."""
+        lines = [f"# History of {self.metric}", "", f"{self.summary}.", "", NOTE, ""]
+        for one in self.series:
+            lines += [f"## {one.name}", "", f"{one.machine}. {_verdict(one)}", ""]
+            lines += [markdown_table(_table(self.root, one)), ""]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return the page in HTML, with a chart for each series of two studies or more."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markdown_it import MarkdownIt
+
+        pages = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
+        )
+        table = MarkdownIt("commonmark", {"html": False}).enable("table").render
+        sections = [
+            (one, _verdict(one), _chart(one), table(markdown_table(_table(self.root, one))))
+            for one in self.series
+        ]
+        return (
+            pages.get_template("history.html.j2").render(page=self, note=NOTE, sections=sections)
+            + "\n"
+        )
+
+
+NOTE = (
+    "Each point is a study: the median over its processes, with their quartiles. Change points "
+    "are tested by permuting the order of the studies, with an error rate of 5 % for all "
+    "lines together. Studies are not interleaved, so the machine may have changed instead of the "
+    "code: each change is shown with the change of the machine's arm-blind probe. To test one "
+    "commit against another, run python -m labkit.regression."
+)
+
+
+def change_text(series: Series, change: SeriesChange) -> str:
+    """Return a change's size, the studies around it, and the change of the probe."""
+    before, after = series.points[change.index - 1], series.points[change.index]
+    metric = define_metric(series.metric, series.unit)
+    how = effect_phrase(metric, [change.percent], base=change.before)
+    probe = "the machine has no probe"
+    if change.probe_percent is not None:
+        probe = f"the time of the machine's probe changed by {percent_text(change.probe_percent)}"
+    return (
+        f"{how} after a change between {_place(before)} and {_place(after)} "
+        f"(p {p_text(change.p)}); {probe}"
+    )
+
+
+def _place(point: HistoryPoint) -> str:
+    return f"{point.started[:10]} {point.commit}".strip()
+
+
+def _verdict(series: Series) -> str:
+    if not series.is_long_enough:
+        return f"Fewer than {MIN_VALUES} studies: too few to find a change."
+    texts = [f"{capitalised(change_text(series, change))}." for change in series.changes]
+    return " ".join(texts) or "No change."
+
+
+def _table(root: Path, series: Series) -> Table[HistoryPoint]:
+    value = partial(value_text, unit=series.unit)
+    unit = unit_name(series.unit)
+    return Table(
+        (
+            Column("date", lambda point: point.started[:16].replace("T", " "), numeric=False),
+            Column("commit", lambda point: point.commit, numeric=False),
+            Column("study", lambda point: _link(root, point.study), numeric=False),
+            Column(unit, lambda point: value(point.value)),
+            Column("quartiles", lambda point: f"{value(point.low)} to {value(point.high)}"),
+            Column("runs", lambda point: point.runs),
+            Column("probe, µs", lambda point: value_text(point.probe_us)),
+        ),
+        series.points,
+    )
+
+
+def _link(root: Path, study: Path) -> str:
+    name = study.relative_to(root).as_posix() if study != root else study.resolve().name
+    page = report_dir(study) / "report.html"
+    target = page if page.is_file() else study
+    return f"[{name}]({quote(target.relative_to(root).as_posix(), safe='/=,+~._-')})"
+
+
+def _chart(series: Series) -> str:
+    """Return the series as an ``<svg>``: a point per study, segment medians and changes."""
+    times = [_days(point.started) for point in series.points]
+    if len(times) < 2:
+        return ""
+    first = min(times)
+    days = [time - first for time in times]
+    limits = [limit for point in series.points for limit in (point.low, point.high)]
+    chart = Chart(
+        series.name,
+        padded_range(days),
+        padded_range(limits),
+        f"days since {series.points[0].started[:10]}",
+        unit_name(series.unit),
+    )
+    bounds = [0, *(change.index for change in series.changes), len(days)]
+    for begin, end in pairwise(bounds):
+        values = sorted(point.value for point in series.points[begin:end])
+        middle = values[len(values) // 2]
+        chart.line([(days[begin], middle), (days[end - 1], middle)], "median")
+    for change in series.changes:
+        chart.band(days[change.index - 1], days[change.index], "margin")
+    for day, point in zip(days, series.points, strict=True):
+        chart.line([(day, point.low), (day, point.high)], "range")
+        tip = f"{_place(point)}: {value_text(point.value, series.unit)} {unit_name(series.unit)}"
+        chart.dot(day, point.value, "dot", tip=tip)
+    return chart_svg(chart)
+
+
+def _days(started: str) -> float:
+    return datetime.fromisoformat(started).timestamp() / 86_400
+
+
+def write_history(root: Path, metric: str) -> HistoryPage:
+    """Write the pages of a metric's history into a folder of studies.
+
+    Raises
+    ------
+    RecordError
+        A record is not valid or was edited, or no study has the metric. Nothing has been written.
+    """
+    page = HistoryPage(root, metric, metric_history(root, metric))
+    write_text(root / f"history-{metric}.md", page.markdown())
+    write_text(root / f"history-{metric}.html", page.html())
+    return page

@@ -1,0 +1,188 @@
+"""``report.html``: the whole study as one self-contained page that loads no other files.
+
+The page is complete without JavaScript. Its script (``templates/charts.js`` and
+``templates/report.js``) reads the charts from one JSON element and draws them at the width of the
+screen, with tooltips and a zoom, switches arms, sorts tables and keeps the view in the link.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.document.chart import Chart, changes
+from labkit.analysis.document.report_parts import Part
+from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.model.study_model import Study
+from labkit.analysis.pages.cell_report_content import CellReport
+from labkit.analysis.pages.report_sections import HTML_CHAPTERS
+from labkit.analysis.pages.study_overview import machine_overviews
+from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.studies.study_answer import study_answer, study_question
+from labkit.config import count_text
+from labkit.records import ArchivePath, StudyPath
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATES = Path(__file__).parent / "templates"
+MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
+MAX_LINES = 300  # of a table that explains results; tables of results are complete
+MAX_PICTURES = 6  # charts of rows that a reader without JavaScript sees
+SCRIPTS = ("charts.js", "report.js")  # in this order
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A section with its parts. ``is_folded``: whether only its title is shown at first."""
+
+    title: str
+    parts: Sequence[Part]
+    is_folded: bool
+
+
+@dataclass(frozen=True)
+class PageChapter:
+    """A chapter of the page; its sections all have parts."""
+
+    name: str
+    sections: Sequence[PageSection]
+    is_open: bool
+
+    @property
+    def anchor(self) -> str:
+        """The chapter's part of its HTML anchor; the cell's prefix comes before it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """A cell on the page: its report, its label among the study's cells, and its chapters."""
+
+    report: CellReport
+    label: str
+    chapters: Sequence[PageChapter]
+
+
+@dataclass
+class PageCharts:
+    """The charts of a page, numbered as they are shown, for its script."""
+
+    content: list[Any] = field(default_factory=list)
+
+    def add(self, chart: Chart) -> int:
+        """Register a chart and return its number."""
+        self.content.append(chart.to_json())
+        return len(self.content) - 1
+
+    def add_rows(self, rows: Sequence[tuple[int, str]], parts: Sequence[Any]) -> int:
+        """Register the charts of several rows under one number, and return the number.
+
+        The page shows one of them at a time. The first chart is stored in full, each other chart as
+        its differences from the first (:func:`.chart.changes`).
+        """
+        first, *others = (part.chart.to_json() for part in parts)
+        self.content.append(
+            {
+                "chart": first,
+                "changes": [{}, *(changes(first, other) for other in others)],
+                "rows": [list(row) for row in rows],
+                "captions": [part.text for part in parts],
+            }
+        )
+        return len(self.content) - 1
+
+    def json(self) -> str:
+        """Return all charts as JSON that may stand in a ``<script>`` element."""
+        text = json.dumps(self.content, ensure_ascii=False, separators=(",", ":"))
+        return text.replace("<", "\\u003c")
+
+
+def study_html(study: Study, analyses: Sequence[CellAnalysis], study_dir: StudyPath) -> str:
+    """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
+    template, labels = _template(), cell_labels(analyses)
+    cells = [
+        _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])
+        for index, a in enumerate(analyses)
+    ]
+    return template.render(
+        study=study,
+        question=study_question(analyses),
+        answer=study_answer(analyses),
+        count=count_text,
+        many_arms=lambda report: sum(len(arm) for arm, _ in report.legend) > MAX_LEGEND,
+        overviews=machine_overviews(study, analyses),
+        cells=cells,
+        machine_states=_machine_states(cells),
+        charts=PageCharts(),
+        max_lines=MAX_LINES,
+        max_pictures=MAX_PICTURES,
+        svg=chart_svg,
+        style=(TEMPLATES / "report.css").read_text("utf-8"),
+        scripts=[(TEMPLATES / name).read_text("utf-8") for name in SCRIPTS],
+    )
+
+
+def _machine_states(cells: Sequence[PageCell]) -> dict[str, list[str]]:
+    """Return the labels of the cells during which the machine was busy or slowed, by state."""
+    states: dict[str, list[str]] = {}
+    for cell in cells:
+        for state in cell.report.machine_states:
+            states.setdefault(state, []).append(cell.label)
+    return states
+
+
+def _page_cell(report: CellReport, label: str) -> PageCell:
+    chapters = []
+    for chapter in HTML_CHAPTERS:
+        sections = [
+            PageSection(section.title, parts, section in chapter.folded_sections)
+            for section in (*chapter.sections, *chapter.folded_sections)
+            if (parts := _shown(section.parts(report)))
+        ]
+        if sections:
+            chapters.append(PageChapter(chapter.name, sections, chapter.is_open))
+    return PageCell(report, label, chapters)
+
+
+def _shown(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts that the page can show."""
+    return [part for part in parts if hasattr(_macros(), part.kind)]
+
+
+def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
+    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
+        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
+    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+@cache
+def _macros() -> Any:
+    """Return the template module; its attributes are the macros that show parts."""
+    return _environment().get_template("report_parts.html.j2").module
+
+
+@cache
+def _template() -> Template:
+    """Return the compiled template. It is cached, because compiling takes as long as rendering."""
+    template: Template = _environment().get_template("report.html.j2")
+    return template

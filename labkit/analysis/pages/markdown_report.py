@@ -1,0 +1,103 @@
+"""``report.md``: a study in Markdown: answers, results, caveats and details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.document.report_parts import (
+    BulletList,
+    Part,
+    PictureCaption,
+    PictureFile,
+    Prose,
+    TablePart,
+)
+from labkit.analysis.document.table_model import Table
+from labkit.analysis.model.study_model import Study
+from labkit.analysis.pages.cell_report_content import CellReport
+from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
+from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
+from labkit.analysis.studies.study_answer import study_answer, study_question
+
+
+def markdown_table(table: Table[Any]) -> str:
+    """Return a table in GitHub's Markdown."""
+    headings = [column.heading for column in table.columns]
+    alignment = ["---:" if column.numeric else "---" for column in table.columns]
+    lines = [headings, alignment, *map(table.cells, table.lines)]
+    return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def study_markdown(study: Study, analyses: Sequence[CellAnalysis]) -> str:
+    """Return the Markdown report of a study. Links to pictures are relative to its folder."""
+    lines = [f"# {study_question(analyses)}", "", f"**{study_answer(analyses)}**", ""]
+    for overview in machine_overviews(study, analyses):
+        lines += _overview_lines(overview)
+    for analysis in analyses:
+        report = CellReport(analysis)
+        if len(analyses) > 1:
+            lines += [f"## {report.title}", "", f"**{report.short_answer}**", ""]
+        lines += _cell_lines(report)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _overview_lines(overview: MachineOverview) -> Iterator[str]:
+    if overview.machine is not None:
+        yield from (f"## {overview.machine}", "")
+    if overview.cells is not None:
+        yield from _part_lines(TablePart(overview.cells))
+    capacity = overview.capacity
+    if capacity is not None:
+        yield from ("## Capacity", "", *(f"**{text}**\n" for text in overview.capacity_sentences))
+        yield from _part_lines(TablePart(capacity))
+    loads = overview.loads
+    if loads is not None:
+        yield from ("## Throughput against latency", "", markdown_table(loads), "")
+        yield from (
+            *loads.notes,
+            "",
+            f"![Throughput against latency](plots/{overview.stem}.png)",
+            "",
+        )
+
+
+def _cell_lines(report: CellReport) -> Iterator[str]:
+    if report.answer != report.short_answer:
+        yield from (report.answer, "")
+    for settings in report.settings:
+        yield from _part_lines(TablePart(settings))
+    yield from (markdown_table(report.results), "") if report.results.lines else ()
+    for note in report.notes:
+        yield from (note, "")
+    for heading, lines in (
+        ("What could change the answer:", report.caveats.could_change),
+        ("For the record:", report.caveats.for_the_record),
+    ):
+        if lines:
+            yield from (heading, "", *(f"- {line}" for line in lines), "")
+    for section in MARKDOWN_SECTIONS:
+        parts = section.parts(report)
+        yield from (f"### {section.title}", "") if parts else ()
+        for part in parts:
+            yield from _part_lines(part)
+
+
+def _part_lines(part: Part) -> Sequence[str]:
+    """Return the lines of a section's part; empty for a part that only the HTML page shows."""
+    match part:
+        case Prose() | PictureCaption():
+            return [*part.lines, ""]
+        case BulletList():
+            return [*(f"- {line}" for line in part.lines), ""]
+        case TablePart():
+            notes = [line for note in part.table.notes for line in (note, "")]
+            return [markdown_table(part.table), "", *notes]
+        case PictureFile():
+            return [f"![{part.caption}](plots/{part.stem}.png)", ""]
+    return []

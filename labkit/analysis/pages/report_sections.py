@@ -1,0 +1,284 @@
+"""The sections of a cell's report: the Markdown report's list, and the HTML page's chapters.
+
+Most sections are declared in the module of the table or chart that they show. The sections that
+combine several tables or charts, or show no table or chart, are declared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labkit.analysis.charts import html_charts
+from labkit.analysis.charts.effects_chart import effects_section
+from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
+from labkit.analysis.charts.latency_throughput_chart import frontier_section
+from labkit.analysis.charts.metric_matrix import matrix_section
+from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
+from labkit.analysis.charts.run_timeline_charts import (
+    memory_timeline_section,
+    request_timeline_section,
+)
+from labkit.analysis.charts.step_player import step_player_section
+from labkit.analysis.comparison.observations import MetricRow
+from labkit.analysis.document.report_parts import (
+    BulletList,
+    Chapter,
+    ChartPart,
+    PageList,
+    Part,
+    Parts,
+    PictureFile,
+    Prose,
+    RowCharts,
+    section,
+    table_parts,
+)
+from labkit.analysis.findings.outputs_text import quality_phrases
+from labkit.analysis.findings.verdict_sentences import verdict_sentences
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import slug
+from labkit.analysis.pages.cell_report_content import CellReport
+from labkit.analysis.tables.counter_tables import (
+    dispatch_section,
+    engine_counters_section,
+    host_times_section,
+    launch_queue_section,
+    roofline_section,
+)
+from labkit.analysis.tables.published_table import published_section
+from labkit.analysis.tables.results_table import medians_section
+from labkit.analysis.tables.run_list import runs_section
+from labkit.analysis.tables.serving_tables import (
+    hit_and_acceptance_section,
+    http_section,
+    request_outcomes_section,
+)
+from labkit.analysis.tables.sweep_tables import curves_section
+from labkit.analysis.tables.text_quality_tables import quality_section
+from labkit.analysis.tables.validity_tables import (
+    failures_section,
+    gates_section,
+    outputs_section,
+    sensitivity_table,
+)
+from labkit.analysis.tables.video_tables import (
+    clip_work_section,
+    decode_times_section,
+    picked_frames_section,
+    visible_events_section,
+)
+from labkit.config import count_text
+
+NOISE_TITLE = "Machine noise"
+SENSITIVITY_TITLE = "Sensitivity to machine noise"
+
+
+@section("How it was measured")
+def _design(report: CellReport) -> Parts:
+    line = f"Cell `{report.name}`: {_design_line(report)} Gates: {report.gates}."
+    return [Prose([line]), Prose(report.machine)]
+
+
+@section("How it was measured")
+def _measured(report: CellReport) -> Parts:
+    return [Prose([f"Cell {report.name}: {_design_line(report)}", *report.machine])]
+
+
+def _design_line(report: CellReport) -> str:
+    design = report.cell.design
+    return (
+        f"{count_text(design.blocks, 'block')} of {count_text(design.runs_per_block, 'run')} "
+        f"of each arm, seed {design.seed}, margin ±{design.margin_pct:g} %, "
+        f"alpha {design.alpha:g}."
+    )
+
+
+@section("Verdicts by row")
+def _row_by_row(report: CellReport) -> Parts:
+    data = report.analysis.data
+    sentences = verdict_sentences(report.cell, data.arms[0].identity, quality_phrases(data))
+    return [BulletList(sentences)] if sentences else []
+
+
+@section("Other metrics")
+def _other_metrics(report: CellReport) -> Parts:
+    return table_parts(report.secondary_results)
+
+
+@section("Tests by row")
+def _tests(report: CellReport) -> Parts:
+    notes = [Prose(report.notes)] if report.notes else []
+    return [*table_parts(report.results, report.secondary_results), *notes]
+
+
+@section("Latencies")
+def _latencies(report: CellReport) -> Iterator[Part]:
+    for caption, chart in html_charts.latency_charts(report.analysis):
+        yield ChartPart(chart, caption)
+
+
+@section("Differences by block")
+def _pairs(report: CellReport) -> Parts:
+    """Show the differences between each arm and the baseline block by block."""
+    cell, data = report.cell, report.analysis.data
+    shown, parts = [], []
+    for index, row in enumerate(cell.rows):
+        if row.primary and row.skipped is None:
+            metric_row = report.analysis.rows[index]
+            chart = html_charts.pairs_chart(cell, row, metric_row)
+            if chart is not None:
+                shown.append((index, row.name))
+                parts.append(ChartPart(chart, _pairs_caption(cell, metric_row, data.criteria.runs)))
+    return [RowCharts(shown, parts)] if parts else []
+
+
+def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
+    baseline = cell.baseline
+    arms = [*cell.real_arms[1:], *filter(None, [cell.control])]
+    pairs = (paired_differences(row, arm, baseline, runs) for arm in arms)
+    sentences = (variation_sentence(row, baseline, each) for each in pairs if each is not None)
+    name = row.metric if row.case == "all" else row.case
+    return f"{name}: {next(filter(None, sentences), 'differences within blocks')}"
+
+
+@section("Runs in order")
+def _runs_in_order(report: CellReport) -> Iterator[Part]:
+    cell = report.cell
+    shown, parts, by_case = [], [], dict[str, list[ChartPart]]()
+    for index, row in enumerate(cell.rows):
+        chart = html_charts.runs_chart(cell, row, report.record_folder)
+        if chart is not None:
+            part = ChartPart(chart, f"{row.name}; lines are medians, dots link to records")
+            by_case.setdefault(row.case, []).append(part)
+            if row.primary:
+                shown.append((index, row.name))
+                parts.append(part)
+    if parts:
+        yield RowCharts(shown, parts)
+    for case, charts in by_case.items():
+        yield PictureFile(cell.stem(slug(case)), case, charts, min(3, len(charts)))
+
+
+@section("Drift and probe")
+def _drift(report: CellReport) -> Parts:
+    chart = html_charts.drift_chart(report.analysis)
+    caption = (
+        "Deviations of runs from their arm's median (mean of the primary rows) and the "
+        "arm-blind probe of the machine"
+    )
+    keys = (("runs", "line series0", "line"), ("probe", "line dashed series1", "line"))
+    return [ChartPart(chart, caption, keys)] if chart is not None else []
+
+
+@section(NOISE_TITLE)
+def _noise(report: CellReport) -> Parts:
+    return [Prose(report.noise)] if report.noise else []
+
+
+@section(NOISE_TITLE)
+def _noise_alone(report: CellReport) -> Parts:
+    """Show the noise if there is no sensitivity section, which would include the noise."""
+    return [] if report.sensitivity else _noise.parts(report)
+
+
+@section(SENSITIVITY_TITLE)
+def _sensitivity(report: CellReport) -> Parts:
+    return table_parts(sensitivity_table(report.cell, report.sensitivity))
+
+
+@section(SENSITIVITY_TITLE)
+def _noise_and_sensitivity(report: CellReport) -> Parts:
+    if not report.sensitivity:
+        return []
+    return [*_noise.parts(report), *_sensitivity.parts(report)]
+
+
+@section("For the record")
+def _for_the_record(report: CellReport) -> Parts:
+    lines = report.caveats.for_the_record
+    return [PageList(lines)] if lines else []
+
+
+WORK_SECTIONS = (
+    quality_section,
+    dispatch_section,
+    engine_counters_section,
+    hit_and_acceptance_section,
+    kv_utilization_section,
+    request_outcomes_section,
+    http_section,
+    decode_times_section,
+    clip_work_section,
+    picked_frames_section,
+    visible_events_section,
+    published_section,
+    launch_queue_section,
+    host_times_section,
+    roofline_section,
+)
+MARKDOWN_SECTIONS = (
+    curves_section,
+    effects_section,
+    _design,
+    _row_by_row,
+    _other_metrics,
+    *WORK_SECTIONS,
+    outputs_section,
+    medians_section,
+    _noise_alone,
+    _noise_and_sensitivity,
+    _runs_in_order,
+    memory_timeline_section,
+    failures_section,
+)
+HTML_CHAPTERS = (
+    Chapter(
+        "Metrics",
+        (
+            curves_section,
+            effects_section,
+            matrix_section,
+            frontier_section,
+            published_section,
+            quality_section,
+        ),
+        (
+            dispatch_section,
+            engine_counters_section,
+            hit_and_acceptance_section,
+            decode_times_section,
+            clip_work_section,
+            picked_frames_section,
+            visible_events_section,
+            launch_queue_section,
+            host_times_section,
+            roofline_section,
+        ),
+        is_open=True,
+    ),
+    Chapter(
+        "Latency",
+        (
+            _latencies,
+            request_timeline_section,
+            step_player_section,
+            request_outcomes_section,
+            http_section,
+        ),
+    ),
+    Chapter("Memory", (kv_utilization_section, memory_timeline_section)),
+    Chapter("Runs", (_pairs, _runs_in_order, _drift), (medians_section, runs_section)),
+    Chapter(
+        "Trust",
+        (
+            gates_section,
+            _for_the_record,
+            _measured,
+            _noise,
+            _sensitivity,
+            outputs_section,
+            failures_section,
+            _tests,
+        ),
+    ),
+)

@@ -1,0 +1,161 @@
+"""The top of a study's report: for each machine, a table of its cells and its load curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.charts.latency_throughput_chart import (
+    KNEE_NOTE,
+    LATENCY_THROUGHPUT_STEM,
+    curve_keys,
+    latency_throughput_chart,
+    latency_throughput_table,
+)
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.document.report_parts import ChartPart
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.study_model import CellEntry, Study
+from labkit.analysis.number_format import unit_name, value_text
+from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.studies.latency_throughput import LoadCurve, load_curves
+from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.tables.serving_tables import capacity_chart, capacity_table
+
+NOT_COMPARED = (
+    "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "
+    "the machine may have changed in between. Options of engine and model are compared within "
+    "random blocks if they are swept with a single arm (docs/sweeps.md)."
+)
+
+
+@dataclass(frozen=True)
+class MachineOverview:
+    """The cells that one machine ran.
+
+    Parameters
+    ----------
+    machine
+        The machine's name. None if the study has only one machine.
+    cells
+        The table of the machine's cells. None if the study has only one cell.
+    curves
+        Load curves over the machine's cells.
+    stem
+        Name of the curves' picture without the extension.
+    capacities
+        The capacity of every arm. Empty if the workload sets no target share of requests.
+    """
+
+    machine: str | None
+    cells: Table[Any] | None
+    curves: Sequence[LoadCurve]
+    stem: str
+    capacities: Sequence[ServingCapacity] = ()
+
+    @property
+    def capacity_sentences(self) -> list[str]:
+        """A sentence with the capacity of each arm."""
+        return [capacity.sentence for capacity in self.capacities]
+
+    @property
+    def charts(self) -> list[ChartPart]:
+        """The load curves and the capacities as charts."""
+        curves = [self.load_chart] if self.curves else []
+        return [*curves, *map(capacity_chart, self.capacities)]
+
+    @property
+    def load_chart(self) -> ChartPart:
+        """The load curves as a chart."""
+        chart = latency_throughput_chart(self.curves)
+        return ChartPart(chart, KNEE_NOTE, curve_keys(self.curves))
+
+    @property
+    def tables(self) -> list[tuple[str, Table[Any]]]:
+        """The tables of the charts, with their titles."""
+        tables = (("Capacity", self.capacity), ("Throughput against latency", self.loads))
+        return [(title, table) for title, table in tables if table is not None]
+
+    @property
+    def capacity(self) -> Table[Any] | None:
+        """The share of requests within the limits at each rate; None if there are no capacities."""
+        return capacity_table(self.capacities)
+
+    @property
+    def loads(self) -> Table[Any] | None:
+        """The load curves as a table, or None if there are no curves."""
+        return latency_throughput_table(self.curves)
+
+
+def machine_overviews(study: Study, analyses: Sequence[CellAnalysis]) -> list[MachineOverview]:
+    """Return one overview per machine, in the order of their first cells."""
+    groups = host_groups(analyses)
+    stem = LATENCY_THROUGHPUT_STEM
+    return [
+        MachineOverview(
+            group.name if len(groups) > 1 else None,
+            cells_table(study, group.cells, analyses) if len(analyses) > 1 else None,
+            load_curves([analyses[index] for index in group.cells]),
+            stem if number == 1 else f"{stem}-{number}",
+            serving_capacities([analyses[index] for index in group.cells]),
+        )
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+@dataclass(frozen=True)
+class CellLine:
+    """A cell in the table of cells: its index, its label, its entry in ``study.json``, its rows."""
+
+    index: int
+    label: str
+    entry: CellEntry
+    rows: Sequence[Row]
+
+
+def cells_table(
+    study: Study, indices: Iterable[int], analyses: Sequence[CellAnalysis]
+) -> Table[CellLine]:
+    """Return the study's cells at ``indices``, each with its answer and gates.
+
+    Cells without arms to compare also show their medians.
+    """
+    labels, cells = cell_labels(analyses), study.cells
+    lines = tuple(CellLine(i, labels[i], cells[i], analyses[i].cell.rows) for i in indices)
+    values = _values([analyses[i] for i in indices])
+    columns: tuple[Column[CellLine], ...] = (
+        Column("cell", lambda c: c.label, numeric=False, link=lambda c: f"#cell{c.index}"),
+        *values,
+        Column("answer", lambda c: c.entry.answer, numeric=False),
+        Column("gates", lambda c: c.entry.gates, gates_text, numeric=False),
+    )
+    return Table(columns, lines, (NOT_COMPARED,) if values else (), prose=True)
+
+
+def _values(analyses: Sequence[CellAnalysis]) -> list[Column[CellLine]]:
+    """Return a column of medians and quartiles, or an empty list if the cells cannot share one.
+
+    They can if no cell compares arms and every cell has one primary row, of the same metric.
+    """
+    primary = [a.cell.primary_rows for a in analyses]
+    metrics = {(row.metric, row.unit) for rows in primary for row in rows}
+    alone = not any(analysis.data.treatment_arms for analysis in analyses)
+    if not alone or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
+        return []
+    ((metric, unit),) = metrics
+
+    def value(line: CellLine) -> str:
+        (row,) = (row for row in line.rows if row.primary)
+        arm = next(iter(row.arms.values()))  # the baseline
+        quartiles = " to ".join(value_text(end, unit) for end in (arm.q1, arm.q3))
+        return value_text(arm.median, unit) + (f" ({quartiles})" if arm.n > 1 else "")
+
+    return [Column(f"{metric} ({unit_name(unit)})", value)]
+
+
+def gates_text(gates: Mapping[str, str]) -> str:
+    """Return all gates on one line: ``healthy pass, engaged pass, identical unclaimed``."""
+    return ", ".join(f"{name} {status}" for name, status in gates.items())

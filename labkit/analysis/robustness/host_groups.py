@@ -1,0 +1,117 @@
+"""Host groups: which cells of a study ran on the same machine and may be compared.
+
+Every host counts as a separate machine, because even two hosts of the same model differ by a few
+percent (firmware, cooling, memory placement). Within a cell every block runs on one host, so
+relabelling within blocks never compares two hosts. With ``design.across_hosts=true`` the host is a
+blocking factor, coarser than the block. The permutation test stays exact, and the effect is
+estimated over all these hosts. Cells are not interleaved with each other. So cells of several
+machines are shown separately: unless they declare ``across_hosts``, no curve joins them and no cell
+confirms another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.number_format import percent_text
+from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
+
+ANY_HOST = "any host (design.across_hosts=true)"
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """A machine's description, and the indices of its cells in the study."""
+
+    name: str
+    cells: tuple[int, ...]
+
+
+def machine_name(analysis: CellAnalysis) -> str | None:
+    """Return a description of the machine that ran a cell, or None if no run recorded one."""
+    environment = analysis.environment
+    if analysis.data.design.across_hosts:
+        return ANY_HOST
+    if not environment:
+        return None
+    memory = environment.get("memory_bytes")
+    parts = (
+        f"host {environment.get('host')}",
+        environment.get("cpu_model"),
+        f"{environment['cores']} cores" if environment.get("cores") else None,
+        f"{memory / 2**30:.0f} GiB" if memory else None,
+        environment.get("os"),
+        environment.get("accelerator"),
+    )
+    return ", ".join(str(part) for part in parts if part)
+
+
+def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
+    """Group the cells of a study by machine; cells without runs join the first group."""
+    groups: dict[str, list[int]] = {}
+    names = [machine_name(analysis) for analysis in analyses]
+    first = next((name for name in names if name is not None), "no runs")
+    for index, name in enumerate(names):
+        groups.setdefault(name or first, []).append(index)
+    return [HostGroup(name, tuple(cells)) for name, cells in groups.items()]
+
+
+def on_same_machine(one: CellAnalysis, other: CellAnalysis) -> bool:
+    """Return whether two cells ran on the same machine, so that they may be compared."""
+    return len(host_groups([one, other])) == 1
+
+
+@dataclass(frozen=True)
+class HostEffects:
+    """The effect of one arm in one row on each host, in percent."""
+
+    row: MetricRow
+    arm: str
+    by_host: dict[str, float]
+
+    @property
+    def range_pct(self) -> float:
+        """Difference between the largest and the smallest effect, in percentage points."""
+        return max(self.by_host.values()) - min(self.by_host.values())
+
+
+def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
+    """Yield each treatment arm's effect in each primary row, estimated on each host separately.
+
+    Effects known for fewer than two hosts are left out.
+    """
+    data = analysis.data
+    hosts = {block: host for host, blocks in data.hosts.items() for block in blocks}
+    for row in analysis.rows:
+        if not row.primary or row.skipped is not None or not row.positive:
+            continue
+        for arm in data.treatment_arms:
+            by_host = {}
+            blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
+            for host in data.hosts:
+                own_blocks = [block for block in blocks if hosts.get(block) == host]
+                if own_blocks:
+                    pair = (log_values(row, name, own_blocks) for name in (data.baseline, arm))
+                    by_host[host] = to_percent(hodges_lehmann(*pair))
+            if len(by_host) > 1:
+                yield HostEffects(row, arm, by_host)
+
+
+def hosts_sentence(analysis: CellAnalysis) -> str | None:
+    """Return a text on a cell's hosts: how many blocks each ran, and where effects differ most.
+
+    None if there are fewer than two hosts.
+    """
+    hosts = analysis.data.hosts
+    if len(hosts) < 2:
+        return None
+    counts = ", ".join(f"{len(blocks)} on {host}" for host, blocks in hosts.items())
+    text = f"blocks ran on {len(hosts)} hosts ({counts}); arms were compared within each host"
+    worst = max(host_effects(analysis), key=lambda one: one.range_pct, default=None)
+    if worst is None:
+        return text
+    each = ", ".join(f"{percent_text(e)} on {host}" for host, e in worst.by_host.items())
+    return f"{text}; hosts differ most in {worst.row.case!r}: {worst.arm} {each} (estimates)"

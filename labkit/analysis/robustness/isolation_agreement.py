@@ -1,0 +1,136 @@
+"""Isolation agreement: do interleaved arms and separate processes give the same effects?
+
+Both designs estimate each arm's effect in each row, from independent runs. So the interval of the
+difference between the designs follows from the two intervals of the effect, by the method of
+variance estimates recovery (G. Y. Zou and A. Donner, 2008, *Statistics in Medicine* 27). The
+designs agree in a row if the interval of the difference contains 0. Half of its width is the
+largest difference that could have gone undetected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.arm_comparison import ArmComparison
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.robustness.host_groups import on_same_machine
+from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.records import PROCESSES_SUFFIX
+
+
+@dataclass(frozen=True)
+class IsolationAgreement:
+    """The effects of one arm in one primary row under both designs, in percent.
+
+    ``difference_pct`` is interleaved minus separate; a difference below ``undetected_pct`` could
+    have gone undetected. Both are None if a design has no interval.
+    """
+
+    case: str
+    arm: str
+    interleaved_pct: float
+    separate_pct: float
+    difference_pct: float | None
+    undetected_pct: float | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the interval of the difference contains 0; None if unknown."""
+        if self.difference_pct is None or self.undetected_pct is None:
+            return None
+        return abs(self.difference_pct) <= self.undetected_pct
+
+
+def compare_isolations(
+    interleaved: CellAnalysis, separate: CellAnalysis
+) -> list[IsolationAgreement]:
+    """Compare each treatment arm's effect in each primary row that both cells measured."""
+    agreements = []
+    theirs = {(r.case, r.metric): i for i, r in enumerate(separate.rows) if r.primary}
+    for index, row in enumerate(interleaved.rows):
+        key = row.case, row.metric
+        if not row.primary or row.skipped is not None or key not in theirs:
+            continue
+        other = separate.comparisons[theirs[key]]
+        for arm in interleaved.data.treatment_arms:
+            pair = interleaved.comparisons[index].get(arm), other.get(arm)
+            agreement = compare_effects(row.case, arm, *pair)
+            if agreement is not None:
+                agreements.append(agreement)
+    return agreements
+
+
+def compare_effects(
+    case: str, arm: str, interleaved: ArmComparison | None, separate: ArmComparison | None
+) -> IsolationAgreement | None:
+    """Compare an arm's effects under two designs; None if one of them has no effect."""
+    if interleaved is None or separate is None:
+        return None
+    if interleaved.effect_pct is None or separate.effect_pct is None:
+        return None
+    one, other = to_log_ratio(interleaved.effect_pct), to_log_ratio(separate.effect_pct)
+    undetected = None
+    if interleaved.ci_pct is not None and separate.ci_pct is not None:
+        (low, high), (other_low, other_high) = (
+            (to_log_ratio(ci[0]), to_log_ratio(ci[1]))
+            for ci in (interleaved.ci_pct, separate.ci_pct)
+        )
+        down = math.hypot(one - low, other_high - other)
+        up = math.hypot(high - one, other - other_low)
+        undetected = to_percent(down if one > other else up)
+    return IsolationAgreement(
+        case=case,
+        arm=arm,
+        interleaved_pct=interleaved.effect_pct,
+        separate_pct=separate.effect_pct,
+        difference_pct=None
+        if undetected is None
+        else to_percent(abs(one - other)) * _sign(one - other),
+        undetected_pct=undetected,
+    )
+
+
+def _sign(value: float) -> int:
+    return -1 if value < 0 else 1
+
+
+def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
+    """Compare a cell with its companion: one interleaves arms, the other has separate processes.
+
+    Return None if there is no companion, or if the companion has no runs yet or ran on another
+    machine.
+    """
+    other = analysis.companion()
+    if other is None or not on_same_machine(analysis, other):
+        return None
+    confirms = analysis.data.dir.name.endswith(PROCESSES_SUFFIX)
+    return compare_isolations(other, analysis) if confirms else compare_isolations(analysis, other)
+
+
+def isolation_sentence(analysis: CellAnalysis) -> str | None:
+    """Return a sentence on whether both designs agree, or None if they cannot be compared."""
+    agreements = isolation_agreements(analysis)
+    return None if agreements is None else agreement_sentence(agreements)
+
+
+def agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
+    """Return a sentence on whether the two designs agree."""
+    known = [a for a in agreements if a.undetected_pct is not None and a.difference_pct is not None]
+    if not known:
+        return (
+            "Separate processes: too few blocks to tell whether they agree with interleaved runs."
+        )
+    apart = [a for a in known if not a.agrees]
+    undetected = max(a.undetected_pct or 0.0 for a in known)
+    could = f"a difference below {undetected:.1f} % could have gone undetected in some row"
+    if not apart:
+        number = "the only row" if len(known) == 1 else f"all {len(known)} rows"
+        return f"Separate processes agree with interleaved runs in {number} ({could})."
+    worst = max(apart, key=lambda a: abs(a.difference_pct or 0.0) / (a.undetected_pct or 1.0))
+    return (
+        f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} rows, "
+        f"most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % interleaved, "
+        f"{worst.separate_pct:+.1f} % in separate processes."
+    )

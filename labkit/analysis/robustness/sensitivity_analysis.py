@@ -1,0 +1,219 @@
+"""Sensitivity analyses: would other reasonable analyses give the same result?
+
+Rules that were fixed before any data were seen say which analyses apply:
+
+- probe-adjusted: if the metric correlates with the machine probe within blocks (0.5 or more in
+  size, computed without knowing which arm a run belongs to), the probe is regressed out of the
+  metric;
+- undisturbed: whole blocks are excluded by the rules of
+  ``labkit.analysis.robustness.disturbed_runs``. If a rule used a reading taken while the arm ran, a
+  note beside the numbers says so;
+- stalls: included if the verdict excludes them, and excluded if the verdict includes them
+  (``labkit.analysis.comparison.machine_or_arm_stalls``).
+
+The results are shown beside the verdict's own numbers and never replace them. Their intervals and
+p-values are for one row alone, not adjusted for several rows or arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.comparison.arm_comparison import interval_to_percent
+from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
+from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.robustness.disturbed_runs import Disturbance, disturbed_blocks
+from labkit.analysis.statistics.effect_size import breakpoints, hodges_lehmann, to_percent
+from labkit.analysis.statistics.permutation_test import (
+    Floats,
+    Relabellings,
+    pool_by_block,
+    relabellings,
+    two_sided_p,
+)
+from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
+
+MIN_CORRELATION = 0.5
+MIN_DF_WITHIN_BLOCKS = 4  # with fewer degrees of freedom, correlations arise by chance
+
+
+@dataclass(frozen=True)
+class SensitivityResult:
+    """The result of one sensitivity analysis of one arm.
+
+    ``row`` is the row's index. ``how`` names the analysis and the reason why it applies.
+    """
+
+    row: int
+    arm: str
+    how: str
+    effect_pct: float
+    ci_pct: tuple[float, float] | None
+    p: float
+    blocks: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A sensitivity analysis that is still to be computed.
+
+    ``base`` and ``other`` are the log values of the baseline and the arm, float64 [blocks, runs].
+    """
+
+    row: int
+    arm: str
+    how: str
+    base: Floats
+    other: Floats
+
+
+def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
+    """Return the sensitivity analyses that apply to the primary rows, sorted by row and arm."""
+    data = analysis.data
+    disturbed = disturbed_blocks(data.records)
+    tasks: list[_Task] = []
+    results: list[SensitivityResult] = []
+    for index, row in enumerate(analysis.rows):
+        if not row.primary or row.skipped is not None:
+            continue
+        correlation = _correlation(row, data) if row.positive else None
+        for arm in analysis.comparisons[index]:
+            pair = row.pair(data.baseline, arm)
+            if pair.positive:
+                results += _adjusted(index, pair, arm, data, correlation)
+                tasks += _undisturbed(index, pair, arm, data, disturbed)
+                tasks += _other_stall_treatment(index, arm, analysis)
+    results += _results(tasks, data.criteria.alpha)
+    order = {arm.name: i for i, arm in enumerate(data.arms)}
+    return sorted(results, key=lambda result: (result.row, order[result.arm]))
+
+
+def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
+    """Return each primary row's case, and its metric's correlation with the probe (-1 to 1).
+
+    A row is left out if a run has no probe or if there are too few runs.
+    """
+    data = analysis.data
+    rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
+    correlations = ((row.case, _correlation(row, data)) for row in rows)
+    return [(case, value) for case, value in correlations if value is not None]
+
+
+def _correlation(row: MetricRow, data: CellData) -> float | None:
+    names = [a.name for a in data.arms]
+    blocks = complete_blocks(row, names, data.criteria.runs)
+    if not blocks or any(key not in data.probe for key in _run_keys(row, names, blocks)):
+        return None
+    tables = _tables(row, names, blocks, data.probe)
+    if tables[0].size - len(blocks) < MIN_DF_WITHIN_BLOCKS:
+        return None
+    return noise_correlation(*tables)
+
+
+def _adjusted(
+    index: int, row: MetricRow, arm: str, data: CellData, correlation: float | None
+) -> Iterator[SensitivityResult]:
+    if correlation is None or abs(correlation) < MIN_CORRELATION:
+        return
+    probe, pair = data.probe, (data.baseline, arm)
+    blocks = complete_blocks(row, pair, data.criteria.runs)
+    if not blocks or any(key not in probe for key in _run_keys(row, pair, blocks)):
+        return
+    adjusted = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria.alpha)
+    if adjusted is not None:
+        yield SensitivityResult(
+            row=index,
+            arm=arm,
+            how=f"probe-adjusted (correlation {correlation:.2f})",
+            effect_pct=to_percent(adjusted.effect),
+            ci_pct=interval_to_percent(adjusted.interval),
+            p=adjusted.p,
+            blocks=len(blocks),
+        )
+
+
+def _run_keys(row: MetricRow, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
+    return [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
+
+
+def _tables(
+    row: MetricRow,
+    arms: Sequence[str],
+    blocks: Sequence[int],
+    probe: Mapping[tuple[int, int], float],
+) -> tuple[Floats, Floats]:
+    """Return log values and log probes of ``blocks``, both float64 [arms, blocks, runs]."""
+    values = np.stack([log_values(row, arm, blocks) for arm in arms])
+    probes = [probe[place] for place in _run_keys(row, arms, blocks)]
+    return values, np.array(probes).reshape(values.shape)
+
+
+def _undisturbed(
+    index: int,
+    row: MetricRow,
+    arm: str,
+    data: CellData,
+    disturbed: Mapping[int, Sequence[Disturbance]],
+) -> Iterator[_Task]:
+    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
+    undisturbed = [b for b in blocks if b not in disturbed]
+    if len(undisturbed) == len(blocks) or not undisturbed:
+        return
+    excluded = [b for b in blocks if b in disturbed]
+    how = f"without disturbed blocks ({', '.join(map(str, excluded))})"
+    if any(reason.during_arm for b in excluded for reason in disturbed[b]):
+        how += "; an arm may have caused the disturbance"
+    base, other = log_values(row, data.baseline, undisturbed), log_values(row, arm, undisturbed)
+    yield _Task(index, arm, how, base, other)
+
+
+def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
+    """Yield the task that includes the machine's stalls if the verdict excludes them.
+
+    If the verdict includes stalls, the task excludes them. There is no task if stalls did not
+    change the row.
+    """
+    data = analysis.data
+    if analysis.stalls is None:
+        return
+    row = analysis.alternative_rows[index]
+    if not row.positive or row.arms == analysis.rows[index].arms:
+        return
+    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
+    if blocks:
+        how = "without" if analysis.stalls.kept_reason is not None else "with"
+        base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
+        yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
+
+
+def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
+    """Return the results of the tasks, in their order. Tasks of equal shape share relabellings."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, task in enumerate(tasks):
+        groups.setdefault(task.base.shape, []).append(i)
+    results: dict[int, SensitivityResult] = {}
+    for (blocks, runs), members in groups.items():
+        labels = relabellings(blocks, runs)
+        values = [pool_by_block(tasks[i].base, tasks[i].other) for i in members]
+        differences = labels.mean_differences(np.stack(values, axis=1))
+        for column, i in enumerate(members):
+            results[i] = _result(tasks[i], differences[:, column], labels, alpha)
+    return [results[i] for i in range(len(tasks))]
+
+
+def _result(
+    task: _Task, null_distribution: Floats, labels: Relabellings, alpha: float
+) -> SensitivityResult:
+    limits = breakpoints(null_distribution, labels).interval(alpha)
+    return SensitivityResult(
+        row=task.row,
+        arm=task.arm,
+        how=task.how,
+        effect_pct=to_percent(hodges_lehmann(task.base, task.other)),
+        ci_pct=interval_to_percent(limits),
+        p=two_sided_p(null_distribution),
+        blocks=len(task.base),
+    )

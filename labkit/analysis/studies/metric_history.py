@@ -1,0 +1,275 @@
+"""The history of a metric over the studies in a folder, from their records alone.
+
+A series is one arm in one row of a cell's results on one kind of machine, with a point per study:
+the median over the study's processes. Arms that differ in an option belong to different series,
+unless some of the studies lack the option. Change points are tested per series, with one value per
+study. All series that are long enough share alpha. The machine itself changes from day to day. So
+each change is reported with the change of the machine probe, which times fixed kernels and no arm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
+from labkit.analysis.statistics.change_points import MIN_VALUES, change_points
+from labkit.analysis.studies.data_frames import config_options
+from labkit.analysis.studies.study_analysis import cell_dirs
+from labkit.analysis.studies.study_index import study_dirs
+from labkit.config.option_index import did_you_mean
+from labkit.records import (
+    MACHINE_FIELDS,
+    Metric,
+    Record,
+    RecordError,
+    StudyPath,
+    open_study,
+    read_arms,
+    read_runs,
+)
+
+ALPHA = 0.05  # shared by all series of a page
+CLEAN = "clean"
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """One study in a series.
+
+    Parameters
+    ----------
+    study
+        The study's folder or archive.
+    started
+        When the arm's first run started, UTC, as in records.
+    commit
+        The commit that ran, with ``+`` if there were uncommitted changes; empty if unknown.
+    value, low, high
+        Median and quartiles over the study's processes, in the metric's unit.
+    runs
+        Number of processes.
+    probe_us
+        Median time of the machine's probe; None if there is none.
+    """
+
+    study: Path
+    started: str
+    commit: str
+    value: float
+    low: float
+    high: float
+    runs: int
+    probe_us: float | None
+
+
+@dataclass(frozen=True)
+class SeriesChange:
+    """A change of a series' level between points ``index - 1`` and ``index``.
+
+    ``before`` is the median of the segment before the change, in the metric's unit. ``percent``
+    is the change of the median in percent. ``probe_percent`` is the change of the machine's probe
+    in percent, or None if there is no probe.
+    """
+
+    index: int
+    p: float
+    before: float
+    percent: float
+    probe_percent: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One arm in one row over time. ``label`` names the option values that set the series apart."""
+
+    metric: str
+    cell: str
+    case: str
+    arm: str
+    label: str
+    machine: str
+    unit: str
+    better: str
+    points: tuple[HistoryPoint, ...]
+    changes: tuple[SeriesChange, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The series in words: arm, case, cell and ``label``."""
+        case = "" if self.case == "all" else f", {self.case}"
+        return f"{self.arm}{case} ({self.cell}{self.label})"
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether there are enough points to test for a change."""
+        return len(self.points) >= MIN_VALUES
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One point, with the facts that select its series."""
+
+    key: tuple[str, str, str, str, str, str]  # cell, case, arm, machine, unit, better
+    options: Mapping[str, Any]
+    point: HistoryPoint
+
+
+def metric_history(root: Path, metric: str) -> list[Series]:
+    """Return the series of a metric over all studies in a folder, the longest first.
+
+    Raises
+    ------
+    RecordError
+        A record is not valid or was edited, or no study has the metric.
+    """
+    samples: list[_Sample] = []
+    known: set[str] = set()
+    for study in sorted(study_dirs(root)):
+        for cell in cell_dirs(open_study(study)):
+            samples += _samples(study, cell, metric, known)
+    if not samples:
+        hint = did_you_mean(metric, sorted(known)) or (
+            f"; the metrics are: {', '.join(sorted(known))}" if known else ""
+        )
+        raise RecordError(f"{root}: no study has the metric {metric!r}{hint}")
+    series = [one for group in _groups(samples).values() for one in _series(metric, group)]
+    long = sum(one.is_long_enough for one in series)
+    tested = [_with_changes(one, ALPHA / max(1, long)) for one in series]
+    return sorted(tested, key=lambda one: (-len(one.points), one.name, one.machine))
+
+
+def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iterator[_Sample]:
+    """Yield a sample per arm and case of a cell that has the metric."""
+    records = [record for record in read_runs(cell) if record.outcome in MEASURED_OUTCOMES]
+    probes = probe_values(records)
+    for arm in read_arms(cell):
+        own = [r for r in records if r.arm == arm.name and arm.role != "control"]
+        options = dict(config_options(arm.config))
+        for (case, unit, better), values in _values(own, metric, known).items():
+            machine = _machine(own[0].environment)
+            key = (cell.name, case, arm.name, machine, unit, better)
+            yield _Sample(key, options, _point(study, own, values, probes))
+
+
+def _values(
+    records: Sequence[Record], metric: str, known: set[str]
+) -> dict[tuple[str, str, str], list[float]]:
+    """Return each process's value of a metric, by (case, unit, direction).
+
+    The names of all metrics in the records are added to ``known``.
+    """
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for record in records:
+        for case in record.cases:
+            known.update(m.name for m in case.metrics)
+            for m in _of_name(case.metrics, metric):
+                values.setdefault((case.case, m.unit, m.better), []).append(run_value(m.repeats))
+    return values
+
+
+def _of_name(metrics: Sequence[Metric], name: str) -> Iterator[Metric]:
+    return (metric for metric in metrics if metric.name == name)
+
+
+def _point(
+    study: Path,
+    records: Sequence[Record],
+    values: Sequence[float],
+    probes: Mapping[tuple[int, int], float],
+) -> HistoryPoint:
+    first = min(records, key=lambda record: record.started)
+    commit = str(first.environment.get("git") or "")[:10]
+    changed = first.environment.get("git_changes") not in (None, CLEAN)
+    low, high = np.quantile(values, (0.25, 0.75))
+    own = [p for r in records if (p := probes.get((r.block, r.position))) is not None]
+    probe = math.exp(median(own)) if own else None
+    value = float(median(values))
+    return HistoryPoint(
+        study,
+        first.started,
+        f"{commit}{'+' if commit and changed else ''}",
+        value,
+        float(low),
+        float(high),
+        len(values),
+        probe,
+    )
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    """Return a description that is equal on machines of the same kind."""
+    facts = {name: environment.get(name) for name in MACHINE_FIELDS}
+    memory, cores = facts.pop("memory_bytes"), facts.pop("cores")
+    words = [str(fact) for fact in facts.values() if fact]
+    words += [f"{cores} cores"] if cores else []
+    words += [f"{memory / 2**30:.0f} GiB"] if memory else []
+    return ", ".join(words) or "unknown machine"
+
+
+def _groups(samples: Sequence[_Sample]) -> dict[tuple[str, ...], list[_Sample]]:
+    groups: dict[tuple[str, ...], list[_Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.key, []).append(sample)
+    return groups
+
+
+def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
+    """Yield a group's series: samples with the same options form one series.
+
+    Only options that all samples have are compared, so an option that older studies lack does not
+    split a series.
+    """
+    shared = set.intersection(*(set(sample.options) for sample in group))
+    varying = sorted(
+        name for name in shared if len({repr(sample.options[name]) for sample in group}) > 1
+    )
+    parts: dict[tuple[str, ...], list[HistoryPoint]] = {}
+    for sample in group:
+        values = tuple(f"{name}={sample.options[name]}" for name in varying)
+        parts.setdefault(values, []).append(sample.point)
+    cell, case, arm, machine, unit, better = group[0].key
+    for values, points in parts.items():
+        label = "".join(f", {value}" for value in values)
+        # If a study and its archive are both in the folder, they count once.
+        once = {(point.started, point.value, point.runs): point for point in reversed(points)}
+        ordered = tuple(sorted(once.values(), key=lambda point: (point.started, point.commit)))
+        yield Series(metric, cell, case, arm, label, machine, unit, better, ordered)
+
+
+def _with_changes(series: Series, alpha: float) -> Series:
+    """Return the series with its change points. A series that is too short is not tested."""
+    if not series.is_long_enough:
+        return series
+    values = np.array([point.value for point in series.points])
+    found = change_points(np.log(values) if min(values) > 0 else values, alpha)
+    bounds = [0, *(change.index for change in found), len(values)]
+    probes = [point.probe_us for point in series.points]
+    changes = []
+    for number, change in enumerate(found):
+        before = slice(bounds[number], change.index)
+        after = slice(change.index, bounds[number + 2])
+        changes.append(
+            SeriesChange(
+                change.index,
+                change.p,
+                float(median(values[before])),
+                _percent(list(values[before]), list(values[after])) or 0.0,
+                _percent(probes[before], probes[after]),
+            )
+        )
+    return replace(series, changes=tuple(changes))
+
+
+def _percent(before: Sequence[float | None], after: Sequence[float | None]) -> float | None:
+    """Return the change of the median in percent, or None if any value is None or 0."""
+    known = [[value for value in part if value] for part in (before, after)]
+    if not all(known) or [*map(len, known)] != [len(before), len(after)]:
+        return None
+    return 100 * (median(known[1]) / median(known[0]) - 1)

@@ -1,0 +1,145 @@
+"""The capacity of arms: the highest rate at which a share of requests stays within the limits.
+
+The cells behind a capacity differ only in ``workload.arrivals.rate``. Every run of an arm counts
+its requests and its requests within ``workload.limits``; refused and failed requests are outside
+the limits, and so are all requests of a run that failed or that sent requests more slowly than they
+arrived. The target share is ``workload.capacity``. With several arms, alpha is divided among them.
+An arm whose count of tokens is unusable has no capacity within a limit on TPOT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.served_requests import has_tpot_limit, sustained, tpot_cause
+from labkit.analysis.number_format import significant_text
+from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
+from labkit.analysis.studies.latency_throughput import load_of
+from labkit.records import Record
+from labkit.records.record_notes import TrafficNote
+
+LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+
+
+@dataclass(frozen=True)
+class ServingCapacity:
+    """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words.
+
+    ``unsustained``: the rates at which a run's requests were sent more slowly than they arrived.
+    ``cause``: the reason why the arm has no capacity, or None.
+    """
+
+    arm: str
+    target: float
+    limits: str
+    alpha: float
+    loads: tuple[LoadCounts, ...]
+    capacity: Capacity
+    unsustained: tuple[float, ...] = ()
+    cause: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The capacity in a sentence, and the loads that were not sustained in another."""
+        if self.cause is not None:
+            return f"Not decided: the capacity of {self.arm} within {self.limits}: {self.cause}."
+        rates = ", ".join(f"{rate:g}" for rate in self.unsustained)
+        not_sustained = f" Not sustained: the load at {rates} requests/s." if rates else ""
+        return self._answer + not_sustained
+
+    @property
+    def _answer(self) -> str:
+        low, high, about = self.capacity.at_least, self.capacity.below, self.capacity.estimate
+        kept = f"{100 * self.target:g} % of requests within {self.limits}"
+        confidence = f"({100 * (1 - self.alpha):g} % confidence)"
+        if low is None and high is None:
+            return f"Not decided: at which of these rates {self.arm} keeps {kept} {confidence}."
+        if low is None:
+            return f"{self.arm} does not keep {kept} at {high:g} requests/s {confidence}."
+        refuted = f", but not at {high:g}" if high is not None else ""
+        estimate = (
+            f"; estimated capacity {significant_text(about, 3)} requests/s"
+            if about is not None
+            else ""
+        )
+        return f"{self.arm} keeps {kept} at {low:g} requests/s{refuted} {confidence}{estimate}."
+
+
+def serving_capacities(analyses: Sequence[CellAnalysis]) -> list[ServingCapacity]:
+    """Return the capacity of every arm, for each workload that sets ``workload.capacity``."""
+    groups: dict[tuple[str, str], list[tuple[CellAnalysis, LoadCounts]]] = {}
+    targets: dict[tuple[str, str], tuple[float, str]] = {}
+    for analysis in analyses:
+        for arm in analysis.data.arms:
+            workload = arm.config.get("workload", {})
+            load, rest = load_of(arm.config)
+            if workload.get("capacity") is None or load is None or arm.role == "control":
+                continue
+            counts = _counts(analysis.data.records, arm.name, load[1])
+            if counts is not None:
+                targets[rest, arm.name] = workload["capacity"] / 100, _limits(workload["limits"])
+                groups.setdefault((rest, arm.name), []).append((analysis, counts))
+    return [
+        _capacity(key[1], *targets[key], cells, sum(other[0] == key[0] for other in groups))
+        for key, cells in groups.items()
+    ]
+
+
+def _capacity(
+    arm: str,
+    target: float,
+    limits: str,
+    cells: Sequence[tuple[CellAnalysis, LoadCounts]],
+    num_arms: int,
+) -> ServingCapacity:
+    alpha = min(analysis.data.design.alpha for analysis, _ in cells) / num_arms
+    loads = tuple(sorted((counts for _, counts in cells), key=lambda counts: counts.rate))
+    unsustained = tuple(
+        load.rate
+        for analysis, load in sorted(cells, key=lambda cell: cell[1].rate)
+        if not all(map(sustained, _notes(analysis.data.records, arm)))
+    )
+    cause = next(filter(None, (_cause(analysis, arm) for analysis, _ in cells)), None)
+    capacity = Capacity(None, None, None) if cause else load_capacity(loads, target, alpha)
+    return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained, cause)
+
+
+def _cause(analysis: CellAnalysis, arm: str) -> str | None:
+    own = next(one for one in analysis.data.arms if one.name == arm)
+    return tpot_cause(arm, analysis.data.records) if has_tpot_limit(own) else None
+
+
+def _notes(records: Sequence[Record], arm: str) -> list[TrafficNote]:
+    """Return the notes on requests of an arm's successful runs that counted those in the limits."""
+    return [
+        case.known_notes["traffic"]
+        for record in records
+        if record.ok and record.arm == arm
+        for case in record.cases
+        if "good" in case.known_notes.get("traffic", {})
+    ]
+
+
+def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
+    """Return how many requests each run of an arm had, and how many were within the limits.
+
+    None if no run counted them.
+    """
+    notes = _notes(records, arm)
+    if not notes:
+        return None
+    good = [float(note["good"]) if sustained(note) else 0.0 for note in notes]
+    requests = [float(note["requests"]) for note in notes]
+    failed = sum(record.arm == arm and not record.ok for record in records)
+    good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
+    return LoadCounts(rate, np.array(good), np.array(requests))
+
+
+def _limits(limits: dict[str, float | None]) -> str:
+    """Return the limits in words: ``TTFT 500 ms and TPOT 50 ms``."""
+    known = [f"{name} {limits[key]:g} ms" for key, name in LIMITS.items() if limits.get(key)]
+    return " and ".join(known)

@@ -1,0 +1,99 @@
+"""The question and the answer of a whole study, which may have many cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
+from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
+from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
+from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.number_format import join_names
+from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.config import count_text
+
+DIRECTED = ("better", "worse", "mixed")
+KINDS = {
+    "equivalent": "no difference",
+    "inconclusive": "undecided",
+    "estimate_only": "estimate only",
+    "invalid": "no answer",
+    "none": "nothing to compare",
+}
+
+
+def study_question(analyses: Sequence[CellAnalysis]) -> str:
+    """Return the question of a study's cells, or the question about capacity if they measure it."""
+    capacities = serving_capacities(analyses)
+    if capacities:
+        first = capacities[0]
+        return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
+    questions = list(dict.fromkeys(analysis.cell.title for analysis in analyses))
+    return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
+
+
+def study_answer(analyses: Sequence[CellAnalysis]) -> str:
+    """Return a study's answer in at most 20 words."""
+    capacities = serving_capacities(analyses)
+    if capacities:
+        return fit(_capacity(capacities))
+    cells, labels = [plan_findings(analysis) for analysis in analyses], cell_labels(analyses)
+    if len(cells) == 1:
+        return short_text(cells[0])
+    answers, verdicts = [short_text(cell) for cell in cells], list(map(summary_verdict, cells))
+    texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
+    number = count_text(len(cells), "cell")
+    parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
+    counts = Piece(f"{join_names(parts)} of {number}")
+    if len(set(answers)) == 1:
+        return fit([*short_pieces(cells[0]), Piece(f", in all {number}")], [counts])
+    if set(texts) == {"computed"}:
+        return fit([Piece(f"At {labels[-1]}:"), *short_pieces(cells[-1])], [counts])
+    if together := merge_findings(cells, labels):
+        return short_text(together)
+    if directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
+        first = directed[0]
+        example = [Piece(f". At {labels[first]}:"), *short_pieces(cells[first])]
+        return fit([counts, *example], [counts])
+    return fit(*_by_verdict(cells, labels, texts), [counts])
+
+
+def _by_verdict(
+    cells: Sequence[Findings], labels: Sequence[str], verdicts: Sequence[str]
+) -> list[Pieces]:
+    """Return the verdicts and their cells as a sentence, if all cells compare the same arms."""
+    ((baseline, arms), *others) = {(cell.baseline, cell.arms) for cell in cells}
+    if others or not arms:
+        return []
+    places: dict[str, list[str]] = {}
+    for label, verdict in zip(labels, verdicts, strict=True):
+        places.setdefault(verdict, []).append(label)
+    parts = "; ".join(
+        f"{verdict} at {join_names(names)}"
+        if len(places) > 1
+        else f"{verdict} in all {len(names)} cells"
+        for verdict, names in places.items()
+    )
+    names = join_names([arm_text(arm) for arm in arms])
+    return [[Piece(f"{names} against {arm_text(baseline)}: {parts}")]]
+
+
+def _capacity(capacities: Sequence[ServingCapacity]) -> Pieces:
+    """Return every arm's capacity, or the first arm's and the number of the others."""
+    first, *others = (f"{arm_text(one.arm)} {_rates(one)}" for one in capacities)
+    if not others:
+        return [Piece(first)]
+    brief = f"; {count_text(len(others), 'other arm')} below"
+    return [Piece(first), optional(f"; {'; '.join(others)}", NO_NAMES, brief)]
+
+
+def _rates(one: ServingCapacity) -> str:
+    """Return how many requests per second an arm sustains, in words."""
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is None and high is None:
+        return "is undecided at all measured rates"
+    if low is None:
+        return f"does not sustain {high:g} requests/s"
+    return f"sustains {low:g} requests/s" + (f", not {high:g}" if high is not None else "")

@@ -1,0 +1,534 @@
+"""Changes between studies of the same machine and config.
+
+The runs of two studies were not interleaved, so a change of the machine looks like a change of the
+code. But both studies measured the baseline. So the test is whether an arm's difference from the
+baseline changed (:mod:`.statistics.difference_in_differences`), corrected by the arm-blind machine
+probe of each run's process. The baseline itself has nothing to be compared with: its medians are
+shown, and nothing is claimed. Studies of different machines or configs are refused.
+If the probe's time changed by more than the margin, a claim must exceed that change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.comparison.arm_comparison import (
+    ArmComparison,
+    DecisionCriteria,
+    interval_to_percent,
+)
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
+from labkit.analysis.number_format import magnitude_text, p_text, percent_text, signed_text
+from labkit.analysis.statistics.difference_in_differences import (
+    EffectChange,
+    StudyEffect,
+    effect_change,
+    estimate_effect,
+)
+from labkit.analysis.statistics.effect_size import (
+    Equivalence,
+    breakpoints,
+    equivalence_test,
+    to_percent,
+)
+from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.studies.study_quality_diff import quality_change_notes
+from labkit.config import count_text
+from labkit.records import machine_difference
+
+STUDY_NAMES = ("old", "new")
+NOT_COMPARABLE = "not_comparable"
+
+
+class StudiesNotComparable(ValueError):
+    """Two studies cannot be compared. The message is one line with the reason."""
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """One arm in one row of both studies: its old and new median, the change and the verdict.
+
+    ``comparison`` describes the change of the arm's difference from the baseline. It is None for
+    the baseline itself, and if there is no complete block.
+    """
+
+    cell: str
+    row: MetricRow
+    arm: str
+    old: float | None
+    new: float | None
+    comparison: ArmComparison | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class StudyComparison:
+    """The changes in the primary rows, with caveats (shown above them) and notes (below them)."""
+
+    changes: tuple[RowChange, ...]
+    caveats: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def decidable(self) -> bool:
+        """Whether any arm was compared in any row."""
+        return any(item.comparison is not None for item in self.changes)
+
+
+@dataclass(frozen=True)
+class _CellPair:
+    """One cell in both studies, checked to be comparable.
+
+    ``shift_pct`` is the change of the machine probe's time, or None if a study has no probe.
+    """
+
+    old: CellAnalysis
+    new: CellAnalysis
+    criteria: DecisionCriteria
+    shift_pct: float | None
+
+    @property
+    def name(self) -> str:
+        return self.old.name
+
+    @property
+    def with_stalls(self) -> bool:
+        """Whether both studies are compared by times that include stalls.
+
+        True if an arm may have caused stalls in one of the studies.
+        """
+        return any(
+            analysis.stalls is not None
+            and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
+            for analysis in (self.old, self.new)
+        )
+
+
+@dataclass(frozen=True)
+class _ArmPair:
+    """One arm in one row of both studies.
+
+    ``change`` is the change of the arm's difference from the baseline, or None if unknown.
+    """
+
+    pair: _CellPair
+    old: MetricRow
+    new: MetricRow
+    arm: str
+    role: str
+    blocks: int = 0
+    change: EffectChange | None = None
+
+
+def compare_studies(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
+) -> StudyComparison:
+    """Compare two studies row by row, arm by arm, as :func:`compare_with_first` does."""
+    (comparison,) = compare_with_first(old, [new], margin_pct)
+    return comparison
+
+
+def compare_with_first(
+    old: Sequence[CellAnalysis], later: Sequence[Sequence[CellAnalysis]], margin_pct: float
+) -> list[StudyComparison]:
+    """Compare each of the ``later`` studies with ``old``, row by row and arm by arm.
+
+    p-values are adjusted over all rows, arms and studies by the method of S. Holm (1979).
+
+    Raises
+    ------
+    StudiesNotComparable
+        The machines or configs differ, or there is no cell or row in common.
+    """
+    matched = [_match_studies(old, new, margin_pct) for new in later]
+    family = [item for one in matched for item in one.family]
+    adjusted = dict(zip(map(id, family), _compare_family(family), strict=True))
+    return [_conclude(one, adjusted, family) for one in matched]
+
+
+@dataclass(frozen=True)
+class _MatchedStudies:
+    """The cells and rows that two studies share, and the caveats on their comparison."""
+
+    pairs: Sequence[_CellPair]
+    compared: Sequence[_ArmPair]
+    caveats: Sequence[str]
+
+    @property
+    def family(self) -> list[_ArmPair]:
+        """The arms under test whose change is known."""
+        return [item for item in self.compared if item.role == "arm" and item.change is not None]
+
+
+def _match_studies(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
+) -> _MatchedStudies:
+    cells, caveats = _shared_cells(old, new)
+    pairs = [_cell_pair(old_cell, new_cell, margin_pct) for old_cell, new_cell in cells]
+    for pair in pairs:
+        if pair.shift_pct is None:
+            caveats.append(
+                f"{pair.name}: the probe is missing, so a change of the machine would go undetected"
+            )
+        elif _machine_changed(pair):
+            caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
+        caveats += _unshared_rows(pair)
+        if pair.with_stalls:
+            caveats.append(
+                f"{pair.name}: times include apparent stalls of the machine: "
+                "in one of the studies they may be an arm's own work"
+            )
+    compared = [item for pair in pairs for item in _shared_rows(pair)]
+    if not compared:
+        raise StudiesNotComparable("the studies have no row in common that both measured")
+    return _MatchedStudies(pairs, compared, caveats)
+
+
+def _conclude(
+    matched: _MatchedStudies, comparisons: Mapping[int, ArmComparison], family: Sequence[_ArmPair]
+) -> StudyComparison:
+    """Return two studies' comparison. ``family``: all changes over which p-values are adjusted."""
+    compared = matched.compared
+    controls = [item for item in compared if item.role == "control" and item.change is not None]
+    noise = {
+        (item.pair.name, item.old.case, item.old.metric): _compare_control(item)
+        for item in controls
+    }
+    changes = []
+    for item in compared:
+        if item.role == "control":
+            continue
+        row, comparison = item.old, comparisons.get(id(item))
+        old_median, new_median = (_median(row, item.arm) for row in (item.old, item.new))
+        control = noise.get((item.pair.name, row.case, row.metric))
+        verdict = _judge(item, comparison, control)
+        changes.append(
+            RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
+        )
+    method = _method_notes(matched.pairs, family if matched.family else [], controls)
+    quality = [
+        note
+        for pair in matched.pairs
+        for note in quality_change_notes(pair.old.data, pair.new.data)
+    ]
+    notes = (*_undecided_note(changes), *quality, *method)
+    return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
+
+
+def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
+    """Yield a note on the undecided rows, if any: how many, and the change each could detect."""
+    detectable = [
+        (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
+        for item in changes
+        if item.verdict.word == "inconclusive"
+        and item.comparison
+        and item.comparison.mde_pct is not None
+    ]
+    if detectable:
+        (low, low_row), (high, high_row) = min(detectable), max(detectable)
+        text = f"Not decided in {count_text(len(detectable), 'row')}: the smallest detectable "
+        text += f"change is {magnitude_text(low)} % ({low_row})"
+        if len(detectable) > 1:
+            text += f" to {magnitude_text(high)} % ({high_row})"
+        yield f"{text}."
+
+
+def _method_notes(
+    pairs: Sequence[_CellPair], family: Sequence[_ArmPair], controls: Sequence[_ArmPair]
+) -> Iterator[str]:
+    names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
+    if not family:
+        yield (
+            "Nothing can be compared: the studies have no arm besides the baseline, and the "
+            "machine itself changes from hour to hour. Make the two versions arms of one study."
+        )
+        return
+    draws = {item.change.count for item in family if item.change and not item.change.exact}
+    how = f"Monte Carlo, {max(draws):,} draws" if draws else "all relabellings"
+    yield (
+        f"Change: how each arm's difference from {' or '.join(names)} changed from old to new "
+        "(difference in differences: what slows a whole study cancels out). p: permutation test "
+        f"that relabels both studies within their blocks ({how}), adjusted over "
+        f"{count_text(len(family), 'comparison')} (Holm); each interval has the level at which "
+        "its row was tested."
+    )
+    changes = [(item.change, item.old.case) for item in controls if item.change is not None]
+    if changes:
+        worst, worst_case = max(changes, key=lambda one: abs(one[0].estimate))
+        least, least_case = min(changes, key=lambda one: one[0].p)
+        yield (
+            f"A/A control: its difference from the baseline changed by at most "
+            f"{percent_text(to_percent(worst.estimate))} ({worst_case}); smallest p "
+            f"{p_text(least.p)} ({least_case}), unadjusted."
+        )
+
+
+def _median(row: MetricRow, arm: str) -> float | None:
+    values = [v.value for v in row.arms.get(arm, ())]
+    return float(np.median(values)) if values else None
+
+
+def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
+    """Compare the changes of all rows and arms as one family.
+
+    p-values are adjusted by the method of S. Holm (1979). Each interval is at the level at which
+    Holm's method tests that row, so it excludes 0 if and only if "no change" is rejected.
+    Equivalence and the smallest detectable change use the level of the first step (C. E.
+    Bonferroni).
+    """
+    ps = [item.change.p for item in items if item.change is not None]
+    adjusted, row_count = holm(ps), len(items)
+    order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
+    comparisons = []
+    for i, item in enumerate(items):
+        criteria = item.pair.criteria
+        rejected = sum(p <= criteria.alpha for p in adjusted)
+        level = criteria.alpha / (row_count - min(order[i], rejected))
+        comparisons.append(_comparison(item, adjusted[i], level, row_count))
+    return comparisons
+
+
+def _compare_control(item: _ArmPair) -> ArmComparison:
+    """Test a control's change. p is not adjusted, because the control only shows the noise."""
+    assert item.change is not None
+    return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
+
+
+def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> ArmComparison:
+    change, criteria = item.change, item.pair.criteria
+    assert change is not None
+    points = breakpoints(change.null_distribution, change)
+    limits = points.interval(level)
+    equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
+    return ArmComparison(
+        arm=item.arm,
+        baseline=item.pair.old.data.baseline,
+        effect_pct=to_percent(change.estimate),
+        ci_pct=interval_to_percent(limits),
+        ci_raw_pct=interval_to_percent(points.interval(criteria.alpha)),
+        level=1.0 - criteria.alpha,
+        p=change.p,
+        p_adjusted=adjusted,
+        p_floor=min(1.0, size * change.min_p),
+        mde_pct=change.mde_pct(criteria.alpha / size),
+        blocks=item.blocks,
+        equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
+    )
+
+
+def _judge(
+    item: _ArmPair, comparison: ArmComparison | None, control: ArmComparison | None
+) -> Verdict:
+    pair = item.pair
+    causes = [
+        f"{name}: {cause}"
+        for name, analysis in zip(STUDY_NAMES, (pair.old, pair.new), strict=True)
+        for cause in analysis.causes(item.arm, item.old.metric)
+    ]
+    if causes:
+        return Verdict("invalid", "; ".join(causes))
+    if item.role == "baseline":
+        return Verdict(NOT_COMPARABLE, "the baseline has nothing to be compared with")
+    if comparison is None:
+        return Verdict(
+            NOT_COMPARABLE, "the studies do not both have a complete block with values above 0"
+        )
+    verdict = judge(comparison, item.old.better, pair.criteria, causes, control)
+    if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
+        return Verdict("inconclusive", _machine_change_text(pair))
+    if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
+        return Verdict("inconclusive")  # a note gives the detectable change of all such rows
+    return verdict
+
+
+def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
+    """Return whether an arm's change is larger than the machine's change could explain.
+
+    The arm and the baseline may depend on different parts of the machine. In the worst case the
+    machine's change affects the arm in full and the baseline not at all. So an arm's change counts
+    only if its whole interval is further from 0 than the change of the probe.
+    """
+    if not _machine_changed(pair):
+        return True
+    if comparison.ci_pct is None:
+        return False
+    low, high = comparison.ci_pct
+    return min(abs(low), abs(high)) > abs(pair.shift_pct or 0.0)
+
+
+def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _CellPair:
+    _refuse_machine(old, new)
+    _refuse_config(old, new)
+    alpha = min(a.data.design.alpha for a in (old, new))
+    runs = min(a.data.criteria.runs for a in (old, new))
+    reasons = [
+        f"{name}: {a.data.withheld_reason}"
+        for name, a in zip(STUDY_NAMES, (old, new), strict=True)
+        if a.data.withheld_reason is not None
+    ]
+    criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
+    return _CellPair(old, new, criteria, probe_shift_pct(old, new))
+
+
+def _machine_changed(pair: _CellPair) -> bool:
+    return pair.shift_pct is not None and abs(pair.shift_pct) > pair.criteria.margin_pct
+
+
+def _machine_change_text(pair: _CellPair) -> str:
+    return (
+        f"the machine itself changed: the time of its arm-blind probe changed by "
+        f"{signed_text(pair.shift_pct or 0.0)} % "
+        f"(margin ±{pair.criteria.margin_pct:g} %); "
+        "a smaller change of an arm is neither claimed nor ruled out"
+    )
+
+
+def _shared_cells(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis]
+) -> tuple[list[tuple[CellAnalysis, CellAnalysis]], list[str]]:
+    if len(old) == len(new) == 1:
+        return [(old[0], new[0])], []
+    before, after = ({a.name: a for a in study} for study in (old, new))
+    shared = [name for name in before if name in after]
+    if not shared:
+        raise StudiesNotComparable("the studies have no cell in common")
+    alone = [f"{name} is only in {STUDY_NAMES[0]}" for name in before if name not in after]
+    alone += [f"{name} is only in {STUDY_NAMES[1]}" for name in after if name not in before]
+    return [(before[name], after[name]) for name in shared], alone
+
+
+def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
+    """Raise :class:`StudiesNotComparable` if two runs are from different kinds of machine.
+
+    Blocks of several hosts of the same kind (``design.across_hosts=true``) are allowed, because
+    both studies are relabelled within their blocks and every block ran on a single host.
+    """
+    old = old_cell.environment
+    for record in (*old_cell.data.records, *new_cell.data.records):
+        new = record.environment or old
+        field = machine_difference(old, new)
+        if field is not None:
+            raise StudiesNotComparable(
+                f"{old_cell.name}: the studies ran on different kinds of machines: {field} was "
+                f"{old.get(field)}, now {new.get(field)}"
+            )
+
+
+def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
+    kinds = [analysis.data.design.isolation for analysis in (old_cell, new_cell)]
+    if kinds[0] != kinds[1]:
+        raise StudiesNotComparable(
+            f"{old_cell.name}: the studies have different designs: design.isolation was "
+            f"{kinds[0]}, now {kinds[1]}"
+        )
+    arms = [{a.name: a for a in analysis.data.arms} for analysis in (old_cell, new_cell)]
+    if set(arms[0]) != set(arms[1]):
+        alone = ", ".join(sorted(set(arms[0]) ^ set(arms[1])))
+        raise StudiesNotComparable(
+            f"{old_cell.name}: the studies have different arms: only one of them has {alone}"
+        )
+    for name in arms[0]:
+        old, new = arms[0][name], arms[1][name]
+        difference = _difference(old.config, new.config) or _changed_input(old.inputs, new.inputs)
+        if difference is not None:
+            raise StudiesNotComparable(
+                f"{old_cell.name}: the configs of arm {name} differ: {difference}"
+            )
+
+
+def _changed_input(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """Return the first data file whose digest differs. Code may differ, as labkit's own may."""
+    shared = (key for key in old if key in new and not key.endswith(".py"))
+    changed = next((key for key in shared if old[key] != new[key]), None)
+    return changed and f"the SHA-256 of the file of {changed} was {old[changed]}..., now another"
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str | None:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            difference = _difference(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+            if difference is not None:
+                return difference
+        return None
+    return None if old == new else f"{where} was {old}, now {new}"
+
+
+def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | None:
+    """Return the change of the probe's median time from the old study to the new, in percent.
+
+    None if a study has no probe.
+    """
+    probes = [list(a.data.probe.values()) for a in (old_cell, new_cell)]
+    if not all(probes):
+        return None
+    return to_percent(float(np.median(probes[1]) - np.median(probes[0])))
+
+
+def _unshared_rows(pair: _CellPair) -> Iterator[str]:
+    """Yield a caveat for each primary row that only one of the studies measured."""
+    old, new = (
+        {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
+        for a in (pair.old, pair.new)
+    )
+    for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
+        unshared = (case for row, case in rows.items() if row not in other_rows)
+        yield from (f"{pair.name}: {case} is only in {name}" for case in unshared)
+
+
+def _shared_rows(pair: _CellPair) -> Iterator[_ArmPair]:
+    rows = {
+        (row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.with_stalls)
+    }
+    for row in pair.old.rows_by_stalls(included=pair.with_stalls):
+        match = rows.get((row.case, row.metric))
+        if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
+            continue
+        for arm in pair.old.data.arms:
+            item = _ArmPair(pair, row, match, arm.name, arm.role)
+            yield item if arm.role == "baseline" else _with_change(item)
+
+
+def _with_change(item: _ArmPair) -> _ArmPair:
+    studies = [_effect(a, row, item.arm) for a, row in _studies_of(item)]
+    if any(study is None for study in studies):
+        return item
+    (old, old_blocks), (new, new_blocks) = (study for study in studies if study is not None)
+    return replace(item, change=effect_change(old, new), blocks=min(old_blocks, new_blocks))
+
+
+def _studies_of(item: _ArmPair) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
+    return (item.pair.old, item.old), (item.pair.new, item.new)
+
+
+def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
+    """Return an arm's effect in one study and the number of complete blocks.
+
+    None if no block is complete or a value is not above 0.
+    """
+    data = analysis.data
+    pair = (data.baseline, arm)
+    row = row.pair(*pair)
+    blocks = complete_blocks(row, pair, data.criteria.runs)
+    if not blocks or not row.positive:
+        return None
+    values = [log_values(row, name, blocks) for name in pair]
+    probes = [_probes(analysis, row, name, blocks) for name in pair]
+    known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
+    return estimate_effect(values[0], values[1], known), len(blocks)
+
+
+def _probes(
+    analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
+) -> Floats | None:
+    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one is missing."""
+    places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
+    if any(place not in analysis.data.probe for place in places):
+        return None
+    return np.array([analysis.data.probe[place] for place in places]).reshape(len(blocks), -1)

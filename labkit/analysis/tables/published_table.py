@@ -1,0 +1,259 @@
+"""Tables of a cell's published numbers; below each line are our own numbers of the same row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from labkit.analysis.comparison.output_identity import OutputAgreement
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    Part,
+    PictureFile,
+    Prose,
+    TablePart,
+    section,
+    table_parts,
+)
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell, PublishedRow
+from labkit.analysis.model.row_model import ArmValues, Comparison, Row
+from labkit.analysis.number_format import percent_text, unit_name, value_text
+from labkit.analysis.tables.counter_tables import host_times
+from labkit.records import Record, counter_registry
+
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # names that articles use
+PUBLISHED = "published"  # the style class of published numbers
+ARM_HEIGHT = 15  # per arm, in a row with several arms
+CAPTION = (
+    "Differences from the baseline: published by others (hollow diamonds) and measured here, "
+    "with our intervals. The machines differ, so the numbers are never mixed"
+)
+
+
+def published_source(cell: Cell) -> str | None:
+    """Return a line with the machine and the source of the published numbers, or None."""
+    if cell.published is None:
+        return None
+    scale = f", which were run with scale={cell.scale}" if cell.scale else ""
+    return (
+        f"published: {cell.published.machine}; {cell.published.source}. "
+        f"These numbers are never mixed with ours{scale}."
+    )
+
+
+@dataclass(frozen=True)
+class PublishedLine:
+    """A line of published numbers, or the line below it with our numbers of the same row.
+
+    Parameters
+    ----------
+    published_row
+        The published row.
+    own_row
+        Our row of the same case and metric. None if the line shows the published numbers.
+    """
+
+    published_row: PublishedRow
+    own_row: Row | None = None
+
+    def number(self, arm: str) -> str:
+        """Return an arm's number as text, or an empty string if the arm has none."""
+        if self.own_row is None:
+            numbers = self.published_row.arms
+            return f"{numbers[arm]:,}" if arm in numbers else ""
+        own_median = self.own_row.median(arm)
+        return "" if own_median is None else value_text(own_median, self.own_row.unit)
+
+    def delta(self, arm: str) -> str:
+        """Return an arm's difference from the baseline as text, or an empty string if unknown."""
+        if self.own_row is None:
+            deltas = self.published_row.delta_pct
+            return percent_text(deltas[arm]) if arm in deltas else ""
+        comparison = self.own_row.comparison(arm)
+        return "" if comparison is None else percent_text(comparison.effect_pct)
+
+
+def published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[PublishedLine] | None:
+    """Return the published numbers of this cell's cases, each line followed by our numbers.
+
+    ``extra_rows``: own rows in addition to the cell's, in the same form. None if no number of any
+    arm was published.
+    """
+    cases = {row.case for row in cell.rows}
+    rows = [row for row in cell.published_rows if row.case in cases]
+    published_arms = dict.fromkeys(arm for row in rows for arm in row.arms)
+    if not published_arms:
+        return None
+    candidates = [*counter_rows(cell), *extra_rows, *cell.rows]
+    own_rows = {(row.case, row.metric): row for row in candidates if row.metric is not None}
+    lines = []
+    for row in rows:
+        own_row = own_rows.get((row.case, row.metric))
+        lines += (
+            [PublishedLine(row)]
+            if own_row is None
+            else [PublishedLine(row), PublishedLine(row, own_row)]
+        )
+    several_metrics = any(row.names_metric for row in rows)
+
+    def name(line: PublishedLine) -> str:
+        row, own_row = line.published_row, line.own_row
+        if own_row is not None:
+            return f"here ({unit_name(own_row.unit)})" if own_row.unit != row.unit else "here"
+        return f"{row.case}: {row.metric} ({unit_name(row.unit)})" if several_metrics else row.case
+
+    unit = "" if several_metrics else f" ({unit_name(rows[0].unit)})"
+    arms = dict.fromkeys([*published_arms, *cell.real_arms])
+    delta_arms = dict.fromkeys(arm for row in rows for arm in row.delta_pct)
+    columns = [Column[PublishedLine]("published, and here", name, numeric=False)]
+    columns += [Column(f"{arm}{unit}", _for_arm(PublishedLine.number, arm)) for arm in arms]
+    for arm in delta_arms:
+        heading = "delta" if len(delta_arms) == 1 else f"delta, {arm}"
+        columns.append(Column(heading, _for_arm(PublishedLine.delta, arm)))
+    shown = [column for column in columns if any(map(column.text, lines))]
+    return Table(tuple(shown), tuple(lines), (published_source(cell) or "",))
+
+
+def _for_arm(
+    method: Callable[[PublishedLine, str], str], arm: str
+) -> Callable[[PublishedLine], str]:
+    return lambda line: method(line, arm)
+
+
+def published_tables(cell: Cell) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
+    """Yield the title and content of each published table that is reproduced word for word."""
+    for table in cell.published.tables if cell.published is not None else ():
+        columns = tuple(
+            Column[Sequence[Any]](str(heading), _cell_at(index), numeric=index > 0)
+            for index, heading in enumerate(table.columns)
+        )
+        notes = (*map(str, table.notes), published_source(cell) or "")
+        yield table.title, Table(columns, table.rows, notes)
+
+
+def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
+    return lambda row: str(row[index]) if index < len(row) else ""
+
+
+def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Row]:
+    """Return the agreement of outputs as rows: one for each of ``AGREEMENT_METRICS``."""
+    prefixes = {a.arm: a.prefix for a in agreements}
+    differing = {a.arm: float(a.total - a.agree) for a in agreements}
+    prefix, requests = AGREEMENT_METRICS
+    return [_row("all", prefix, "share", prefixes), _row("all", requests, "requests", differing)]
+
+
+def counter_rows(cell: Cell) -> Iterator[Row]:
+    """Yield the engines' counters as rows, with their names as metrics."""
+    for name in dict.fromkeys(name for by_name in cell.counters.values() for name in by_name):
+        counter = counter_registry.find_counter(name)
+        if counter is not None:
+            known = {arm: own[name] for arm, own in cell.counters.items() if name in own}
+            yield _row("all", name, counter.unit, known)
+
+
+def host_time_rows(records: Sequence[Record]) -> Iterator[Row]:
+    """Yield the host times (us) of a step's maps and whole plan as rows."""
+    for (case, name), arms in host_times(records).items():
+        yield _row(case, name, "us", {arm: median(times) for arm, times in arms.items()})
+
+
+def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row:
+    values = {arm: ArmValues(median) for arm, median in medians.items()}
+    return Row(case, metric, unit, arms=values)
+
+
+@section("Published by others")
+def published_section(report: CellSource) -> Iterator[Part]:
+    """Show published numbers beside ours."""
+    agreement = agreement_rows(report.analysis.identity.agreement)
+    extra_rows = [*agreement, *host_time_rows(report.records)]
+    chart = published_chart(report.cell)
+    if chart is not None:
+        yield (part := ChartPart(chart, CAPTION))
+        yield PictureFile(report.cell.stem("published"), CAPTION, [part])
+    yield from table_parts(published_table(report.cell, extra_rows))
+    for title, table in published_tables(report.cell):
+        yield Prose([f"{title}:"])
+        yield TablePart(table)
+
+
+@dataclass(frozen=True)
+class PublishedDifference:
+    """A published difference in percent, and our comparison of the same row and arm, or None."""
+
+    row: str
+    arm: str
+    published_pct: float
+    comparison: Comparison | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether we know the effect too."""
+        return self.comparison is not None and self.comparison.effect_pct is not None
+
+
+def published_differences(cell: Cell) -> list[PublishedDifference]:
+    """Return the published differences for this cell's arms and rows."""
+    rows, styles = cell.published_rows, arm_classes(cell)
+    several_metrics = len({row.metric for row in rows}) > 1
+    own = {(row.case, row.metric): row for row in cell.rows}
+    return [
+        PublishedDifference(
+            f"{row.case}: {row.metric}" if several_metrics else row.case,
+            arm,
+            float(percent),
+            own[row.case, row.metric].comparison(arm),
+        )
+        for row in rows
+        if (row.case, row.metric) in own
+        for arm, percent in row.delta_pct.items()
+        if arm in styles
+    ]
+
+
+def published_chart(cell: Cell) -> Chart | None:
+    """Return the chart, or None if no row has both a published difference and one of ours."""
+    found = published_differences(cell)
+    if not any(one.is_known for one in found):
+        return None
+    names = list(dict.fromkeys(one.row for one in found))
+    arms = list(dict.fromkeys(one.arm for one in found))
+    known = [one.published_pct for one in found]
+    known += [
+        pct for one in found if one.comparison is not None for pct in one.comparison.known_pct
+    ]
+    chart = Chart(
+        title="published differences beside ours",
+        x=padded_range([*known, 0.0]),
+        y=(0.0, float(len(names))),
+        x_label=f"difference from {cell.baseline} (%)",
+        rows=tuple(names),
+        row_height=max(ROW_HEIGHT, ARM_HEIGHT * len(arms) + 8),
+    )
+    chart.line([(0.0, 0.0), (0.0, float(len(names)))], "zero")
+    step = ARM_HEIGHT / chart.row_height
+    for one in found:
+        middle = len(names) - names.index(one.row) - 0.5
+        _draw(chart, cell, one, middle + ((len(arms) - 1) / 2 - arms.index(one.arm)) * step)
+    return chart
+
+
+def _draw(chart: Chart, cell: Cell, one: PublishedDifference, y: float) -> None:
+    style, mark = arm_classes(cell)[one.arm]
+    comparison = one.comparison
+    if comparison is not None and comparison.effect_pct is not None:
+        ours = comparison.effect_pct
+        chart.line([(one.published_pct, y), (ours, y)], "link", one.arm)
+        if comparison.ci_pct is not None:
+            chart.line([(end, y) for end in comparison.ci_pct], f"line {style}", one.arm)
+        tip = f"{one.row}, {one.arm}, measured here: {percent_text(ours)}"
+        chart.dot(ours, y, style, mark, tip, arm=one.arm)
+    tip = f"{one.row}, {one.arm}, published: {percent_text(one.published_pct)}"
+    chart.dot(one.published_pct, y, PUBLISHED, "diamond", tip, arm=one.arm)

@@ -1,0 +1,390 @@
+"""The table of results: one line per row and arm, with the baseline's value and the difference.
+
+The columns are ``batch | kernel | baseline | arm | delta``, as in published tables of kernel times,
+then the interval, the p-value, the verdict and the published difference. The table leaves out the
+arms' own medians, because the delta is estimated within blocks and the quotient of two medians can
+contradict it. The medians are in :func:`labkit.analysis.tables.results_table.medians_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
+from labkit.analysis.document.table_model import Column, Table, broken_name
+from labkit.analysis.findings.effect_wording import verdict_word
+from labkit.analysis.model.cell_model import Cell, PublishedRow
+from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import (
+    UNKNOWN,
+    interval_text,
+    p_text,
+    percent_text,
+    significant_text,
+    unit_name,
+    value_text,
+)
+from labkit.analysis.statistics.permutation_test import relabellings
+from labkit.analysis.tables.published_table import published_source
+from labkit.records import Record
+
+KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
+MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
+WIDTH_WITH_QUALITY = 140  # a terminal this wide also shows the intervals of quality
+CACHE_STATES = {
+    "hot": "hot caches: every launch follows one of the same arm on the same input",
+    "cold": "cold caches: more memory than they hold is read before every launch",
+}
+RowAndArm = tuple[Row, str]
+MEDIANS_TITLE = "Medians and quartiles"
+
+
+@dataclass(frozen=True)
+class ResultLine:
+    """A line of the table: a row of the cell, an arm and its comparison with the baseline.
+
+    Parameters
+    ----------
+    row_index
+        The row's index in the cell.
+    row
+        The row.
+    arm
+        The arm; None if the cell has no arm to compare.
+    several_arms
+        Whether the row has more than one line.
+    """
+
+    row_index: int
+    row: Row
+    arm: str | None
+    several_arms: bool
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The arm's comparison; None if there is none."""
+        return self.row.comparison(self.arm)
+
+    @property
+    def skipped(self) -> str | None:
+        """The reason why the row was not measured, or None if it was."""
+        return self.row.skipped
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict's name in ``cell.json``, such as ``estimate_only``."""
+        return None if self.comparison is None else self.comparison.verdict
+
+    @property
+    def phone_text(self) -> str:
+        """The verdict for narrow screens such as phones, shown beside the row's name."""
+        if self.verdict is not None:
+            text = verdict_text(self.row, self.verdict)
+        else:
+            text = "skipped" if self.arm is not None and self.skipped is not None else ""
+        return f"{self.arm}: {text}" if text and self.several_arms else text
+
+    def compared(self, formatter: Callable[..., str], *keys: str) -> str:
+        """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
+        if self.comparison is None or self.skipped is not None:
+            return ""
+        return formatter(*(getattr(self.comparison, key) for key in keys))
+
+
+def kernel_names(records: Sequence[Record]) -> dict[str, str]:
+    """Return the kernel of each case by the case's name, if the records note kernels."""
+    names: dict[str, str] = {}
+    for record in records:
+        for case in record.cases:
+            kernel = case.known_notes.get("kernel")
+            if kernel is not None:
+                names.setdefault(case.case, KERNEL_NAMES.get(str(kernel), str(kernel)))
+    return names
+
+
+def verdict_text(row: Row, verdict: str) -> str:
+    """Return a row's verdict as it is printed: ``estimate-only``, ``lower`` for a latency."""
+    return verdict_word(verdict, row.metric, row.unit, row.better)
+
+
+def results_table(
+    cell: Cell, records: Sequence[Record], primary: bool = True, anchor: str = ""
+) -> Table[ResultLine]:
+    """Return the results of a cell's primary rows, or (``primary=False``) of all others.
+
+    ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
+    """
+    rows = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
+    arms, kernels = cell.compared_arms, kernel_names(records)
+    published = _published_rows(cell, [row for _, row in rows], arms)
+    units = {row.unit for _, row in rows if row.metric is not None}
+    unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
+
+    def link(line: ResultLine) -> str:
+        return f"#{anchor}r{line.row_index}"
+
+    columns = [_row_column([row for _, row in rows], unit)]
+    if kernels:
+        columns.append(_kernel_column(kernels, len(arms) > 1))
+    if arms:
+        columns += _arm_columns(cell, arms, unit, link)
+    else:
+        columns.append(_baseline_only_column(cell, unit, link))
+    if published and arms:
+        columns.append(_published_column(published))
+    shown: list[str | None] = [*arms] or [None]
+    lines = [ResultLine(i, row, arm, len(arms) > 1) for i, row in rows for arm in shown]
+    notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
+    return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
+
+
+def _row_column(rows: Sequence[Row], unit: str) -> Column[ResultLine]:
+    """Return the column that names rows: by case, by metric, or by both."""
+    requests = all(row.case == "all" for row in rows)
+    several_metrics = len({row.metric for row in rows if row.metric}) > 1
+
+    def name(line: ResultLine) -> str:
+        row = line.row
+        text = str(row.metric if requests and row.metric else row.case)
+        if not requests and several_metrics and row.metric:
+            text += f": {row.metric}"
+        return f"{text} ({unit_name(row.unit)})" if row.unit == "bytes" and not unit else text
+
+    return Column("metric" if requests else "batch", name, numeric=False, once_per_row=True)
+
+
+def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[ResultLine]:
+    return Column(
+        "kernel",
+        lambda line: kernels.get(line.row.case, ""),
+        numeric=False,
+        min_width=MIN_WIDTH_SEVERAL_ARMS if several_arms else MIN_WIDTH,
+        once_per_row=True,
+    )
+
+
+def _baseline_only_column(
+    cell: Cell, unit: str, link: Callable[[ResultLine], str]
+) -> Column[ResultLine]:
+    """Return the baseline's column for a cell without an arm to compare."""
+    baseline = cell.baseline
+
+    def value(line: ResultLine) -> str:
+        row = line.row
+        return row.skipped or value_text(row.arms[baseline].median, row.unit)
+
+    return Column(f"{baseline}{unit}", value, once_per_row=True, link=link)
+
+
+def _arm_columns(
+    cell: Cell, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
+) -> Iterator[Column[ResultLine]]:
+    baseline, level, failures = cell.baseline, cell.level_text, cell.failure_outcomes
+
+    def baseline_median(line: ResultLine) -> str:
+        if line.skipped is not None:
+            return ""
+        median = line.row.median(baseline)
+        return failures.get(baseline, UNKNOWN) if median is None else _value(median, line.row)
+
+    def delta(line: ResultLine) -> str:
+        if line.skipped is not None:
+            return ""
+        if line.row.median(line.arm) is None:
+            return failures.get(str(line.arm), UNKNOWN)
+        return line.compared(percent_text, "effect_pct") or UNKNOWN
+
+    def verdict(line: ResultLine) -> str:
+        if line.skipped is not None:
+            return f"skipped: {line.skipped}"
+        return "" if line.verdict is None else verdict_text(line.row, line.verdict)
+
+    if len(arms) > 1:
+        yield Column("arm", lambda line: line.arm, numeric=False)
+    yield Column(f"{baseline}{unit}", baseline_median, once_per_row=True, link=link)
+    heading = "delta" if len(arms) > 1 else f"delta of {arms[0]}"
+    short = "delta\n%" if len(arms) > 1 else f"delta of\n{broken_name(arms[0])}\n%"
+    yield Column(heading, delta, short_heading=short, link=link)
+    yield Column(
+        f"adjusted {level} CI (%)",
+        lambda line: line.compared(interval_text, "ci_low_pct", "ci_high_pct"),
+        short_heading=f"adjusted\n{level} CI, %",
+        link=link,
+    )
+    yield Column(
+        "adjusted p",
+        lambda line: line.compared(p_text, "p_adjusted"),
+        short_heading="adjusted\np",
+        min_width=MIN_WIDTH,
+        link=link,
+    )
+    yield from _quality_columns(cell)
+    yield Column("verdict", verdict, numeric=False, is_verdict=True)
+
+
+def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
+    """Yield the columns of the arms' quality, if the cell's workload scores texts."""
+    qualities = cell.qualities
+
+    def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
+        def of(line: ResultLine) -> float | None:
+            quality = qualities.get(line.arm or "")
+            return None if quality is None else getattr(quality.metrics.get(metric), key, None)
+
+        return of
+
+    def interval(metric: str, form: Callable[[float], str]) -> Callable[[ResultLine], str]:
+        def text(line: ResultLine) -> str:
+            ends = [value(metric, key)(line) for key in ("low", "high")]
+            return " to ".join(form(end) for end in ends if end is not None)
+
+        return text
+
+    if qualities:
+        yield Column(
+            "KL (nats)", value("kl_mean", "estimate"), _known(_kl_text), short_heading="KL\nnats"
+        )
+        yield Column("KL 95 % CI", interval("kl_mean", _kl_text), min_width=WIDTH_WITH_QUALITY)
+        yield Column(
+            "same next token (%)",
+            value("top1_agreement", "estimate"),
+            _known(_share_text),
+            short_heading="same\nnext\n%",
+        )
+        yield Column(
+            "same next token 95 % CI (%)",
+            interval("top1_agreement", _share_text),
+            short_heading="same next\n95 % CI, %",
+            min_width=WIDTH_WITH_QUALITY,
+        )
+
+
+def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else form(value)
+
+
+def _kl_text(value: float) -> str:
+    return significant_text(value, 3)
+
+
+def _share_text(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _value(median: float, row: Row) -> str:
+    return value_text(median, row.unit)
+
+
+def _published_rows(
+    cell: Cell, rows: Sequence[Row], arms: Sequence[str]
+) -> dict[tuple[str, str | None], PublishedRow]:
+    """Return the published rows for these rows and arms, by case and metric."""
+    measured = {(row.case, row.metric) for row in rows}
+    return {
+        (row.case, row.metric): row
+        for row in cell.published_rows
+        if (row.case, row.metric) in measured
+        and any(arm in numbers for numbers in (row.delta_pct, row.p) for arm in arms)
+    }
+
+
+def _published_column(
+    published: Mapping[tuple[str, str | None], PublishedRow],
+) -> Column[ResultLine]:
+    def value(line: ResultLine) -> str:
+        row = published.get((line.row.case, line.row.metric))
+        if row is None:
+            return ""
+        delta, p, wins = (each.get(line.arm or "") for each in (row.delta_pct, row.p, row.wins))
+        text = percent_text(float(delta)) if delta is not None else ""
+        evidence = [f"p = {p}"] * (p is not None) + [f"{wins} wins"] * (wins is not None)
+        return f"{text} ({', '.join(evidence)})" if evidence else text
+
+    return Column("published", value, short_heading="publ.\n%", min_width=MIN_WIDTH)
+
+
+def _relabellings_text(cell: Cell) -> str:
+    """Return ``all 1,296 relabellings``, or ``Monte Carlo, 100,000 draws`` if they were sampled."""
+    blocks = max((one.blocks for one in cell.comparisons), default=0)
+    if not blocks:
+        return "exact"
+    labels = relabellings(blocks, cell.design.runs_per_block)
+    if labels.exact:
+        return f"all {labels.count:,} relabellings"
+    return f"Monte Carlo, {labels.count:,} draws"
+
+
+def _notes(cell: Cell, has_published: bool) -> list[str]:
+    source = published_source(cell) if has_published else None
+    notes, arms = [source] if source else [], cell.compared_arms
+    min_p_values = {
+        c.p_floor
+        for row in cell.rows
+        if row.primary
+        for c in row.comparisons
+        if c.p_floor and c.arm in arms
+    }
+    if min_p_values:
+        notes.append(
+            f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
+            "adjusted over all rows and arms; smallest reachable p "
+            f"{p_text(min(min_p_values))}. Delta: the difference from the baseline, estimated "
+            "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
+            f'median is in the report under "{MEDIANS_TITLE}".'
+        )
+    if cell.quality:
+        first = cell.quality[0]
+        notes.append(
+            f"KL divergence (mean) and same next token: compared with {first.arm}, over "
+            f"{first.windows:,} windows of text ({first.tokens:,} predicted tokens); "
+            "intervals over windows (block jackknife)."
+        )
+    return notes
+
+
+def _cache_notes(records: Sequence[Record]) -> list[str]:
+    """Return a note on whether launches were timed with hot or cold caches; empty if unknown."""
+    states = {case.known_notes.get("state") for record in records for case in record.cases}
+    texts = [text for state, text in CACHE_STATES.items() if state in states]
+    return [f"Timed on {'; '.join(texts)}."] if texts else []
+
+
+def medians_table(cell: Cell) -> Table[RowAndArm]:
+    """Return every arm's own median and quartiles in every row. Primary rows come first."""
+    rows = sorted(cell.rows, key=lambda row: not row.primary)
+    lines = tuple((row, arm) for row in rows if row.skipped is None for arm in row.arms)
+    metrics = {row.metric for row, _ in lines if row.case != "all"}
+
+    def name(line: RowAndArm) -> str:
+        row, several = line[0], len(metrics) > 1 and line[0].case != "all"
+        return f"{row.case}: {row.metric}" if several else row.name
+
+    def quantile(key: str) -> Callable[[RowAndArm], str]:
+        return lambda line: value_text(getattr(line[0].arms[line[1]], key), line[0].unit)
+
+    def wins(line: RowAndArm) -> str | None:
+        comparison = line[0].comparison(line[1])
+        known = comparison is not None and comparison.wins is not None
+        return f"{comparison.wins} of {comparison.blocks}" if comparison and known else None
+
+    def detectable(line: RowAndArm) -> float | None:
+        comparison = line[0].comparison(line[1])
+        return None if comparison is None else comparison.mde_pct
+
+    columns: tuple[Column[RowAndArm], ...] = (
+        Column("row", name, numeric=False),
+        Column("arm", lambda line: line[1], numeric=False),
+        Column("unit", lambda line: unit_name(line[0].unit), numeric=False),
+        *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
+        Column("runs", lambda line: line[0].arms[line[1]].n),
+        Column("blocks won", wins),
+        Column("detectable effect", detectable, lambda pct: "" if pct is None else f"{pct:.1f}%"),
+    )
+    return Table(columns, lines)
+
+
+@section(MEDIANS_TITLE)
+def medians_section(report: CellSource) -> Parts:
+    """Show every arm's own median and quartiles."""
+    return table_parts(medians_table(report.cell))

@@ -1,0 +1,220 @@
+"""The quality of a scoring workload's arms, and the text positions where it is worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    Parts,
+    PictureFile,
+    section,
+    table_parts,
+)
+from labkit.analysis.document.svg_elements import add_point_labels
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.outputs_text import interval_text, share_text
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import significant_text
+from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.config import count_text
+from labkit.records import Record
+
+Place = tuple[str, Mapping[str, Any]]
+MAX_PLACES = 5  # per arm
+SPEED = "total_tok_s"
+Y_LABEL = "KL divergence, mean (nats)"
+CAPTION = (
+    "Speed against quality, with both intervals. The line is the frontier: no other arm is "
+    "estimated to be both faster and closer to the baseline than an arm on the line"
+)
+
+
+def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
+    """Return every arm's quality with its intervals, or None if the workload scores no texts."""
+    qualities = text_qualities(cell.real_arms, records)
+    if not qualities:
+        return None
+    columns = [
+        Column[TextQuality]("arm", lambda quality: quality.arm, numeric=False),
+        _column("perplexity", lambda quality: quality.perplexity),
+        _column("ratio", lambda quality: quality.perplexity_ratio, 5),
+        _column("KL mean (nats)", lambda quality: quality.kl_mean),
+        *(_quantile_column(index, share) for index, share in enumerate(KL_QUANTILES)),
+        Column(
+            "same next token", lambda quality: share_text(quality.top1_agreement), numeric=False
+        ),
+        _column("RMS change of p", lambda quality: quality.probability_change),
+    ]
+    notes = scoring_notes([quality.arm for quality in qualities], records)
+    return Table(tuple(columns), tuple(qualities), notes)
+
+
+def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the sentences below the table. The first arm is the baseline."""
+    by_arm = {
+        record.arm: case.known_notes["scoring"]
+        for record in records
+        if record.ok
+        for case in record.cases
+        if "scoring" in case.known_notes
+    }
+    baseline, *others = arms
+    notes = by_arm[baseline]
+    windows = notes["windows"]
+    fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
+    return (
+        f"{count_text(len(windows), 'window')}, "
+        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
+        "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
+        "KL divergence is a lower bound. It compares the baseline's "
+        f"{notes['reference_top']:,} likeliest tokens one by one, and all other tokens "
+        f"({notes['reference_rest']:.2%} of the probability on average) as one.",
+        *(
+            f"The server of arm {arm} returns its {by_arm[arm]['reference_top']} likeliest tokens "
+            "only: its KL divergence compares these one by one."
+            for arm in fewer
+        ),
+    )
+
+
+def _column(heading: str, value: Any, digits: int = 3) -> Column[TextQuality]:
+    return Column(heading, lambda quality: interval_text(value(quality), digits), numeric=False)
+
+
+def _quantile_column(index: int, share: float) -> Column[TextQuality]:
+    return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
+
+
+def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
+    """Return the text positions where each arm is furthest from the baseline; None without any."""
+    places = [
+        (quality.arm, place)
+        for quality in text_qualities(cell.real_arms, records)
+        for place in quality.worst[:MAX_PLACES]
+    ]
+    if not places:
+        return None
+    columns = (
+        Column[Place]("arm", lambda place: place[0], numeric=False),
+        Column[Place](
+            "KL (nats)", lambda place: place[1]["kl"], lambda kl: significant_text(kl, 3)
+        ),
+        _text_column("before", "before"),
+        _text_column("token", "token"),
+        _text_column("after", "after"),
+        _text_column("baseline predicts", "baseline_top1"),
+        _text_column("arm predicts", "arm_top1"),
+        Column[Place](
+            "where", lambda place: f"{place[1]['window']} + {place[1]['position']}", numeric=False
+        ),
+    )
+    return Table(columns, tuple(places))
+
+
+def _text_column(heading: str, key: str) -> Column[Place]:
+    return Column(heading, lambda place: quoted(place[1][key]), numeric=False)
+
+
+def quoted(text: str) -> str:
+    """Return a text in one line, with its line breaks escaped."""
+    return repr(text)[1:-1].replace("|", "¦")
+
+
+@section("Quality")
+def quality_section(report: CellSource) -> Parts:
+    """Show speed against quality, every arm's quality in numbers, and the worst positions."""
+    cell, records = report.cell, report.records
+    chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))
+    picture: Parts = []
+    if chart is not None:
+        part = ChartPart(chart, CAPTION)
+        picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
+    return [
+        *picture,
+        *table_parts(quality_table(cell, records)),
+        *table_parts(worst_places_table(cell, records)),
+    ]
+
+
+@dataclass(frozen=True)
+class SpeedAndQuality:
+    """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
+
+    arm: str
+    speed: Interval
+    kl: Interval
+
+
+def speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
+
+    ``qualities``: the arms' qualities, the baseline's first.
+    """
+    effects = {
+        one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
+        for row in cell.rows
+        if row.metric == SPEED
+        for one in row.comparisons
+        if one.effect_pct is not None
+    }
+    points = []
+    for index, quality in enumerate(qualities):
+        if index == 0:
+            points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
+        elif quality.arm in effects:
+            points.append(SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
+    return points
+
+
+def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
+    """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
+    best: list[SpeedAndQuality] = []
+    for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
+        if not best or point.speed.estimate > best[-1].speed.estimate:
+            best.append(point)
+    return best
+
+
+def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
+    """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    chart = Chart(
+        title="speed against quality",
+        x=padded_range([end for point in points for end in _known(point.speed)]),
+        y=padded_range([end for point in points for end in _known(point.kl)]),
+        x_label=_x_label(points),
+        y_label=Y_LABEL,
+        height=300,
+    )
+    best, styles = frontier(points), arm_classes(cell)
+    chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
+    for point in points:
+        style, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
+        chart.line([(x, end) for end in _known(point.kl)], f"line {style}", point.arm)
+        where = ", on the frontier" if point in best else ""
+        tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
+        chart.dot(x, y, style, mark, tip, arm=point.arm)
+    add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
+    return chart
+
+
+def _x_label(points: Sequence[SpeedAndQuality]) -> str:
+    return f"speed compared with {points[0].arm} (%)"
+
+
+def _known(interval: Interval) -> list[float]:
+    """Return both limits of an interval, or the estimate alone if the interval is unbounded."""
+    if interval.low is None or interval.high is None:
+        return [interval.estimate]
+    return [interval.low, interval.high]

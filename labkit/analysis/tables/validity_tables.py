@@ -1,0 +1,166 @@
+"""What a result rests on: gates, agreement of outputs, sensitivity analyses and failed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
+from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell, Failure, GateResult
+from labkit.analysis.number_format import interval_text, p_text, percent_text
+from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
+from labkit.records import Record
+
+MEANINGS = {
+    "healthy": "every run ended well, on a machine that stayed the same",
+    "engaged": "every arm ran the path that it claims",
+    "identical": "the arms' outputs agree as claimed",
+}
+MAX_SHOWN_LOST = 6
+
+
+def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
+    """Return every gate with its meaning, its status and the reasons for it."""
+    columns: tuple[Column[tuple[str, GateResult]], ...] = (
+        Column("gate", lambda gate: gate[0], numeric=False),
+        Column("status", lambda gate: gate[1].status, numeric=False),
+        Column("holds if", lambda gate: MEANINGS.get(gate[0]), numeric=False),
+        Column("reasons", lambda gate: "; ".join(gate[1].reasons), numeric=False),
+    )
+    return Table(columns, tuple(cell.gates.items()), prose=True)
+
+
+@section("Gates")
+def gates_section(report: CellSource) -> Parts:
+    """Show the gates."""
+    return table_parts(gates_table(report.cell))
+
+
+def output_noun(cell: Cell, records: Sequence[Record]) -> str:
+    """Return the noun for the outputs that are counted.
+
+    It is requests, picks (of frames), token rows of a kernel, or scored tokens.
+    """
+    if any("scoring" in case.known_notes for record in records for case in record.cases):
+        return "scored tokens"
+    if any(row.metric == "decode_ms" for row in cell.rows):
+        return "picks"
+    return "requests" if all(row.case == "all" for row in cell.rows) else "token rows"
+
+
+def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:
+    """Return the number of every arm's outputs that agree with the reference run's.
+
+    ``noun``: plural noun for the outputs (:func:`output_noun`). None if nothing was compared.
+    """
+    agreements = [agreement for agreement in report.agreement if agreement.total]
+    if not agreements:
+        return None
+
+    def first_difference(agreement: OutputAgreement) -> str:
+        first = report.first(agreement.arm)
+        return "none" if first is None else f"{first.case}: {first.where}; {first.run}"
+
+    columns: tuple[Column[OutputAgreement], ...] = (
+        Column("arm", lambda a: a.arm, numeric=False),
+        Column(f"{noun} that agree in every run", lambda a: f"{a.agree:,} of {a.total:,}"),
+        Column("agreeing prefix", lambda a: a.prefix, "{:.1%}".format),
+        Column("first difference", first_difference, numeric=False),
+    )
+    return Table(columns, tuple(agreements), (f"Compared with run {report.reference}.",))
+
+
+@section("Outputs")
+def outputs_section(report: CellSource) -> Parts:
+    """Show the number of outputs that agree with the reference run's."""
+    noun = output_noun(report.cell, report.records)
+    return table_parts(agreement_table(report.analysis.identity, noun))
+
+
+def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
+    """Return one line per sensitivity analysis of a row and arm."""
+    columns: tuple[Column[SensitivityResult], ...] = (
+        Column("row", lambda result: cell.rows[result.row].name, numeric=False),
+        Column("arm", lambda result: result.arm, numeric=False),
+        Column("analysis", lambda result: result.how, numeric=False),
+        Column("delta", lambda result: result.effect_pct, percent_text),
+        Column(
+            "unadjusted CI (%)",
+            lambda result: result.ci_pct or (None, None),
+            lambda ci: interval_text(*ci),
+        ),
+        Column("unadjusted p", lambda result: result.p, p_text),
+        Column("blocks", lambda result: result.blocks),
+    )
+    note = (
+        "Each analysis tests one row by itself, without adjustment for the other rows. "
+        "The verdicts above do not use these numbers."
+    )
+    return Table(columns, tuple(results), (note,), prose=True)
+
+
+@dataclass(frozen=True)
+class RunFailures:
+    """Failed runs of one arm with the same outcome and detail, in the order in which they ran."""
+
+    arm: str
+    runs: tuple[Failure, ...]
+
+    @property
+    def first(self) -> Failure:
+        """The first of the runs."""
+        return self.runs[0]
+
+    @property
+    def names(self) -> str:
+        """The first run's name and the number of the others."""
+        others = len(self.runs) - 1
+        return f"{self.first.run} and {others} more" if others else self.first.run
+
+
+def failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
+    """Return the runs that failed by themselves, with links to their records and logs.
+
+    Failures that are alike are one line. The runs that such a run ended, because they shared its
+    process, are in a note.
+    """
+    groups: dict[tuple[str, ...], list[Failure]] = {}
+    lost: list[str] = []
+    failed = {failure.run for failure in cell.failures}
+    for failure in cell.failures:
+        if failure.failed_by in failed:
+            lost.append(failure.run)
+            continue
+        groups.setdefault((failure.arm, failure.outcome, str(failure.detail)), []).append(failure)
+
+    def record(failures: RunFailures) -> str:
+        return f"{record_folder}runs/{failures.first.run}.json"
+
+    def log(failures: RunFailures) -> str:
+        path = failures.first.log
+        return f"{record_folder}{path}" if path else ""
+
+    columns: tuple[Column[RunFailures], ...] = (
+        Column("arm", lambda failures: failures.arm, numeric=False),
+        Column("run", lambda failures: failures.names, numeric=False, link=record),
+        Column("outcome", lambda failures: failures.first.outcome, numeric=False),
+        Column("detail", lambda failures: failures.first.detail, str, numeric=False),
+        Column("log", lambda failures: failures.first.log, numeric=False, link=log),
+    )
+    lines = tuple(RunFailures(arm, tuple(runs)) for (arm, *_), runs in groups.items())
+    return Table(columns, lines, (_lost_text(lost),) if lost else ())
+
+
+def _lost_text(runs: Sequence[str]) -> str:
+    """Return a sentence that names the first of the runs that other runs have ended."""
+    shown, hidden = runs[:MAX_SHOWN_LOST], len(runs) - MAX_SHOWN_LOST
+    more = f" and {hidden} more" if hidden > 0 else ""
+    return f"Also lost, because they shared its process: {', '.join(shown)}{more}."
+
+
+@section("Failed runs")
+def failures_section(report: CellSource) -> Parts:
+    """Show the failed runs."""
+    return table_parts(failures_table(report.cell, report.record_folder))

@@ -1,0 +1,317 @@
+"""Tables and charts of video cells: decode times, decoder work, picked frames, visible events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    Parts,
+    PictureFile,
+    section,
+    table_parts,
+)
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.number_format import value_text
+from labkit.analysis.tables.published_table import published_source
+from labkit.records import Record
+from labkit.records.record_notes import AnswersNote, EvidenceNote, VideoNote
+
+ClipAndArm = tuple[str, str]
+ClipAndEvent = tuple[str, str]
+MAX_DRAWN_CLIPS = 8
+WORK_COUNTS = {
+    "frames_decoded": "frames decoded",
+    "delta_frames": "delta frames",
+    "packets_read": "packets read",
+    "packets_decoded": "packets decoded",
+    "seeks": "seeks",
+    "repeated": "picks that repeat",
+}
+NO_MODEL_NOTE = (
+    "No model answered questions about these frames; set workload.questions to have one answer."
+)
+EVENTS_NOTE = (
+    "A planted event is visible if the picked frames show both the state before and the state "
+    "after it. This is evidence in the frames, not accuracy: no model has looked at them."
+)
+
+
+@dataclass(frozen=True)
+class ArmPicks:
+    """The frames that an arm picked from a clip, with the record's notes on the clip.
+
+    ``evidence`` says which planted events the picked frames show.
+    """
+
+    picks: Sequence[int]
+    notes: VideoNote
+    evidence: Mapping[str, EvidenceNote]
+
+
+@dataclass(frozen=True)
+class ClipRecords:
+    """Every arm's picks, by clip and then by arm, in the order of the records."""
+
+    clips: Mapping[str, Mapping[str, ArmPicks]]
+
+    def facts(self, clip: str) -> VideoNote:
+        """Return the facts of a clip that are equal for all arms: frames, keyframes, seconds."""
+        return next(iter(self.clips[clip].values())).notes
+
+
+def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
+    """Return the picks of every arm except the control, from the arm's first successful run.
+
+    None if no record has picks.
+    """
+    by_clip: dict[str, dict[str, ArmPicks]] = {}
+    arms = cell.real_arms
+    for record in records:
+        for case in record.cases if record.ok and record.arm in arms else ():
+            if "video" in case.known_notes and case.outputs is not None:
+                picks = ArmPicks(
+                    case.outputs["picks"],
+                    case.known_notes["video"],
+                    case.known_notes.get("evidence", {}),
+                )
+                by_clip.setdefault(case.case, {}).setdefault(record.arm, picks)
+    return ClipRecords(by_clip) if by_clip else None
+
+
+def decode_times_table(cell: Cell, clips: ClipRecords | None) -> Table[Row] | None:
+    """Return every arm's decode time by clip, with the published time beside it."""
+    if clips is None:
+        return None
+    rows = [r for r in cell.rows if r.metric == "decode_ms" and r.case in clips.clips]
+    published = {row.case: row.arms for row in cell.published_rows}
+    columns = [
+        Column[Row]("clip", lambda row: row.case, numeric=False),
+        Column("frames", lambda row: clips.facts(row.case)["frames"], "{:,}".format),
+        Column("keyframes", lambda row: clips.facts(row.case)["keyframes"], "{:,}".format),
+    ]
+    for arm in cell.real_arms:
+        columns.append(Column(f"{arm} (ms)", _median(arm), value_text))
+        times = {case: arms[arm] for case, arms in published.items() if arm in arms}
+        if times:
+            columns.append(Column(f"published: {arm} (ms)", _published_time(times)))
+    notes = [
+        "One request: open, pick, decode, convert. Medians over runs.",
+        *_throughput_notes(cell),
+    ]
+    return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
+
+
+def _median(arm: str) -> Callable[[Row], float | None]:
+    return lambda row: row.median(arm)
+
+
+def _published_time(times: Mapping[str, float]) -> Callable[[Row], str]:
+    return lambda row: f"{times[row.case]:,}" if row.case in times else ""
+
+
+def _throughput_notes(cell: Cell) -> Iterator[str]:
+    """Yield a sentence with every arm's requests per second."""
+    row = next((r for r in cell.rows if r.metric == "request_s"), None)
+    if row is not None:
+        medians = ((arm, row.median(arm)) for arm in cell.real_arms)
+        rates = ", ".join(f"{arm} {value_text(median)}" for arm, median in medians)
+        yield f"Requests per second of a job that decodes several clips at a time: {rates}."
+
+
+def clip_work_table(cell: Cell, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
+    """Return the demuxer's and decoder's counts per request, by clip and arm.
+
+    The table also has the distances from the requested frames to the picked frames.
+    """
+    if clips is None:
+        return None
+    columns = [
+        Column[ClipAndArm]("clip", lambda key: key[0], numeric=False),
+        Column("arm", lambda key: key[1], numeric=False),
+        *(_notes_column(clips, key, heading) for key, heading in WORK_COUNTS.items()),
+        _notes_column(clips, "distance_frames", "distance, mean (frames)", value_text),
+        _notes_column(clips, "most_frames", "at most (frames)"),
+        _notes_column(clips, "distance_ms", "mean (ms)", value_text),
+        _notes_column(clips, "most_ms", "at most (ms)", value_text),
+    ]
+    lines = [
+        (clip, arm) for clip, arms in clips.clips.items() for arm in cell.real_arms if arm in arms
+    ]
+    note = (
+        "Per request, counted at the demuxer and the decoder; OpenCV does not report its packets. "
+        "Distance: from a picked frame to the requested one."
+    )
+    return Table(tuple(columns), tuple(lines), (note,))
+
+
+def _notes_column(
+    clips: ClipRecords, key: str, heading: str, formatter: Callable[[Any], str] = "{:,}".format
+) -> Column[ClipAndArm]:
+    def value(line: ClipAndArm) -> object:
+        notes: Mapping[str, object] = clips.clips[line[0]][line[1]].notes
+        return notes[key]
+
+    return Column(heading, value, lambda value: "–" if value is None else formatter(value))
+
+
+def visible_events_table(
+    cell: Cell, clips: ClipRecords | None, records: Sequence[Record]
+) -> Table[ClipAndEvent] | None:
+    """Return the share of planted events that every arm's picks show, by kind and clip."""
+    if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
+        return None
+    kinds = dict.fromkeys(
+        k for arms in clips.clips.values() for s in arms.values() for k in s.evidence
+    )
+    lines = [("all rows", kind) for kind in kinds]
+    lines += [(clip, kind) for clip in clips.clips for kind in kinds]
+    columns = [
+        Column[ClipAndEvent]("clip", lambda line: line[0], numeric=False),
+        Column("event", lambda line: line[1], numeric=False),
+        *(Column(arm, _visible_share(clips, arm)) for arm in cell.real_arms),
+    ]
+    answered = any("answers" in record.known_notes for record in records)
+    return Table(
+        tuple(columns), tuple(lines), (EVENTS_NOTE, *([] if answered else [NO_MODEL_NOTE]))
+    )
+
+
+def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str]:
+    def value(line: ClipAndEvent) -> str:
+        clip, kind = line
+        names = [clip] if clip in clips.clips else list(clips.clips)
+        counts = [
+            picks.evidence[kind]
+            for name in names
+            if (picks := clips.clips[name].get(arm)) is not None and kind in picks.evidence
+        ]
+        planted = sum(c["planted"] for c in counts)
+        if not planted:
+            return ""
+        visible = sum(c["visible"] for c in counts)
+        return f"{visible} of {planted} ({visible / planted:.0%})"
+
+    return value
+
+
+def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+    """Return the number of questions that a model answered correctly from every arm's frames."""
+    answers: dict[str, AnswersNote] = {}
+    for record in records:
+        if record.ok and "answers" in record.known_notes:
+            answers.setdefault(record.arm, record.known_notes["answers"])
+    if not answers:
+        return None
+
+    def share(arm: str) -> float:
+        return float(answers[arm]["right"] / max(1, answers[arm]["asked"]))
+
+    columns: tuple[Column[str], ...] = (
+        Column("arm", str, numeric=False),
+        Column("asked", lambda arm: answers[arm]["asked"], "{:,}".format),
+        Column("correct", lambda arm: answers[arm]["right"], "{:,}".format),
+        Column(
+            "share",
+            lambda arm: answers[arm]["right"] / max(1, answers[arm]["asked"]),
+            "{:.1%}".format,
+        ),
+    )
+    return Table(columns, tuple(arm for arm in cell.real_arms if arm in answers))
+
+
+# ------------------------------------------------------------------ charts of picked frames
+
+
+def drawn_clips(clips: ClipRecords | None) -> list[str]:
+    """Return the clips to draw: the first few clips whose keyframes are known."""
+    if clips is None:
+        return []
+    known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
+    return known[:MAX_DRAWN_CLIPS]
+
+
+def _frame_time_s(facts: VideoNote, frame: int) -> float:
+    """Return the presentation time of a frame (seconds), assuming a constant frame rate."""
+    seconds, last = float(facts["seconds"]), max(1, int(facts["frames"]) - 1)
+    return seconds * frame / last
+
+
+def keyframe_indices(facts: VideoNote) -> Iterator[int]:
+    """Yield the indices of a clip's keyframes. Records store ranges: [first, step, count]."""
+    for first, step, count in facts["keyframe_places"] or ():
+        yield from (first + step * i for i in range(count))
+
+
+def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, Chart]]:
+    """Yield each clip's name and a chart of its keyframes and every arm's picked frames."""
+    for clip in drawn_clips(clips):
+        assert clips is not None, "there is a clip"
+        facts, arms = clips.facts(clip), clips.clips[clip]
+        rows = [arm for arm in cell.real_arms if arm in arms]
+        end = float(facts["seconds"]) or 1.0
+        chart = Chart(
+            title=f"frames picked of {clip}",
+            x=(-0.01 * end, 1.01 * end),
+            y=(-1.0, float(len(rows))),
+            x_label="seconds from the first frame",
+            rows=(*rows, "the clip's keyframes"),
+        )
+        for frame in keyframe_indices(facts):
+            at = _frame_time_s(facts, frame)
+            chart.line([(at, -0.85), (at, -0.15)], "line control")
+        styles = arm_classes(cell)
+        for index, arm in enumerate(rows):
+            y = len(rows) - index - 0.5
+            style, mark = styles[arm]
+            for frame, copies in sorted(Counter(arms[arm].picks).items()):
+                at = _frame_time_s(facts, frame)
+                times = f", {copies} times" if copies > 1 else ""
+                chart.dot(at, y, style, mark, f"{arm}: frame {frame}{times}", arm=arm)
+                if copies > 1:
+                    chart.text(at, y, f"×{copies}", dx=7, dy=-5)
+        yield clip, chart
+
+
+@section("Decode times by clip")
+def decode_times_section(report: CellSource) -> Parts:
+    """Show decode times by clip."""
+    return table_parts(decode_times_table(report.cell, clip_records(report.cell, report.records)))
+
+
+@section("Decoding work per request")
+def clip_work_section(report: CellSource) -> Parts:
+    """Show the work of the demuxer and the decoder per request."""
+    return table_parts(clip_work_table(report.cell, clip_records(report.cell, report.records)))
+
+
+@section("Picked frames")
+def picked_frames_section(report: CellSource) -> Parts:
+    """Show which frames every arm picks."""
+    charts = [
+        ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
+        for clip, chart in picks_charts(report.cell, clip_records(report.cell, report.records))
+    ]
+    if not charts:
+        return []
+    picture = PictureFile(report.cell.stem("picks"), "Picked frames", charts)
+    return [*charts, picture]
+
+
+@section("Visible events")
+def visible_events_section(report: CellSource) -> Parts:
+    """Show which planted events the picked frames show, and a model's answers."""
+    return table_parts(
+        visible_events_table(
+            report.cell, clip_records(report.cell, report.records), report.records
+        ),
+        answers_table(report.cell, report.records),
+    )

@@ -1,0 +1,95 @@
+"""Latency against throughput: curves, knees, and their table, chart and figure."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from planted_cells import planted_cell
+
+from labkit.analysis.charts.latency_throughput_chart import (
+    latency_throughput_chart,
+    latency_throughput_table,
+)
+from labkit.analysis.document.arm_styles import NUM_STYLES
+from labkit.analysis.document.chart import Dots, Line, Text
+from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.pages.markdown_report import markdown_table
+from labkit.analysis.pages.study_overview import MachineOverview
+from labkit.analysis.studies.latency_throughput import METRICS, load_curves
+from labkit.records import Arm
+
+
+def cell(load, served, latency, by="rate", overrides=(), **config):
+    workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
+    if by == "rate":
+        workload["arrivals"]["rate"] = load
+    else:
+        workload["concurrency"] = load
+    arms = [Arm("base", "baseline", {}, {"workload": workload, **config})]
+    values = {"request_s": served, "e2e_p50_ms": latency}
+    rows = [{"metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}} for m in METRICS]
+    option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
+    manifest = {"overrides": [f"{option}={load}", *overrides]}
+    data = SimpleNamespace(arms=arms, manifest=manifest, dir=Path(f"load={load}"))
+    return SimpleNamespace(cell=planted_cell(rows), data=data, name=f"load={load}")
+
+
+@pytest.mark.parametrize("by", ["rate", "clients"])
+def test_the_knee_is_the_load_with_the_greatest_power(by):
+    study = [cell(8, 4.2, 2000.0, by), cell(1, 1.0, 500.0, by), cell(4, 3.8, 700.0, by)]
+    (curve,) = load_curves(study)
+    assert [load.size for load in curve.loads] == [1, 4, 8]
+    assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
+    assert curve.knee.size == 4
+    table = latency_throughput_table([curve])
+    lines = markdown_table(table).split("\n")[2:]
+    assert ["knee" in line for line in lines] == [False, True, False]
+    svg = chart_svg(latency_throughput_chart([curve]))
+    assert svg.count("<circle") == 3 and "base: knee" in svg
+
+
+def test_curves_of_one_arm_are_named_by_what_else_differs():
+    study = [
+        cell(load, load, 500.0, overrides=[f"workload={name}"], workload_name=name)
+        for load in (1, 2, 4) for name in ("chat", "agent")
+    ]  # fmt: skip
+    assert [curve.name for curve in load_curves(study)] == [
+        "base, workload=chat", "base, workload=agent",
+    ]  # fmt: skip
+    assert [curve.name for curve in load_curves(study[::2])] == ["base"]
+
+
+def test_knees_that_lie_together_are_named_one_above_the_other():
+    study = [cell(8, 4.2, 2000.0), cell(1, 1.0, 500.0), cell(4, 3.8, 700.0)]
+    (curve,) = load_curves(study)
+    chart = latency_throughput_chart([curve, replace(curve, name="other")])
+    one, other = (mark for mark in chart.marks if isinstance(mark, Text))
+    assert (one.text, other.text) == ("base: knee", "other: knee")
+    assert (one.x, one.y) == (3.8, 700.0) and one.dy != other.dy
+
+
+def test_a_curve_without_a_knee_is_named_at_its_largest_load():
+    """It had neither label nor legend; power still grows, so no knee is marked."""
+    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    chart = latency_throughput_chart([curve])
+    (label,) = (mark for mark in chart.marks if isinstance(mark, Text))
+    assert (label.x, label.y, label.text) == (4, 500.0, "base")
+    assert curve.knee is None and "knee" not in chart_svg(chart)
+
+
+def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
+    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    curves = [replace(curve, arm=str(i), name=str(i)) for i in range(NUM_STYLES)]
+    chart = latency_throughput_chart(curves)
+    dots = [(mark.style.split()[0], mark.mark) for mark in chart.marks if isinstance(mark, Dots)]
+    lines = [mark.style for mark in chart.marks if isinstance(mark, Line)]
+    assert len(set(dots)) == len(set(lines)) == NUM_STYLES
+    overview = MachineOverview(None, None, curves, "stem")
+    assert overview.charts[0].keys == tuple((str(i), s, "line") for i, s in enumerate(lines))
+
+
+def test_cells_that_differ_in_more_than_their_load_are_no_curve():
+    assert load_curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
+    assert load_curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
+    assert latency_throughput_table([]) is None

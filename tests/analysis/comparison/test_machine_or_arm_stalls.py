@@ -1,0 +1,286 @@
+"""Stalls of interleaved arms: attribution to the machine or an arm, and the verdicts then."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.machine_or_arm_stalls import (
+    OWN_WORK_ALPHA,
+    UNCLEAR_ALPHA,
+    attribute_stalls,
+    own_work_bound_pct,
+    signed_rank_p,
+)
+from labkit.analysis.robustness.caveats import caveats
+from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
+from labkit.analysis.statistics.permutation_test import permutation_test
+from labkit.analysis.studies.study_diff import compare_studies
+from labkit.records import Arm
+
+BLOCKS = 10
+ARM = "seq_map"
+
+
+def analyse_with_stalls(make_cell, stalls_of, effect=1.0, blocks=BLOCKS, **options):
+    """Analyse interleaved arms with stalls.
+
+    ``lost(arm, block)`` returns the stalled share of its time and the number of stalled steps.
+    Metrics are without stalls; ``effect`` is the arm's speed over the baseline's.
+    """
+
+    def change(record):
+        share, steps = stalls_of(record.arm, record.block)
+        cases = []
+        for case in record.cases:
+            notes = dict(case.notes)
+            if share:
+                notes["as_measured"] = {
+                    m.name: m.repeats[0] * (1 - share if m.better == "higher" else 1 / (1 - share))
+                    for m in case.metrics
+                    if m.name != "peak_kv_bytes"
+                }
+            cases.append(replace(case, notes=notes))
+        noted = {"steps": steps, "seconds": 5.0 * share, "of_s": 5.0}
+        return replace(record, cases=tuple(cases), notes={**record.notes, "stalls": noted})
+
+    cell = make_cell(
+        blocks=blocks, runs=1, requests=True, isolation="in_process", repeats=1, noise=0.001,
+        effects={ARM: effect}, change=change, **options,
+    )  # fmt: skip
+    return analyse(cell)
+
+
+def verdict(analysis, arm=ARM):
+    (one,) = [j for j in analysis.judged if j.row.primary and j.comparison.arm == arm]
+    return one
+
+
+def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
+    """An arm stalls for a sixth of its time in every process; without stalls, arms look equal."""
+    analysis = analyse_with_stalls(
+        make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0)
+    )
+    assert verdict(analysis).verdict.word == "worse"
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
+    (line,) = [line for line in caveats(analysis) if "stalls" in line]
+    assert (
+        "were left in the times: the stalls of seq_map differ" in line
+        and "16.7 % of seq_map's" in line
+    )
+    without = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
+    assert without.how.startswith("without stalls")
+    assert without.effect_pct == pytest.approx(0, abs=0.5)
+
+
+def random_stalls(arm, block):
+    """Return stalls of a machine that hits any arm at random."""
+    rng = np.random.default_rng([7, block, len(arm)])
+    return float(0.1 * rng.random()), 3
+
+
+def test_the_machine_s_stalls_are_removed(make_cell):
+    analysis = analyse_with_stalls(make_cell, random_stalls, effect=0.9)
+    assert verdict(analysis).verdict.word == "worse"
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.3)
+    assert not any("stalls" in line for line in caveats(analysis))
+    whole = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
+    assert whole.how.startswith("with stalls (")
+    assert whole.ci_pct[1] - whole.ci_pct[0] > 4
+
+
+def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
+    """Removed stalls may be an arm's own work; metrics without stalls keep their verdict."""
+    analysis = analyse_with_stalls(make_cell, random_stalls)
+    one = verdict(analysis)
+    assert one.comparison.equivalence.p < 0.05
+    assert one.verdict.word == "inconclusive" and "may be the arm's own work" in one.verdict.reason
+    small = analyse_with_stalls(
+        make_cell, lambda arm, block: (random_stalls(arm, block)[0] / 20, 1), name="small"
+    )
+    assert verdict(small).verdict.word in ("equivalent", "trivial")
+    memory = [
+        j for j in analysis.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
+    ]
+    assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
+
+
+def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
+    """Two of ten processes lost less than the baseline: p = 0.02."""
+
+    def stalls_of(arm, block):
+        return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
+
+    large = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
+    assert large.stalls.unclear_reasons
+    assert verdict(large).verdict.word == "worse"
+    assert any("seq_map is better or worse only if" in line for line in caveats(large))
+    small = analyse_with_stalls(make_cell, stalls_of, effect=1.02, blocks=7, name="small")
+    assert verdict(small).comparison.p_adjusted <= 0.05
+    assert verdict(small).verdict.word == "inconclusive"
+    assert "may be the arm's own work" in verdict(small).verdict.reason
+
+
+def stalled_runs(processes, slow_arms, left_out=()):
+    """Return records in which some arms stall in every process, without the runs ``left_out``."""
+    return [
+        SimpleNamespace(
+            arm=arm,
+            block=block,
+            known_notes={"stalls": {"steps": 9 * slow, "seconds": 0.5 * slow + 0.01, "of_s": 5.0}},
+        )
+        for block in range(processes)
+        for arm in ("base", "a", "b")
+        for slow in (int(arm in slow_arms),)
+        if (arm, block) not in left_out
+    ]
+
+
+THREE_ARMS = [Arm("base", "baseline", {}, {}), *(Arm(name, "arm", {}, {}) for name in "ab")]
+
+
+@pytest.mark.parametrize(("processes", "own"), [(9, False), (10, True)])
+def test_the_limit_of_an_arm_s_own_work_is_divided_among_the_arms(processes, own):
+    """In 9 processes the smallest p is 0.0039: at most 0.005, but not if two arms are tested."""
+    assert 2 / 2**9 <= OWN_WORK_ALPHA < 2 * 2 / 2**9 and OWN_WORK_ALPHA >= 2 * 2 / 2**10
+    found = attribute_stalls(stalled_runs(processes, {"a"}), THREE_ARMS)
+    assert (found.kept_reason is not None) is own
+    assert own or set(found.unclear_reasons) == {"a"}
+    only_a = [run for run in stalled_runs(9, {"a"}) if run.arm != "b"]
+    alone = attribute_stalls(only_a, THREE_ARMS[:2])
+    assert alone.kept_reason.startswith("the stalls of a differ")
+
+
+def test_a_process_that_lacks_an_arm_is_left_out():
+    """The share is over the processes in which every arm noted its stalls."""
+    runs = stalled_runs(10, {"a"}, left_out={("b", 3), ("base", 4)})
+    for run in runs:
+        if run.block == 3 and run.arm == "a":
+            run.known_notes["stalls"]["seconds"] = 4.0
+    found = attribute_stalls(runs, THREE_ARMS)
+    assert found.stalled_pct == pytest.approx({"base": 0.2, "a": 10.2, "b": 0.2})
+    assert found.kept_reason is None  # 8 processes: p = 0.0078
+    del runs[0].known_notes["stalls"]["of_s"]  # an older record
+    assert attribute_stalls(runs, THREE_ARMS).stalled_pct == pytest.approx(found.stalled_pct)
+
+
+def test_stalls_of_few_processes_are_not_removed(make_cell):
+    analysis = analyse_with_stalls(
+        make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5
+    )
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.5)
+    assert any("with so few processes" in line for line in caveats(analysis))
+
+
+def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
+    """The arm of the new study is slower only by its own work."""
+
+    def own(arm, block):
+        return (1 / 6, 20) if arm == ARM else (0.0, 0)
+
+    old = analyse_with_stalls(make_cell, random_stalls, name="old/ablation=seq_map")
+    new = analyse_with_stalls(make_cell, own, name="new/ablation=seq_map")
+    comparison = compare_studies([old], [new], 2.0)
+    assert any("stalls" in line for line in comparison.caveats)
+    (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
+    assert change.comparison.effect_pct == pytest.approx(-16.7, abs=3)
+    same_stalls = analyse_with_stalls(
+        make_cell, random_stalls, effect=0.9, name="again/ablation=seq_map"
+    )
+    comparison = compare_studies([old], [same_stalls], 2.0)
+    assert not any("stalls" in line for line in comparison.caveats)
+    (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
+    assert change.comparison.effect_pct == pytest.approx(-10, abs=0.3)
+
+
+def test_arms_without_stalls_have_no_caveat_about_them(make_cell):
+    analysis = analyse_with_stalls(make_cell, lambda arm, block: (0.0, 0))
+    assert analysis.stalls is None and analysis.alternative_rows == ()
+    assert not any("stalls" in second.how for second in sensitivity_results(analysis))
+
+
+def test_separate_processes_have_no_stall_attribution(make_cell):
+    cell = make_cell(blocks=4, runs=2, requests=True, change=lambda r: replace(
+        r, notes={**r.notes, "stalls": {"steps": 3, "seconds": 1.0, "of_s": 5.0}}))  # fmt: skip
+    assert analyse(cell).stalls is None
+
+
+def test_the_signed_rank_test_ranks_shares_and_steps():
+    """The p is exact: the share of 2^8 sign patterns with as extreme a rank sum."""
+    unstalled, stalled = np.zeros((8, 2)), np.zeros((8, 2))
+    stalled[:, 0] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 90.0]
+    assert (
+        signed_rank_p(unstalled, stalled) == signed_rank_p(unstalled, stalled[:, ::-1]) == 2 / 2**8
+    )
+    stalled[7, 0] = -0.1  # ranks 1.5 for both of 0.1: the sum is 36 - 2 * 1.5
+    assert signed_rank_p(unstalled, stalled) == 6 / 2**8
+
+
+def test_the_bound_matches_the_signed_rank_test():
+    """For n = 10 and two-sided 0.2, the tabulated critical value is 14."""
+    slower = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12])
+    averages = np.sort([(x + y) / 2 for i, x in enumerate(slower) for y in slower[i:]])
+    bound = own_work_bound_pct(np.zeros(10), 1 - np.exp(-slower))
+    assert bound == pytest.approx(100 * np.expm1(averages[-15]))
+    assert own_work_bound_pct(1 - np.exp(-slower), np.zeros(10)) == pytest.approx(
+        -100 * np.expm1(-averages[-15])
+    )
+
+
+def machine(kind, rng, processes):
+    """Return the stalls of two arms, [processes, arms] each: log slowdown, and stalled steps."""
+    mean = 25 if kind == "busy" else 0.1 if kind == "rare" else 2.5
+    steps = rng.poisson(mean, (processes, 2))
+    draw = {
+        "few": lambda k: rng.exponential(0.01, k),
+        "busy": lambda k: rng.exponential(0.008, k),
+        "heavy": lambda k: (0.003 * rng.pareto(1.2, k)).clip(0, 2),
+        "rare": lambda k: rng.exponential(0.3, k),
+    }[kind]
+    return np.log1p([[draw(k).sum() for k in pair] for pair in steps]), steps.astype(float)
+
+
+def decide(speeds, slower, steps):
+    """Return the p of a study with one arm, and whether stalls count as the machine's."""
+    share = 1 - np.exp(-slower)
+    stalled = np.stack([share, steps], axis=2)
+    p = signed_rank_p(stalled[:, 0], stalled[:, 1])
+    values = speeds - slower if p <= OWN_WORK_ALPHA else speeds
+    passed = p > UNCLEAR_ALPHA and own_work_bound_pct(share[:, 0], share[:, 1]) <= 2.0
+    return permutation_test(values[:, [0]], values[:, [1]]), passed
+
+
+@pytest.mark.parametrize("processes", [8, 10])
+@pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
+def test_equal_arms_with_stalls_are_called_different_in_at_most_6_percent(kind, processes):
+    rng = np.random.default_rng([processes, len(kind)])
+    wrong = 0
+    for _ in range(2_000):
+        p, _ = decide(rng.normal(0, 0.01, (processes, 2)), *machine(kind, rng, processes))
+        wrong += p <= 0.05
+    assert wrong / 2_000 <= 0.06
+
+
+@pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
+def test_own_work_of_three_percent_is_seldom_missed(kind):
+    rng = np.random.default_rng(len(kind))
+    passed = 0
+    for _ in range(300):
+        slower, steps = machine(kind, rng, 10)
+        slower[:, 1] += 0.03
+        steps[:, 1] += 1
+        passed += decide(rng.normal(0, 0.01, (10, 2)), slower, steps)[1]
+    assert passed / 300 <= 0.03
+
+
+def test_old_records_without_measured_times_are_analysed_unchanged(make_cell):
+    def change(record):
+        return replace(record, notes={**record.notes, "stalls": {"steps": 3, "seconds": 1.0}})
+
+    cell = make_cell(blocks=8, runs=1, requests=True, isolation="in_process", repeats=1,
+                     change=change)  # fmt: skip
+    assert analyse(cell).stalls is None
+    json.dumps(analyse(cell).json)

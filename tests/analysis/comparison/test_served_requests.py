@@ -1,0 +1,217 @@
+"""Arms that did not serve the same requests, or counted tokens otherwise, get no wrong verdict."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.gates import healthy
+from labkit.analysis.comparison.served_requests import sustained
+from labkit.analysis.model.cell_model import CellDesign
+from labkit.analysis.studies.serving_capacity import serving_capacities
+from labkit.records import Arm, CaseRecord, Record
+
+ALL = tuple(f"r{i}" for i in range(40))
+
+
+def run(arm, served=ALL, asked=ALL, role=None, block=0):
+    lost = [name for name in asked if name not in served]
+    traffic = {
+        "requests": len(asked), "served": len(served), "refused": 0, "failed": len(lost),
+        "unserved": [{"id": name, "outcome": "failed", "error": "it broke off"} for name in lost],
+    }  # fmt: skip
+    notes = {"requests": [{"id": name} for name in served], "traffic": traffic}
+    role = role or {"base": "baseline", "control": "control"}.get(arm, "arm")
+    return Record(
+        arm,
+        role,
+        block,
+        0,
+        0,
+        "ok",
+        "2026-11-20T20:00:00Z",
+        cases=(CaseRecord("all", notes=notes),),
+    )
+
+
+BASE, OTHER = run("base"), run("server", asked=ALL[:8], served=ALL[:8])
+HALF, ALL_BUT_ONE, ALL_BUT_THREE = ALL[::2], ALL[1:], ALL[3:]
+
+
+@pytest.mark.parametrize(
+    ("records", "arms"),
+    [
+        ([BASE, run("server"), run("control")], ""),
+        ([BASE, run("server", HALF)], "server"),
+        ([BASE, run("server", ALL_BUT_ONE)], "server"),
+        ([BASE, run("server"), run("server", HALF, block=1), run("other")], "server"),
+        ([BASE, run("server"), run("control", ALL_BUT_ONE)], "all"),
+        ([BASE, run("base", HALF, block=1), run("server")], "all"),
+        ([run("base", ALL_BUT_ONE), run("server")], "server"),
+        ([run("base", ALL_BUT_ONE), run("server", ALL_BUT_ONE)], ""),  # one that no arm can serve
+        ([run("base", ALL_BUT_THREE), run("server", ALL_BUT_THREE)], "all"),
+        ([run("server", HALF)], "server"),
+        ([BASE, OTHER], ""),  # other requests by design, and every one was served
+        ([BASE, replace(BASE, arm="server", role="arm", cases=())], ""),
+    ],
+)
+def test_arms_that_served_other_requests_or_few_are_not_healthy(records, arms):
+    gate = healthy(records)
+    assert (gate.status == "fail") is bool(arms)
+    assert bool(gate.cause("server")) is bool(arms) and bool(gate.cause("x")) is (arms == "all")
+    assert all("were not served" in reason for reason in gate.reasons)
+
+
+def test_the_reason_names_the_run_and_the_first_error():
+    (reason,) = healthy([BASE, run("server", HALF)]).reasons
+    assert reason == (
+        "b00-p00-server: 20 of 40 requests were not served, and the baseline served others; "
+        "it broke off"
+    )
+
+
+def counting(arm, change):
+    """Return a change of a cell's records: the arm is a server, as ``change`` notes."""
+
+    def changed(record):
+        if record.arm != arm:
+            return record
+        return replace(record, notes={**record.notes, "engine": {"server": change}})
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("notes", "cause"),
+    [
+        ({"counted_by": "usage", "counted_beyond_max": 0}, None),
+        ({"counted_by": "usage"}, None),  # an older record
+        ({"counted_by": "token ids"}, None),
+        ({"counted_by": "tokenizer"}, "tokens were counted by different means: seq_map's by token"),
+        ({"counted_by": "tokenizer and usage"}, "seq_map's by tokenizer and usage, binary"),
+        (
+            {"counted_by": "tokenizer", "counted_beyond_max": 3},
+            "the tokenizer counts more tokens than max_tokens allows in 3 requests of b00-",
+        ),
+        (
+            {"counted_by": "usage", "counted_below_chunks": 1},
+            "the usage counts fewer tokens than chunks arrived in 1 request of b00-",
+        ),
+    ],
+)  # fmt: skip
+def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, cause):
+    cell = make_cell(requests=True, blocks=6, runs=1, change=counting("seq_map", notes))
+    words = {
+        one.row.metric: one.verdict
+        for one in analyse(cell).judged
+        if one.comparison.arm == "seq_map"
+    }
+    assert words["ttft_p50_ms"].word != "invalid"
+    for metric in ("total_tok_s", "output_tok_s"):
+        verdict = words[metric]
+        assert (verdict.word == "invalid") is (cause is not None)
+        assert cause is None or cause in verdict.reason
+
+
+TOKENIZER = {"counted_by": "tokenizer"}
+BEYOND_MAX = {"counted_by": "usage", "counted_beyond_max": 1}
+BUNDLES = {"counted_by": "usage", "first_chunk_excess_pct": 20.0}
+EXCESS = "may hold 20 % of the tokens after the first"
+
+
+@pytest.mark.parametrize(
+    ("notes", "cause"),
+    [
+        ({"counted_by": "usage", "first_chunk_excess_pct": 0.9}, None),
+        (TOKENIZER, "tokens were counted by different means"),
+        (BEYOND_MAX, "the count is unusable"),
+        (BUNDLES, EXCESS),
+    ],
+)
+@pytest.mark.parametrize("limits", [{"ttft_ms": 9.0, "tpot_ms": None}, {"tpot_ms": 9.0}])
+def test_goodput_within_a_limit_on_tpot_needs_counts_that_compare(make_cell, limits, notes, cause):
+    count = counting("seq_map", notes)
+
+    def change(record):
+        (case,) = (changed := count(record)).cases
+        names = {"total_tok_s": "goodput_req_s", "output_tok_s": "tpot_excl_first_p50_ms"}
+        metrics = [replace(one, name=names.get(one.name, one.name)) for one in case.metrics]
+        return replace(changed, cases=(replace(case, metrics=tuple(metrics)),))
+
+    cell = make_cell(requests=True, blocks=6, runs=1, change=change, metrics=["goodput_req_s"],
+                     limits=limits)  # fmt: skip
+    words = {
+        one.row.metric: one.verdict
+        for one in analyse(cell).judged
+        if one.comparison.arm == "seq_map"
+    }
+    expected = {
+        "goodput_req_s": cause if limits["tpot_ms"] else None,
+        "tpot_excl_first_p50_ms": cause,
+        "ttft_p50_ms": None,
+    }
+    for metric, reason in expected.items():
+        assert (words[metric].word == "invalid") is (reason is not None), metric
+        assert reason is None or reason in words[metric].reason
+
+
+def test_a_baseline_whose_count_is_unusable_leaves_no_verdict_on_tokens(make_cell):
+    notes = {"counted_by": "tokenizer", "counted_beyond_max": 1}
+    cell = make_cell(requests=True, blocks=6, runs=1, change=counting("binary_search", notes))
+    judged = [one for one in analyse(cell).judged if one.row.metric == "total_tok_s"]
+    assert {one.verdict.word for one in judged} == {"invalid"}
+
+
+@pytest.mark.parametrize(
+    ("traffic", "expected"),
+    [
+        ({}, True),
+        ({"due_per_s": None, "sent_per_s": None}, True),
+        ({"due_per_s": 40.0, "sent_per_s": 39.0}, True),
+        ({"due_per_s": 40.0, "sent_per_s": 5.0}, False),
+    ],
+)
+def test_a_load_that_is_sent_more_slowly_than_it_arrives_is_not_sustained(traffic, expected):
+    assert sustained(traffic) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "at_least"),
+    [
+        ({}, 40.0),
+        ({"server": BUNDLES}, 40.0),  # its limit is not on TPOT
+        ({"server": BUNDLES, "tpot_ms": 50.0}, None),
+        ({"server": TOKENIZER, "tpot_ms": 50.0}, None),
+        ({"server": BEYOND_MAX, "tpot_ms": 50.0}, None),
+        ({"tpot_ms": 50.0}, 40.0),
+        ({"sent_per_s": 5.0}, None),  # few clients held the requests back
+        ({"outcome": "crashed"}, None),  # the run counts, with no request within the limits
+    ],
+)
+def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_least):
+    change = dict(change)
+    workload = {
+        "capacity": 90.0,
+        "arrivals": {"rate": 40.0},
+        "limits": {"ttft_ms": 100.0, "tpot_ms": change.pop("tpot_ms", None), "e2e_ms": None},
+    }
+    notes = {"engine": {"server": change.pop("server", {})}}
+    outcome, detail = change.get("outcome", "ok"), "the server ended"
+    traffic = {"requests": 200, "good": 200, "due_per_s": 40.0, "sent_per_s": 40.0, **change}
+    case = CaseRecord("all", notes={"traffic": traffic})
+    records = [
+        replace(BASE, block=block, cases=(case,) if outcome == "ok" or block % 2 else (),
+                outcome="ok" if block % 2 else outcome, detail=detail, notes=notes)
+        for block in range(6)
+    ]  # fmt: skip
+    data = SimpleNamespace(
+        arms=[Arm("base", "baseline", {}, {"workload": workload})],
+        records=records,
+        design=CellDesign({"alpha": 0.05}),
+    )
+    (one,) = serving_capacities([SimpleNamespace(data=data)])
+    assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
+    assert (one.cause is not None) == ("Not decided: the capacity of base" in one.sentence)
+    slow = "Not sustained: the load at 40 requests/s." in one.sentence
+    assert slow is ("sent_per_s" in change)

@@ -1,0 +1,300 @@
+"""Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from planted_cells import planted_cell
+from scipy import stats
+
+from labkit.analysis.comparison import gates
+from labkit.analysis.comparison.output_identity import IdentityReport
+from labkit.analysis.comparison.text_quality import (
+    KL_QUANTILES,
+    QUALITY_METRICS,
+    ScoredWindows,
+    broken_limits,
+    text_qualities,
+    text_quality,
+)
+from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.findings.cell_findings import Findings
+from labkit.analysis.findings.outputs_text import interval_text, quality_sentences, share_text
+from labkit.analysis.statistics.block_jackknife import (
+    Interval,
+    block_jackknife,
+    num_blocks,
+    positive_interval,
+)
+from labkit.analysis.tables.text_quality_tables import (
+    SpeedAndQuality,
+    frontier,
+    quality_table,
+    quoted,
+    speed_quality_chart,
+    speed_quality_points,
+    worst_places_table,
+)
+from labkit.analysis.tables.validity_tables import output_noun
+from labkit.config.experiment import QualityLimits
+from labkit.records import Arm, CaseRecord, Record
+from labkit.records.kl_histogram import RELATIVE_ERROR, encode_histogram
+
+RNG = np.random.default_rng(0)
+PLACE = {
+    "kl": 0.5,
+    "window": "text 1, token 0",
+    "position": 3,
+    "before": "a\n",
+    "token": "b|",
+    "after": "c",
+    "baseline_top1": "d",
+    "arm_top1": "e",
+}
+
+
+def windows(shift, count=32):
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(20, 30, count)
+    return [
+        {
+            "window": str(i),
+            "tokens": int(n),
+            "nll": float(rng.uniform(2, 3) * n + shift * n),
+            "kl": (shift * rng.exponential(size=n)).tolist(),
+            "same_top1": int(n) - (int(rng.integers(0, 4)) if shift else 0),
+            "probability_change_squared": float(shift * rng.uniform(0, 1)),
+        }
+        for i, n in enumerate(lengths)
+    ]
+
+
+def record(arm, shift, block=0, outcome="ok", top=64):
+    notes = {
+        "reference_top": top,
+        "reference_rest": 0.125,
+        "windows": windows(shift),
+        "worst": [PLACE] if shift else [],
+    }
+    return Record(
+        arm=arm,
+        role="baseline" if arm == "base" else "arm",
+        block=block,
+        position=0,
+        seed=0,
+        outcome=outcome,
+        started="",
+        detail=None if outcome == "ok" else "it crashed",
+        cases=(CaseRecord("all", notes={"scoring": notes}),),
+    )
+
+
+RECORDS = [record("base", 0.0), record("lossy", 9.9, 0, "crashed"), record("lossy", 0.1, 1)]
+ARMS = [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]
+CELL = planted_cell(arms=ARMS)
+
+
+def test_metrics_are_those_of_plain_sums():
+    base, lossy = text_qualities(["base", "lossy"], RECORDS)
+    ours, theirs = windows(0.1), windows(0.0)
+    tokens = sum(w["tokens"] for w in ours)
+    kl = np.concatenate([w["kl"] for w in ours])
+    assert lossy.perplexity.estimate == pytest.approx(
+        math.exp(sum(w["nll"] for w in ours) / tokens)
+    )
+    assert lossy.perplexity_ratio.estimate == pytest.approx(
+        math.exp(sum(w["nll"] for w in ours) / tokens)
+        / math.exp(sum(w["nll"] for w in theirs) / tokens)
+    )
+    assert lossy.kl_mean.estimate == pytest.approx(kl.mean())
+    got = [quantile.estimate for quantile in lossy.kl_quantiles]
+    assert got == pytest.approx(np.quantile(kl, KL_QUANTILES))
+    assert lossy.top1_agreement.estimate == pytest.approx(
+        sum(w["same_top1"] for w in ours) / tokens
+    )
+    squares = sum(w["probability_change_squared"] for w in ours)
+    assert lossy.probability_change.estimate == pytest.approx(math.sqrt(squares / tokens))
+    assert base.kl_mean == Interval(0, 0, 0)
+    assert base.perplexity_ratio == Interval(1, 1, 1)
+    assert base.top1_agreement == Interval(1, 1, 1)
+
+
+def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
+    older = ScoredWindows.from_notes(windows(0.1))
+    notes = [
+        {**w, "kl_sum": sum(w["kl"]), "kl_histogram": encode_histogram(values)}
+        for w, values in zip(windows(0.1), older.kl, strict=True)
+    ]
+    for note in notes:
+        del note["kl"]  # the list of older records
+    newer = text_quality("lossy", {"windows": notes, "worst": []}, older)
+    exact = text_quality("lossy", {"windows": windows(0.1), "worst": []}, older)
+    assert newer.kl_mean.estimate == pytest.approx(exact.kl_mean.estimate, rel=1e-12)
+    assert newer.kl_mean.high == pytest.approx(exact.kl_mean.high, rel=1e-9)
+    for got, truth in zip(newer.kl_quantiles, exact.kl_quantiles, strict=True):
+        assert got.estimate == pytest.approx(truth.estimate, rel=RELATIVE_ERROR * (1 + 1e-4))
+        assert got.estimate != truth.estimate and got.low < got.estimate < got.high
+
+
+def test_tables_have_a_line_per_arm_and_the_worst_places():
+    table = quality_table(CELL, RECORDS)
+    assert [quality.arm for quality in table.lines] == ["base", "lossy"]
+    assert "32 windows" in table.notes[0] and "12.50%" in table.notes[1]
+    (place,) = worst_places_table(CELL, RECORDS).lines
+    assert place == ("lossy", PLACE)
+    assert quality_table(CELL, [record("base", 0.0, outcome="crashed")]) is None
+
+
+def test_a_server_compared_on_fewer_tokens_is_named_below_the_table():
+    assert len(quality_table(CELL, RECORDS).notes) == 2
+    table = quality_table(CELL, [record("base", 0.0), record("lossy", 0.1, top=20)])
+    assert "arm lossy returns its 20 likeliest tokens" in table.notes[2]
+
+
+def found(*arms):
+    """Return findings with what one run of each arm scored; ``arms``: names and shifts."""
+    names = tuple(name for name, _ in arms)
+    records = tuple(record(name, shift) for name, shift in (("base", 0.0), *arms))
+    return Findings(names, "base", qualities=tuple(text_qualities(["base", *names], records)[1:]))
+
+
+def test_the_headline_has_each_arm_s_quality_with_its_interval():
+    assert quality_sentences(found(("lossy", 0.1))) == [
+        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.24 % (90.42 to 94.06) the "
+        "same next token."
+    ]
+    assert quality_sentences(Findings(("b",), "a")) == []
+
+
+def test_of_many_arms_the_headline_has_the_closest_and_the_furthest():
+    (sentence,) = quality_sentences(found(("c", 0.3), ("a", 0.1), ("d", 0.4), ("b", 0.2)))
+    assert sentence.startswith(
+        "Quality against base, the closest and the furthest of 4 arms: a KL 0."
+    )
+    assert "; d KL 0." in sentence and sentence.count(" KL ") == 2
+
+
+def test_the_outputs_of_a_scoring_workload_are_not_requests():
+    cell = planted_cell([{"metric": "total_tok_s"}])
+    assert output_noun(cell, RECORDS) == "scored tokens"
+    assert output_noun(cell, []) == "requests"
+
+
+def point(arm, speed, kl):
+    return SpeedAndQuality(arm, Interval(speed, None, None), Interval(kl, None, None))
+
+
+def test_the_frontier_has_no_arm_that_another_exceeds_in_both():
+    base, slow, fast, faster = (
+        point("base", 0, 0), point("slow", -1, 0.1), point("fast", 5, 0.2), point("faster", 9, 0.4)
+    )  # fmt: skip
+    late, same = point("late", 4, 0.3), point("same", -2, 0)
+    assert frontier([late, faster, slow, fast, same, base]) == [base, fast, faster]
+
+
+def test_the_chart_has_both_intervals_and_names_the_frontier():
+    effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
+    rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
+    qualities = text_qualities(["base", "lossy"], RECORDS)
+    base, lossy = speed_quality_points(planted_cell(rows, arms=ARMS), qualities)
+    assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
+    assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), qualities[1].kl_mean)
+    svg = chart_svg(speed_quality_chart(planted_cell(rows, arms=ARMS), qualities))
+    assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
+    assert svg.count("line arm") == 4 and ">lossy</text>" in svg
+    effect["effect_pct"] = None
+    assert speed_quality_chart(planted_cell(rows, arms=ARMS), qualities) is None
+
+
+def test_texts_of_intervals():
+    assert interval_text(Interval(0.00412, 0.0032, 0.0052)) == "0.00412 (0.0032 to 0.0052)"
+    assert interval_text(Interval(0.5, None, None)) == "0.5"
+    assert interval_text(Interval(0, 0, 0)) == "0"
+    assert share_text(Interval(0.991, 0.987, 0.995)) == "99.10 % (98.70 to 99.50)"
+    assert quoted("a\n|") == r"a\n¦"
+
+
+def test_a_mean_has_student_s_interval_of_its_block_means():
+    values = RNG.normal(size=160)
+    interval = block_jackknife(lambda some: float(values[some].mean()), 160)
+    means = values.reshape(8, 20).mean(axis=1)
+    low, high = stats.t.interval(0.95, 7, means.mean(), stats.sem(means))
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_few_windows_have_no_interval():
+    assert block_jackknife(lambda some: 1.0, 3) == Interval(1.0, None, None)
+    assert [num_blocks(n) for n in (4, 16, 99, 100, 160, 1000)] == [4, 4, 4, 5, 8, 8]
+
+
+def test_a_positive_statistic_has_a_positive_interval_unless_it_is_0():
+    values = RNG.lognormal(0, 2, 40)
+    assert positive_interval(lambda some: float(values[some].mean()), 40).low > 0
+    values[1:] = 0
+    interval = positive_interval(lambda some: float(values[some].mean()), 40)
+    assert interval.low == 0 < interval.estimate < interval.high
+
+
+@pytest.mark.parametrize(
+    ("correlation", "count", "studies"),
+    [(0.0, 50, 1000), (0.3, 50, 1000), (0.5, 50, 4000), (0.5, 100, 1000)],
+)
+def test_intervals_of_dependent_windows_cover_the_truth(correlation, count, studies):
+    """Simulated studies of skewed windows, each correlated with the window before."""
+    noise = np.random.default_rng(1).normal(size=(studies, count))
+    for i in range(1, count):
+        fresh = math.sqrt(1 - correlation**2) * noise[:, i]
+        noise[:, i] = correlation * noise[:, i - 1] + fresh
+    truth, covered = math.exp(0.125), 0
+    for study in np.exp(0.5 * noise):
+        interval = positive_interval(lambda some, x=study: float(x[some].mean()), count)
+        covered += interval.low <= truth <= interval.high
+    assert 0.93 <= covered / studies <= 0.97
+
+
+def test_the_config_and_the_gate_have_the_same_limits():
+    assert list(QUALITY_METRICS) == list(vars(QualityLimits()))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "undecided", "broken"),
+    [("kl_mean", 0.2, 0.1, 0.05), ("top1_agreement", 0.9, 0.94, 0.99)],
+)
+def test_a_limit_is_kept_broken_or_not_decided(name, kept, undecided, broken):
+    _, lossy = text_qualities(["base", "lossy"], RECORDS)
+    interval = QUALITY_METRICS[name].value(lossy)
+    assert interval.low < undecided < interval.high
+    assert list(broken_limits(lossy, {name: kept})) == []
+    (line,) = broken_limits(lossy, {name: undecided})
+    assert line.startswith(f"{name} is not decided") and "score more windows" in line
+    (line,) = broken_limits(lossy, {name: broken})
+    assert line.endswith(f"must be {'at most' if name == 'kl_mean' else 'at least'} {broken:g}")
+
+
+def gate(limit, records=RECORDS):
+    arms = [
+        Arm(name, role, {}, {}, "quality", quality={"kl_mean": limit})
+        for name, role in (("base", "baseline"), ("lossy", "arm"))
+    ]
+    report = IdentityReport(reference=None, differences=(), agreement=())
+    return gates.identical(report, arms, records, 0.05)
+
+
+def test_the_gate_fails_for_the_arm_outside_the_limits():
+    assert gate(0.2).status == "pass"
+    failed = gate(0.01)
+    assert failed.status == "fail" and failed.cause("base") is None
+    assert "kl_mean is 0." in failed.cause("lossy")
+
+
+def test_an_arm_that_scored_nothing_fails_the_gate():
+    assert "lossy: no run has scored texts" in gate(0.2, RECORDS[:2]).reasons
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_too_few_windows_have_an_estimate_without_an_interval(windows):
+    kl = np.arange(1.0, windows + 1)
+    for compute in (block_jackknife, positive_interval):
+        interval = compute(lambda indices: float(kl[indices].mean()), windows)
+        assert interval.estimate == pytest.approx(kl.mean())
+        assert interval.low is None and interval.high is None

@@ -1,0 +1,85 @@
+"""The command that would answer what a cell leaves open."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.findings.next_command import MAX_BLOCKS, next_command
+
+NAME = "study/ablation=seq_map,engine=paged"
+
+
+def command(path):
+    found = next_command(analyse(path))
+    return None if found is None else (shlex.split(found.command), found.purpose)
+
+
+def test_an_answered_question_needs_no_command(make_cell):
+    assert command(make_cell(NAME, effects={"seq_map": 0.8})) is None
+
+
+def test_missing_blocks_are_run_in_the_same_folder(make_cell):
+    def lose(record):
+        return None if record.block == 3 and record.position == 0 else record
+
+    words, purpose = command(make_cell(NAME, change=lose))
+    assert words == [
+        "python", "-m", "labkit", "ablation=seq_map", "engine=paged", "out=THIS_FOLDER", "-m",
+    ]  # fmt: skip
+    assert purpose == "run the blocks that are missing"
+
+
+def test_failed_blocks_are_run_again(make_cell):
+    def fail(record):
+        if record.block < 3:
+            return record
+        return replace(record, outcome="oom", detail="no room", cases=())
+
+    words, purpose = command(make_cell(NAME, change=fail))
+    assert words[-2:] == ["redo=failed", "-m"] and purpose.startswith("run failed blocks again")
+
+
+def test_an_estimate_asks_for_the_standard_design(make_cell):
+    words, purpose = command(make_cell(f"{NAME},design.blocks=1", blocks=1, runs=1))
+    assert words[3:] == ["ablation=seq_map", "engine=paged", "design=standard", "-m"]
+    assert purpose == "run enough blocks for a verdict"
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_more_blocks_do_not_repair_a_failed_gate(make_cell, blocks):
+    def change(record):
+        return replace(record, counters={}) if record.arm == "seq_map" else record
+
+    noisy = {"effects": {"seq_map": 1.01}, "noise": 0.03, "cases": ("one",), "seed": 3}
+    cell = make_cell(NAME, blocks=blocks, runs=1, change=change, **noisy)
+    assert "vacuous" in analyse(cell).causes("seq_map", None)[0] and command(cell) is None
+
+
+def test_the_command_names_the_folders_of_the_users_files(make_cell):
+    cell = make_cell(f"{NAME},design.blocks=1", blocks=1, runs=1)
+    manifest = json.loads((cell / "cell.json").read_text())
+    (cell / "cell.json").write_text(json.dumps({**manifest, "config_dirs": ["my files", "b"]}))
+    words, _ = command(cell)
+    assert words[3:7] == ["--config-dir", "my files", "--config-dir", "b"]
+    assert analyse(cell).json["config_dirs"] == ["my files", "b"]
+
+
+def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):
+    cell = make_cell(NAME, effects={"seq_map": 1.01}, noise=0.03, cases=("one",), seed=3)
+    words, purpose = command(cell)
+    (blocks,) = (int(w.partition("=")[2]) for w in words if w.startswith("design.blocks="))
+    assert 4 < blocks <= MAX_BLOCKS and "design.looks=[]" in words
+    assert not any(word.startswith("out=") for word in words)
+    assert purpose == "decide 1 undecided row in a new study"
+
+
+@pytest.mark.parametrize("name", ["study/my cell", "study/ablation=x__y", "study/+new=1"])
+def test_overrides_that_a_name_does_not_give_are_not_guessed(make_cell, name):
+    assert command(make_cell(name, blocks=1, runs=1)) is None
+
+
+def test_without_an_arm_there_is_nothing_to_decide(make_cell):
+    assert command(make_cell(NAME, effects={}, noise=0.2)) is None

@@ -1,0 +1,60 @@
+"""Charts as pictures: every kind of mark, with its colour, place and scale."""
+
+import pytest
+
+from labkit.analysis.document.arm_styles import COLOURS, CONTROL_COLOUR
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import ChartPart
+from labkit.analysis.pages.matplotlib_figures import chart_figure, write_figure
+
+
+def chart(**options):
+    return Chart("title", (0.0, 4.0), (0.0, 2.0), "x", "y", **options)
+
+
+def test_every_mark_is_drawn_where_the_chart_has_it(tmp_path):
+    made = chart(rows=("one", "two"), x_ticks=((1.0, "a"), (3.0, "b")))
+    made.band(1.0, 2.0, "margin")
+    made.bar((0.0, 3.0), (0.1, 0.9), "reserved", arm="a")
+    made.line([(0.0, 0.5), (4.0, 1.5)], "line arm1 dashed", "a")
+    made.dot(2.0, 1.0, "arm1", "triangle", arm="a")
+    made.dot(3.0, 1.0, "control", "cross", arm="control")
+    made.text(3.0, 0.5, "beside", dx=7)
+    made.limit(1.5, "limit")
+    figure = chart_figure([ChartPart(made)])
+    (axes,) = figure.axes
+    line, up, cross, limit = axes.lines
+    assert list(line.get_xdata()) == [0.0, 4.0] and line.get_linestyle() == "--"
+    assert (line.get_color(), up.get_color(), up.get_marker()) == (COLOURS[1], COLOURS[1], "^")
+    assert (cross.get_color(), cross.get_marker()) == (CONTROL_COLOUR, "x")
+    assert list(limit.get_xdata()) == [1.5, 1.5]
+    (bars,) = axes.collections
+    assert bars.get_paths()[0].get_extents().bounds == pytest.approx((0.0, 0.1, 3.0, 0.8))
+    assert [text.get_text() for text in axes.texts] == ["beside", "limit"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two"]
+    assert list(axes.get_yticks()) == [1.5, 0.5] and axes.get_xlim() == (0.0, 4.0)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "control"]
+    write_figure([ChartPart(made)], tmp_path / "made")
+    first = [(tmp_path / f"made.{ending}").read_bytes() for ending in ("png", "svg")]
+    write_figure([ChartPart(made)], tmp_path / "made")
+    assert first == [(tmp_path / f"made.{ending}").read_bytes() for ending in ("png", "svg")]
+
+
+def test_exponents_of_ten_and_unknown_published_dots():
+    made = chart(log_scale=True)
+    made.dot(1.0, 2.0, "published", "diamond", arm="a")
+    (axes,) = chart_figure([ChartPart(made)]).axes
+    (dot,) = axes.lines
+    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (10.0, 100.0)
+    assert axes.get_xscale() == "log" and dot.get_markerfacecolor() == "white"
+
+
+def test_charts_are_panels_and_a_legend_of_long_names_fits():
+    keys = tuple((30 * letter, f"line arm{i}", "line") for i, letter in enumerate("abcdef"))
+    made = chart()
+    figure = chart_figure([ChartPart(made, keys=keys), ChartPart(made), ChartPart(made)], 2)
+    assert [panel.get_visible() for panel in figure.axes] == [True, True, True, False]
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.x1

@@ -1,0 +1,113 @@
+"""The history of a metric: series from records alone, change points, and what splits a series."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis.studies.metric_history import metric_history
+from labkit.archive import archive_study
+from labkit.history import main
+
+CASE = ("decode, 64 reqs, ctx 128",)
+
+
+@pytest.fixture
+def week(make_cell, tmp_path):
+    """Return a function that writes a study of one day, and the folder of all studies."""
+
+    def write(day, factor=1.0, probe=1.0, commit="a", **changes):
+        def dated(record):
+            time = f"2026-11-{day:02d}T10:00:{record.block:02d}Z"
+            facts = {"git": commit * 40, "git_changes": "clean", **changes}
+            before = {"matmul_us": 100.0 * probe}
+            return replace(
+                record,
+                started=time,
+                environment={**record.environment, **facts},
+                probe={"before": before},
+            )
+
+        options = {"blocks": 2, "runs": 1, "cases": CASE, "effects": {}, "control": False}
+        make_cell(f"outputs/{day:02d}/cell", seed=day, unit_scale=factor, change=dated, **options)
+        return tmp_path / "outputs"
+
+    return write
+
+
+def test_a_slower_commit_is_found_and_named(week, capsys):
+    for day in range(1, 13):
+        root = week(day, 1.0 if day < 8 else 1.1, commit="a" if day < 8 else "b")
+    (series,) = metric_history(root, "dispatch_us")
+    (change,) = series.changes
+    assert change.index == 7 and change.percent == pytest.approx(10, abs=1.5)
+    assert change.probe_percent == pytest.approx(0)
+    assert main([str(root), "dispatch_us"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        " more time per launch after a change between 2026-11-07 aaaaaaaaaa and 2026-11-08 "
+        "bbbbbbbbbb" in out
+    )
+    assert "the machine's probe changed by 0.0%" in out.replace("+", "")
+    page = (root / "history-dispatch_us.html").read_text("utf-8")
+    assert page.count('class="dot"') == 12 and page.count('class="margin"') == 1
+    assert page.count('<polyline class="median"') == 2 and "http" not in page.split("</style>")[1]
+    table = (root / "history-dispatch_us.md").read_text("utf-8")
+    assert table.count("| 2026-11-") == 12 and "[08](08)" in table
+    assert main([str(root), "dispatch_us"]) == 0
+    assert (root / "history-dispatch_us.html").read_text("utf-8") == page
+
+
+def test_a_slower_machine_stands_beside_the_change(week):
+    for day in range(1, 13):
+        slow = 1.0 if day < 7 else 1.2
+        root = week(day, slow, probe=slow)
+    (change,) = metric_history(root, "dispatch_us")[0].changes
+    assert change.probe_percent == pytest.approx(20, abs=0.1)
+
+
+def test_a_quiet_or_short_history_has_no_change(week):
+    for day in range(1, 8):
+        root = week(day, 1.0 if day < 4 else 2.0)
+    (short,) = metric_history(root, "dispatch_us")
+    assert not short.is_long_enough and short.changes == ()
+
+
+def test_other_machines_and_options_are_other_series(week, make_cell):
+    for day in range(1, 4):
+        root = week(day)
+    week(9, cpu_model="other")
+    options = {"blocks": 2, "runs": 1, "cases": CASE, "effects": {}, "control": False}
+    make_cell("outputs/20/cell", clients=4, **options)
+    series = metric_history(root, "dispatch_us")
+    assert [len(one.points) for one in series] == [3, 1, 1]
+    assert {one.machine for one in series} == {"test, Linux, 2 cores", "other, Linux, 2 cores"}
+    assert ", workload.concurrency=4" in {one.label for one in series}
+
+
+def test_every_arm_has_a_series_of_its_own_runs_and_the_control_none(make_cell, tmp_path):
+    make_cell("outputs/01/cell", blocks=4, runs=1, cases=CASE, effects={"seq_map": 0.5})
+    series = metric_history(tmp_path / "outputs", "dispatch_us")
+    assert [one.name.split(",")[0] for one in series] == ["binary_search", "seq_map"]
+    ((base,), (arm,)) = (one.points for one in series)
+    assert (base.runs, arm.runs) == (4, 4)
+    assert arm.value / base.value == pytest.approx(0.5, rel=0.05)
+
+
+def test_archives_are_read_and_uncommitted_changes_marked(week, tmp_path):
+    root = week(1, git_changes="0123456789abcdef")
+    archive_study(root / "01", root / "packed.zip")
+    ((point,),) = (one.points for one in metric_history(root, "dispatch_us"))
+    assert point.study.name == "01"
+    shutil.rmtree(root / "01")
+    ((point,),) = (one.points for one in metric_history(root, "dispatch_us"))
+    assert point.study.name == "packed.zip" and point.commit == "aaaaaaaaaa+" and point.runs == 2
+
+
+def test_a_metric_that_no_study_has_names_the_nearest(week, capsys):
+    root = week(1)
+    assert main([str(root), "dispatch_su"]) == 2
+    error = capsys.readouterr().err
+    assert "no study has the metric 'dispatch_su'" in error and "dispatch_us" in error
+    assert error.count("\n") == 1
+    assert main([str(root / "none"), "dispatch_us"]) == 2

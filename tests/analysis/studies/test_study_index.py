@@ -1,0 +1,82 @@
+"""The index of a folder of studies: questions, answers, dates, machines, and broken studies."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis import write_study
+from labkit.analysis.studies.study_index import index_entries
+from labkit.report import main
+
+
+def started(day):
+    return lambda record: replace(record, started=f"2026-11-{day:02d}T10:00:{record.block:02d}Z")
+
+
+@pytest.fixture
+def studies(make_cell, tmp_path):
+    """Return a folder of two reported studies, one of them two folders deep, and one unreported."""
+    for folder, day in (("outputs/old", 3), ("outputs/2026-11-20/12-00-00", 20)):
+        write_study(make_cell(f"{folder}/cell", change=started(day)).parent, plots=False)
+    make_cell("outputs/unreported/cell", effects={"seq_map": 0.8}, change=started(9))
+    return tmp_path / "outputs"
+
+
+def test_the_index_has_question_answer_date_and_machine_newest_first(studies, capsys):
+    assert main([str(studies)]) == 0
+    assert capsys.readouterr().out.startswith("3 studies, 3 cells, 72 runs: ")
+    page = (studies / "index.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| 2026")]
+    assert [row[2:12] for row in rows] == ["2026-11-20", "2026-11-09", "2026-11-03"]
+    assert "[2026-11-20/12-00-00](2026-11-20/12-00-00/report.html)" in rows[0]
+    answer = json.loads((studies / "old" / "study.json").read_text())["cells"][0]["answer"]
+    for text in (answer, "Does a host-built map beat", "host abc", "healthy pass", " 24 "):
+        assert text in rows[2]
+    assert "takes 19.9 to 20.0 % less time per launch than binary_search" in rows[1]
+    html = (studies / "index.html").read_text("utf-8")
+    assert 'href="old/report.html"' in html and "<table>" in html
+    assert main([str(studies)]) == 0
+    assert (studies / "index.md").read_text("utf-8") == page
+
+
+def test_an_older_study_is_listed_in_todays_words(studies):
+    path = studies / "2026-11-20" / "12-00-00" / "study.json"
+    study = json.loads(path.read_text())
+    study["cells"][0] |= {"answer": "seq_map is 5 % faster", "verdicts": {"faster": 1}}
+    path.write_text(json.dumps(study))
+    assert "less time per launch" in index_entries(studies)[0].answer
+
+
+def test_a_cell_began_with_its_first_run_and_ended_with_its_last(studies):
+    (entry,) = [entry for entry in index_entries(studies) if entry.study.name == "old"]
+    runs = (studies / "old" / "cell" / "runs").glob("*.json")
+    times = sorted(json.loads(path.read_text())["started"] for path in runs)
+    assert len(set(times)) > 2
+    assert (entry.began, entry.ended) == (times[0], times[-1])
+
+
+def test_an_edited_or_truncated_study_is_named_and_the_others_are_listed(studies, capsys):
+    record = next((studies / "old" / "cell" / "runs").glob("*.json"))
+    record.write_text(record.read_text().replace('"repeats": [', '"repeats": [7'))
+    (studies / "unreported" / "cell" / "cell.json").write_text("{")
+    assert main([str(studies)]) == 0
+    assert "2 cannot be read" in capsys.readouterr().out
+    errors = {entry.study.name: entry.error for entry in index_entries(studies)}
+    assert "was edited after it was written" in errors["old"]
+    assert "not valid JSON" in errors["unreported"] and errors["12-00-00"] is None
+
+
+def test_formats_of_one_study_are_refused_for_several(studies, capsysbinary):
+    assert main([str(studies), "--format", "csv"]) == 2
+    assert b"--format csv needs one study, but" in capsysbinary.readouterr().err
+    assert main([str(studies), "--format", "md"]) == 0
+    assert capsysbinary.readouterr().out.startswith(b"# Studies in outputs\n")
+
+
+def test_a_study_and_an_empty_folder_are_no_index(studies, tmp_path, capsys):
+    assert main([str(studies / "old")]) == 0
+    assert not (studies / "old" / "index.md").exists()
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

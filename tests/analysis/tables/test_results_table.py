@@ -1,0 +1,131 @@
+"""The table of results: what each cell of a line says of its row, arm and comparison."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.tables.results_table import failure_outcomes, kernel_names, results_table
+
+COMPARISON = {
+    "arm": "fast", "effect_pct": -12.34, "ci_low_pct": -15.0, "ci_high_pct": -9.5,
+    "p_adjusted": 0.012, "verdict": "faster", "level": 0.9, "p_floor": 0.002, "blocks": 4,
+}  # fmt: skip
+
+
+def row(case="all", metric="e2e_ms", unit="ms", **others):
+    sizes = {"base": 250.0, "control": 251.0, "fast": 219.0, "slow": 300.0}
+    medians = {arm: {"median": size} for arm, size in sizes.items()}
+    plain = {"case": case, "metric": metric, "unit": unit, "better": "lower", "primary": True,
+             "skipped": None, "arms": medians, "comparisons": [COMPARISON]}  # fmt: skip
+    return plain | others
+
+
+def cell(*rows, arms=("fast",), **others):
+    named = [{"name": "base", "role": "baseline"}, {"name": "control", "role": "control"}]
+    named += [{"name": name, "role": "arm"} for name in arms]
+    plain = {"rows": list(rows), "arms": named, "failures": [], "published": None}
+    return plain | {"design": {"alpha": 0.05, "runs_per_block": 1}} | others
+
+
+def texts(table):
+    """Return the cells of every line by heading."""
+    headings = [column.heading for column in table.columns]
+    return [dict(zip(headings, table.cells(line), strict=True)) for line in table.lines]
+
+
+def test_a_line_says_what_its_comparison_found():
+    table = results_table(cell(row()), [], anchor="c-")
+    (line,) = texts(table)
+    assert line == {
+        "metric": "e2e_ms", "base (ms)": "250.0", "delta of fast": "−12.3%",
+        "adjusted 90 % CI (%)": "−15.0 to −9.5", "adjusted p": "0.012", "verdict": "lower",
+    }  # fmt: skip
+    assert [c.link(table.lines[0]) for c in table.columns if c.link] == ["#c-r0"] * 4
+    assert table.lines[0].phone_text == "lower"
+
+
+def test_arms_without_a_comparison_and_skipped_rows_have_no_numbers():
+    failure = {"run": "b00-p00-slow", "outcome": "oom", "detail": "killed"}
+    lost = {"base": {"median": 250.0}, "fast": {"median": None}, "slow": {"median": None}}
+    rows = [
+        row(),
+        row(arms=lost, comparisons=[]),
+        row(skipped="too long", comparisons=[]),
+        row(primary=False),
+    ]
+    several = results_table(cell(*rows, arms=("fast", "slow"), failures=[failure]), [])
+    assert [(line.row_index, line.arm) for line in several.lines] == [
+        (i, arm) for i in range(3) for arm in ("fast", "slow")
+    ]
+    found = texts(several)
+    assert [line["delta"] for line in found] == ["−12.3%", "–", "–", "oom", "", ""]
+    assert [line["arm"] for line in found] == ["fast", "slow"] * 3
+    assert [line["adjusted p"] for line in found] == ["0.012", *[""] * 5]
+    assert [line["verdict"] for line in found] == ["lower", "", "", "", *["skipped: too long"] * 2]
+    assert [line["base (ms)"] for line in found[::2]] == ["250.0", "250.0", ""]
+    phone = [line.phone_text for line in several.lines]
+    assert phone == ["fast: lower", "", "", "", "fast: skipped", "slow: skipped"]
+    others = results_table(cell(*rows, arms=("fast",)), [], primary=False)
+    assert [line.row_index for line in others.lines] == [3]
+
+
+def test_without_an_arm_the_control_or_the_baseline_alone_is_shown():
+    controlled = results_table(cell(row(comparisons=[]), arms=()), [])
+    assert [line.arm for line in controlled.lines] == ["control"]
+    alone = cell(row(comparisons=[]), row(skipped="why"), arms=())
+    del alone["arms"][1]
+    assert texts(results_table(alone, [])) == [
+        {"metric": "e2e_ms", "base (ms)": "250.0"},
+        {"metric": "e2e_ms", "base (ms)": "why"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "heading", "names"),
+    [
+        ([row(), row(metric="ttft_ms")], "metric", ["e2e_ms", "ttft_ms"]),
+        ([row("a"), row("b")], "batch", ["a", "b"]),
+        ([row("a"), row("a", "x_ms")], "batch", ["a: e2e_ms", "a: x_ms"]),
+        ([row("all"), row("b")], "batch", ["all", "b"]),
+        ([row(), row(metric="kv", unit="bytes")], "metric", ["e2e_ms", "kv (MiB)"]),
+    ],
+)
+def test_rows_are_named_by_what_tells_them_apart(rows, heading, names):
+    found = texts(results_table(cell(*rows), []))
+    assert [line[heading] for line in found] == names
+    one_unit = all(each["unit"] == "ms" for each in rows)
+    assert ("base (ms)" in found[0]) is one_unit
+
+
+def test_kernels_and_published_numbers_stand_beside_their_rows():
+    notes = [("a", {"kernel": "decode"}), ("b", {"kernel": "own"}), ("a", {"kernel": "tiled"})]
+    cases = [SimpleNamespace(case=case, notes=note) for case, note in [*notes, ("c", {})]]
+    records = [SimpleNamespace(cases=cases, notes={})]
+    assert kernel_names(records) == {"a": "per-token", "b": "own"}
+    rows = [
+        {"case": "a", "delta_pct": {"fast": -3.0}, "p": {"fast": 0.04}, "wins": {"fast": "3/4"}},
+        {"case": "b", "p": {"fast": 0.5}},
+        {"case": "c", "delta_pct": {"other": 1.0}},
+        {"case": "d", "metric": "another", "delta_pct": {"fast": 1.0}},
+    ]
+    published = {"metric": "e2e_ms", "rows": rows}
+    table = results_table(cell(*map(row, "abcd"), published=published), records)
+    found = texts(table)
+    assert [line["kernel"] for line in found] == ["per-token", "own", "", ""]
+    heading = next(column.heading for column in table.columns if "published" in column.heading)
+    assert [line[heading] for line in found] == [
+        "−3.0% (p = 0.04, 3/4 wins)", " (p = 0.5)", "", ""
+    ]  # fmt: skip
+    plain = results_table(cell(row("c"), published=published), [])
+    assert not any("published" in column.heading for column in plain.columns)
+
+
+def test_an_arm_s_failures_are_named_once_each():
+    failures = [
+        {"run": "b00-p02-padded_tight", "outcome": "oom", "detail": "killed"},
+        {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},
+        {"run": "b01-p01-naive-2", "outcome": "timeout", "detail": "killed"},
+        {"run": "b02-p01-naive-2", "outcome": "oom", "failed_by": "b02-p02-padded_tight"},
+    ]
+    named = {"padded_tight": "oom", "naive-2": "timeout, lost"}
+    assert failure_outcomes({"failures": failures}) == named

@@ -1,0 +1,80 @@
+"""Tables of requests: outcomes and arrivals."""
+
+from types import SimpleNamespace
+
+from planted_cells import planted_cell
+
+from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
+from labkit.analysis.tables.serving_tables import (
+    request_outcomes_table,
+)
+from labkit.records import CaseRecord, Record
+
+
+def run(arm, block, **traffic):
+    given = {"requests": 10, "served": 10, "refused": 0, "failed": 0, "sender_cpu_share": 0.01}
+    case = CaseRecord("all", notes={"traffic": {**given, **traffic}} if traffic else {})
+    role = "baseline" if arm == "base" else "arm"
+    return Record(arm, role, block, 0, 0, "ok", "2026-01-01T00:00:00Z", cases=(case,))
+
+
+SERVED = {"served": 10}
+ARMS = [{"name": "base", "role": "baseline"}, {"name": "other", "role": "arm"}]
+CELL = planted_cell(arms=ARMS)
+BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
+       "unserved": [{"id": "r3", "outcome": "refused", "error": "no room"}]}  # fmt: skip
+
+
+def test_counts_are_sums_over_runs_and_older_records_have_no_table():
+    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
+    table = request_outcomes_table(CELL, records)
+    assert [column.heading for column in table.columns] == [
+        "arm", "requests", "served", "refused", "failed", "within the limits",
+        "sender's share of a core",
+    ]  # fmt: skip
+    assert [table.cells(line) for line in table.lines] == [
+        ["base", "10", "10", "0", "0", "0", "1.00%"],
+        ["other", "20", "16", "2", "2", "8", "1.00%"],
+    ]
+    assert request_outcomes_table(CELL, [run("base", 0)]) is None
+
+
+def test_open_loop_arrivals_have_rates_and_waits():
+    spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
+    sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
+    table = request_outcomes_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
+    assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
+
+
+def test_unserved_requests_and_waits_at_the_client_are_caveats():
+    queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
+    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
+    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
+    lines = [*_unserved(analysis), *_waits(analysis)]
+    assert lines == [
+        "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers "
+        "describe the rest",
+        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
+        "no latency includes this wait",
+    ]
+
+
+def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats():
+    spread = {"p50": 1500.0, "p99": 2.0, "max": 2.0}
+    slow = {"queue_ms": spread, "latency_from": "arrival", "due_per_s": 40.0, "sent_per_s": 5.04}
+    records = [
+        run("base", n, **(slow if n else {"due_per_s": 40, "sent_per_s": 39})) for n in (0, 1)
+    ]
+    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
+    assert list(_unsustained(analysis)) == [
+        "base: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
+        "were sent at 5.04"
+    ]
+    (wait,) = _waits(analysis)
+    assert wait.endswith("(workload.concurrency); latencies include this wait")
+
+
+def test_the_table_says_that_the_time_of_a_run_counts_requests_that_failed():
+    notes = [request_outcomes_table(CELL, [run("base", 0, **one)]).notes for one in (SERVED, BAD)]
+    texts = ["number includes refused", "number but the time of a run includes refused"]
+    assert all(text in "".join(note) for text, note in zip(texts, notes, strict=True))

@@ -1,0 +1,20 @@
+"""Cells of the analysis' model that tests write down, with defaults for what they leave out."""
+
+from labkit.analysis.model.cell_model import Cell
+
+DEFAULTS = {
+    "cell": "c", "question": None, "arms": [], "design": {"alpha": 0.05, "margin_pct": 2.0},
+    "gates": {}, "rows": [], "failures": [], "environment": {},
+}  # fmt: skip
+
+
+def planted_cell(rows=(), failures=(), **parts):
+    """Return a cell with these parts of ``cell.json``."""
+    rows = [
+        {"case": "all", **row, "comparisons": [
+            {"baseline": "base", **one} for one in row.get("comparisons", ())
+        ]}
+        for row in rows
+    ]  # fmt: skip
+    failures = [{"detail": None, **failure} for failure in failures]
+    return Cell.from_json({**DEFAULTS, "rows": rows, "failures": failures, **parts})
