@@ -103,7 +103,7 @@ def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
     values = [run.value for arm in row.arms.values() for run in arm.runs]
     if not values:
         return None
-    total, positions = cell.design.num_runs, cell.run_positions
+    total, positions = cell.last_position, cell.run_positions
     chart = Chart(
         title=f"runs of {row.name}",
         x=(0.5, total + 0.5),
@@ -161,7 +161,7 @@ def drift_chart(analysis: CellAnalysis) -> Chart | None:
     probe = _probe_line(analysis, positions)
     if len(metric) < 2:
         return None
-    total = cell.design.num_runs
+    total = cell.last_position
     chart = Chart(
         title="drift and probe",
         x=(0.5, total + 0.5),

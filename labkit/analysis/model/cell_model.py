@@ -420,6 +420,11 @@ class Cell:
         return {file: starts[block] + place + 1 for (block, place, _), file in by_name.items()}
 
     @property
+    def last_position(self) -> int:
+        """The position of the last run; beyond the number of runs if a record was removed."""
+        return max((self.design.num_runs, *self.run_positions.values()))
+
+    @property
     def block_starts(self) -> list[int]:
         """The number of runs before each block."""
         return list(accumulate((len(arms) for arms in self.design.order), initial=0))[:-1]
