@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell, Failure
@@ -40,3 +41,11 @@ def test_only_a_known_cause_has_a_key():
     assert "sweep" not in content and content["scale"] is None
     older = {k: v for k, v in content.items() if k not in ("scale", "published", "design")}
     assert Cell.from_json({**older, "design": None}) == cell
+
+
+def test_the_last_position_counts_a_run_whose_record_was_removed_before_it():
+    runs = [{"file": f"runs/b00-p0{place}-a.json", "value": 1.0} for place in (0, 2)]
+    values = {"median": 1.0, "q1": 1.0, "q3": 1.0, "n": 2, "runs": runs}
+    row = {"case": "all", "metric": "x", "unit": "us", "arms": {"a": values}}
+    cell = planted_cell([row], design={"alpha": 0.05, "order": [["a", "a"]]})
+    assert (cell.design.num_runs, cell.last_position) == (2, 3)
