@@ -158,7 +158,7 @@ def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
     folder, overrides = study_command.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
     assert folder == tmp_path / "old" and overrides == ["seed=1", f"out={folder}"]
     before = AnalysisCache().study(open_study(path))
-    assert [one.json for one in AnalysisCache().study(folder)] == [one.json for one in before]
+    assert [one.cell for one in AnalysisCache().study(folder)] == [one.cell for one in before]
     for plan, message in ((False, "its folder exists; continue"), (True, "plan=true writes nothi")):
         with pytest.raises(ConfigError, match=message):
             study_command.unpacked_archive(path, [f"out={path}"], plan=plan)

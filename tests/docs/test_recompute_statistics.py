@@ -51,7 +51,7 @@ def numbers_of_the_package(folder):
     analysis = analyse(folder)
     found = {
         (row["case"], row["metric"], one["arm"]): one
-        for row in analysis.json["rows"]
+        for row in analysis.cell.to_json()["rows"]
         for one in row["comparisons"]
     }
     for item in analysis.judged:

@@ -395,11 +395,6 @@ class CellAnalysis:
             quality=tuple(quality.rounded() for quality in qualities) or None,
         )
 
-    @cached_property
-    def json(self) -> dict[str, Any]:
-        """The content of ``cell.json``."""
-        return self.cell.to_json()
-
     def _row(self, index: int) -> Row:
         row = self.rows[index]
         return Row(

@@ -18,12 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.model.json_form import fields_to_json
 from labkit.analysis.model.row_model import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
@@ -353,11 +351,6 @@ def arm_values(values: Sequence[RunValue]) -> ArmValues:
     q1, median, q3 = np.percentile([v.value for v in values], [25, 50, 75])
     runs = tuple(RunResult(v.file, v.value) for v in values)
     return ArmValues(float(median), float(q1), float(q3), len(values), runs)
-
-
-def summary(values: Sequence[RunValue]) -> dict[str, Any]:
-    """Return :func:`arm_values` as in ``cell.json``."""
-    return fields_to_json(arm_values(values))
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:

@@ -529,7 +529,7 @@ def test_a_computed_metric_gets_no_test_and_what_varies_does(make_cell):
     assert long_text(plan_findings(analysis)) == (
         "Peak KV memory (computed): binary_search 16 MiB, seq_map 16 MiB (the same)."
     )
-    row = next(r for r in analysis.json["rows"] if r["metric"] == "peak_kv_bytes")
+    row = next(r for r in analysis.cell.to_json()["rows"] if r["metric"] == "peak_kv_bytes")
     assert {c["verdict"] for c in row["comparisons"]} == {"computed"}
     assert all(c["p"] is None and c["ci_low_pct"] is None for c in row["comparisons"])
 
