@@ -64,7 +64,7 @@ def test_the_command_names_the_folders_of_the_users_files(make_cell):
     (cell / "cell.json").write_text(json.dumps({**manifest, "config_dirs": ["my files", "b"]}))
     words, _ = command(cell)
     assert words[3:7] == ["--config-dir", "my files", "--config-dir", "b"]
-    assert analyse(cell).json["config_dirs"] == ["my files", "b"]
+    assert analyse(cell).cell.to_json()["config_dirs"] == ["my files", "b"]
 
 
 def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):
