@@ -13,7 +13,7 @@ from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_command
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.records import DIGESTS_FILE, open_study, unpack_archive
 
@@ -171,7 +171,7 @@ def test_another_config_leaves_no_folder_behind(archive, tmp_path, monkeypatch, 
 
     path = Path(shutil.copy(archive, tmp_path / "old.zip"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Study, "refuse_changes", refuse)
+    monkeypatch.setattr(StudyRunner, "refuse_changes", refuse)
     monkeypatch.setattr(study_command, "run_hydra", None)
     with pytest.raises(SystemExit) as left:
         app.main(["engine=paged", "ablation=seq_map", f"out={path}"])

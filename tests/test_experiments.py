@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit.cli import command_line, study_composer
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError, Identity
 from labkit.experiment.compose.cell_composer import _with_arm, compose_cell, with_scale_overrides
 from labkit.experiment.hydra.hydra_composer import expand_sweep
@@ -163,7 +163,7 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cell = compose_cell([], [f"experiment={name}", *tiny_words(name)], composer)
     cell = tiny_cell(cell, name)
-    study = Study(tmp_path / "study", [cell], InProcessLauncher([cell]))
+    study = StudyRunner(tmp_path / "study", [cell], InProcessLauncher([cell]))
     study.run(cell.name, study.out / cell.name)
     study.finish()
     cell_json, shown = read_cell(study.out / cell.name), capsys.readouterr().out

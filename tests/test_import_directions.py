@@ -1,6 +1,7 @@
 """Directions of imports between packages, imports inside functions included."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -42,7 +43,8 @@ MAY = {
     },
 }  # fmt: skip
 MAX_MODULES = 15
-FOLDERS = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "labkit").rglob("__init__.py")}
+CLASS = re.compile(r"^class (\w+)[(:\[]", re.MULTILINE)
+PACKAGES = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "labkit").rglob("__init__.py")}
 SHARED = {""}  # labkit itself: the version
 # The rooms of the analysis: each imports only the rooms before it.
 ROOMS = (
@@ -105,15 +107,18 @@ def test_every_package_has_its_directions():
     assert parts | {"kernel_constants"} == {part for part in MAY if "." not in part}
 
 
-def test_rooms_of_the_analysis_import_only_those_before_them():
+def test_rooms_of_the_analysis_import_only_those_before_them_and_hold_a_dozen_modules():
     folder, wrong = ROOT / "labkit" / "analysis", []
     for path in folder.rglob("*.py"):
         room = path.relative_to(folder).with_suffix("").parts[0]
         for module, line in imported(path) if room in ROOMS else ():
             target = module.removeprefix("labkit.analysis.").split(".")[0]
-            if target in ROOMS and ROOMS.index(target) > ROOMS.index(room):
+            later = target in ROOMS and ROOMS.index(target) > ROOMS.index(room)
+            if later:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
     assert not wrong
+    sizes = {room: len(list((folder / room).glob("[!_]*.py"))) for room in ROOMS}
+    assert sum(sizes.values()) > 60 and max(sizes.values()) <= 15
 
 
 def test_no_two_modules_share_a_name():
@@ -125,6 +130,15 @@ def test_no_two_modules_share_a_name():
     paths = [p for p in (ROOT / "labkit").rglob("[!_]*.py") if config not in p.parents]
     names = [path.stem for path in paths]
     assert len(names) > 200 and len(names) == len(set(names))
+
+
+def test_no_two_classes_share_a_name():
+    """Only a class of ``config`` may have the name of what it configures."""
+    config, homes = ROOT / "labkit" / "config", {}
+    for path in (ROOT / "labkit").rglob("*.py"):
+        for name in CLASS.findall(path.read_text()) if config not in path.parents else ():
+            homes.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert len(homes) > 500 and not {n: found for n, found in homes.items() if len(found) > 1}
 
 
 def test_no_modules_import_each_other():
@@ -149,7 +163,7 @@ def rooms():
 
 def test_no_folder_has_over_fifteen_modules():
     sizes = {".".join(folder.relative_to(ROOT).parts): len(files) for folder, files in rooms()}
-    assert not {name: count for name, count in sizes.items() if count > MAX_MODULES}
+    assert not {name for name, count in sizes.items() if count > MAX_MODULES}
 
 
 def test_no_rooms_of_a_package_import_each_other():
@@ -165,7 +179,9 @@ def test_no_rooms_of_a_package_import_each_other():
             for path in files
             for module, _ in imported(path)
             for room in [".".join(module.split(".")[: name.count(".") + 1])]
-            if room != name and room.startswith(f"{package}.") and room.replace(".", "/") in FOLDERS
+            if room != name
+            and room.startswith(f"{package}.")
+            and room.replace(".", "/") in PACKAGES
         }
-    assert len(graph) > 20
+    assert len(graph) > 20 and sum(map(len, graph.values())) > 20
     list(TopologicalSorter(graph).static_order())

@@ -16,7 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 from labkit.cli import command_line, study_command, study_composer
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import compose_cell
 from labkit.experiment.hydra import job_launcher
@@ -91,7 +91,7 @@ def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     cells = study_composer.compose_cells(
         command_line.parse([f"seed={','.join(map(str, range(5)))}", "-m"])
     )
-    study = Study(tmp_path, cells)
+    study = StudyRunner(tmp_path, cells)
     sent = pickle.dumps(study)
     assert len(sent) < 1000
     ran = []
@@ -174,9 +174,9 @@ def test_a_search_composes_each_trial_when_its_sweeper_has_chosen_it(
     def chunk(study, folder):
         return float(study._composed[folder].experiment.engine.scheduler.chunk)
 
-    monkeypatch.setattr(Study, "run", run)
-    monkeypatch.setattr(Study, "objective", chunk)
-    monkeypatch.setattr(Study, "finish", lambda study: len(study._composed))
+    monkeypatch.setattr(StudyRunner, "run", run)
+    monkeypatch.setattr(StudyRunner, "objective", chunk)
+    monkeypatch.setattr(StudyRunner, "finish", lambda study: len(study._composed))
     words = [SEARCH, "engine.scheduler.chunk=interval(8,64)", "workload=uniform"]
     assert study_command.run(command_line.parse([*words, f"out={tmp_path / 'out'}", "-m"])) == 2
     assert [objective for _, objective in Search.chosen] == [64.0, None, 32.0]

@@ -29,7 +29,7 @@ from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 from labkit import app, config, serve
 from labkit.archive import archive_study
 from labkit.cli import command_line, study_composer, study_runner
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose import cell_composer
 from labkit.experiment.launch import python_environment
@@ -316,7 +316,9 @@ def tiny_run(reader, places, monkeypatch, capfd):
             cell_composer, "compose_cell", lambda *given: tiny_cell(compose_cell(*given), name)
         )
         monkeypatch.setattr(
-            study_runner, "Study", lambda out, cells: Study(out, cells, InProcessLauncher(cells))
+            study_runner,
+            "StudyRunner",
+            lambda out, cells: StudyRunner(out, cells, InProcessLauncher(cells)),
         )
         with pytest.raises(SystemExit) as left:
             app.main(words)

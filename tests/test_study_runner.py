@@ -14,7 +14,7 @@ from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.studies import study_analysis
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_runner as study_module
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.records import Arm, read_cell
 
@@ -62,7 +62,7 @@ def analysed(monkeypatch, tmp_path):
 
 def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     cells = [composed(f"seed={i}") for i in range(10)]
-    study = Study(tmp_path / "study", cells, Planted())
+    study = StudyRunner(tmp_path / "study", cells, Planted())
     for cell in cells:
         study.run(cell.name, study.out / cell.name)
     assert study.finish() == 0
@@ -85,7 +85,7 @@ def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_pa
         now[0] += 1.0
 
     monkeypatch.setattr(analysis, "write_study", report)
-    study = Study(tmp_path / "study", [composed(f"seed={i}") for i in range(40)], Planted())
+    study = StudyRunner(tmp_path / "study", [composed(f"seed={i}") for i in range(40)], Planted())
     for i in range(40):
         now[0] += 2.0
         study.run(f"seed={i}", study.out / f"seed={i}")
@@ -94,7 +94,7 @@ def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_pa
 
 def test_the_analysis_of_the_last_look_is_reused_for_the_cell(analysed, tmp_path):
     cell = composed("cell", blocks=12, looks=[config.PlannedLook(8, 0.02)])
-    study = Study(tmp_path / "study", [cell], Planted())
+    study = StudyRunner(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
     assert study.finish() == 0 and analysed == ["cell"]
     design = read_cell(study.out / "cell")["design"]
@@ -104,7 +104,7 @@ def test_the_analysis_of_the_last_look_is_reused_for_the_cell(analysed, tmp_path
 
 def test_new_runs_need_a_new_analysis(analysed, tmp_path):
     cell, analysis_cache = composed("cell"), AnalysisCache()
-    study = Study(tmp_path / "study", [cell], Planted())
+    study = StudyRunner(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
     analysis_cache.cell(study.out / "cell")
     first = analysis_cache.cell(study.out / "cell")
@@ -122,7 +122,7 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
             return super().record(run, cell)
 
     cells = [composed("a"), composed("b")]
-    study = Study(tmp_path / "study", cells, Full())
+    study = StudyRunner(tmp_path / "study", cells, Full())
     for cell in cells:
         study.run(cell.name, study.out / cell.name)
     assert "labkit: a: " in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
 
     def run():
         (cell,) = study_composer.compose_cells(command)
-        study = Study(tmp_path / "study", [cell], launcher)
+        study = StudyRunner(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         return cell
@@ -190,7 +190,7 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
             return launch(run, cell)
 
         launcher.record = counted
-        study = Study(tmp_path / "study", [cell], launcher)
+        study = StudyRunner(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         return ran

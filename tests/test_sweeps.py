@@ -13,7 +13,7 @@ from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import command_line, study_composer
-from labkit.cli.study_runner import Study
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
@@ -64,7 +64,7 @@ def run_study(monkeypatch, tmp_path):
         words = [*words, *DESIGN, f"design.blocks={blocks}"]
         command = command_line.parse([*words, f"out={tmp_path / 'study'}", "-m"])
         cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
-        study = Study(tmp_path / "study", cells, launcher)
+        study = StudyRunner(tmp_path / "study", cells, launcher)
         study.refuse_changes()
         for cell in cells:
             study.run(cell.name, study.out / cell.name)
@@ -199,7 +199,7 @@ def run_search(monkeypatch, tmp_path):
     def run(launcher, *words):
         command = command_line.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
         (cell,) = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
-        study = Study(tmp_path / "search", [cell], launcher)
+        study = StudyRunner(tmp_path / "search", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         assert study.finish() == 0

@@ -16,12 +16,12 @@ from labkit.config import ConfigError
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
-    from labkit.cli.study_runner import Study
+    from labkit.cli.study_runner import StudyRunner
 
 
 def run(command: Command) -> int:
     """Run a study, or print its plan, and return the exit code."""
-    from labkit.cli.study_runner import Study
+    from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
     from labkit.experiment.hydra.job_launcher import is_lost_job
     from labkit.machine import cache_dir
@@ -34,7 +34,7 @@ def run(command: Command) -> int:
         plan = cells[0].experiment.plan
         if archive is not None:
             out, overrides = unpacked_archive(archive, overrides, plan)
-        study = Study(out, [] if launcher.is_search else cells)
+        study = StudyRunner(out, [] if launcher.is_search else cells)
         try:
             study.refuse_changes()
             if launcher.is_local and not plan:
@@ -79,7 +79,7 @@ def run(command: Command) -> int:
     return status
 
 
-def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
+def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
     """Let Hydra run a checked command: each of its jobs runs one cell of the study.
 
     Hydra's exceptions reach the caller unchanged. ``study`` is None if the command only prints.
@@ -109,7 +109,7 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
-def run_job(study: Study, hydra: list[str], task: list[str], facts: Any) -> float | None:
+def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -> float | None:
     """Run the cell of one Hydra job. In a search, return the trial's objective, else None.
 
     In a search, a trial whose options contradict each other is skipped, and the objective is None.

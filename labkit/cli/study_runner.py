@@ -23,7 +23,7 @@ from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
     from labkit.analysis.studies.study_analysis import AnalysisCache
-    from labkit.experiment.cell import Cell
+    from labkit.experiment.cell import ReadyCell
     from labkit.experiment.launch.run_launcher import RunLauncher
 
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_REPORT_SHARE = 0.1
 
 
-class Study:
+class StudyRunner:
     """The cells of one command, and the folder that they share.
 
     ``launcher`` carries out the runs; by default, every run gets a fresh process.
@@ -128,7 +128,7 @@ class Study:
         except RecordError:  # the cell was not started
             return None
 
-    def _run(self, cell: Cell, progress: Progress, redo_failed: bool) -> None:
+    def _run(self, cell: ReadyCell, progress: Progress, redo_failed: bool) -> None:
         analysis_cache = self._load_analysis()
         cell_runner.run_cell(
             cell,
@@ -174,7 +174,7 @@ class Study:
             self._analysis_cache = AnalysisCache()
         return self._analysis_cache
 
-    def _cells(self) -> Iterable[Cell]:
+    def _cells(self) -> Iterable[ReadyCell]:
         for composed in self._composed.values():
             yield from to_cells(composed, self.out / composed.name)
 

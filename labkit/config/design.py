@@ -125,7 +125,7 @@ class Design(Group, place="design"):
         left = self.alpha - sum(look.alpha for look in early)
         return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
-    def min_p(self, blocks: int) -> float:
+    def smallest_p(self, blocks: int) -> float:
         """Return the smallest two-sided p of one arm after ``blocks`` blocks."""
         return 2.0 / float(math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks)
 
@@ -144,7 +144,7 @@ class Design(Group, place="design"):
             f"design.alpha={self.alpha:g}",
         )
         for look in self.all_looks:
-            floor = self.min_p(look.blocks)
+            floor = self.smallest_p(look.blocks)
             require(
                 floor <= look.alpha,
                 f"design.looks: a look after {look.blocks} block{'s' * (look.blocks != 1)} of "

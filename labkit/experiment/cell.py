@@ -69,7 +69,7 @@ class CellPaths:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReadyCell:
     """One cell, ready to run.
 
     Parameters

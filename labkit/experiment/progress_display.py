@@ -19,7 +19,7 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.records import Record
 
 if TYPE_CHECKING:
-    from labkit.experiment.cell import Cell
+    from labkit.experiment.cell import ReadyCell
 
 REFRESH_S = 1.0
 PLAIN_PERIOD_S = 30.0  # between lines within one process, without a terminal
@@ -31,7 +31,7 @@ class Progress:
 
     _cell_dir: Path | None = None  # the folder of the running cell
 
-    def begin(self, cell: Cell, total: int, done: int) -> None:
+    def begin(self, cell: ReadyCell, total: int, done: int) -> None:
         """Begin a cell of ``total`` runs; ``done`` of them were done by an earlier command."""
 
     def started(self, runs: Sequence[Run]) -> None:
@@ -132,7 +132,7 @@ class PlainProgress(Progress):
         self._now = self._work = ""
         self._printed = 0.0
 
-    def begin(self, cell: Cell, total: int, done: int) -> None:
+    def begin(self, cell: ReadyCell, total: int, done: int) -> None:
         """Print the number of runs and blocks."""
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir
@@ -182,7 +182,7 @@ class LiveProgress(Progress):
         self._now = self._work = ""
         self._shown = 0.0
 
-    def begin(self, cell: Cell, total: int, done: int) -> None:
+    def begin(self, cell: ReadyCell, total: int, done: int) -> None:
         """Start the live line."""
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir

@@ -248,7 +248,7 @@ METRICS = {definition.name: definition for definition in DEFINITIONS}
 SPEED_UNITS = ("us", "ms", "s", "tok/s", "req/s")
 
 
-def define_metric(name: str | None, unit: str | None) -> MetricDefinition:
+def metric_definition(name: str | None, unit: str | None) -> MetricDefinition:
     """Return a metric's definition. For an unregistered metric, derive one from the unit."""
     known = METRICS.get(name or "")
     if known is not None and unit in (known.unit, None):

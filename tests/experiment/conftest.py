@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import config
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.records import Arm
@@ -63,7 +63,7 @@ def make_cell(tmp_path, monkeypatch, stub_cache):
             control=control,
             **{"isolation": config.Isolation.process, **design},
         )
-        return Cell(tmp_path / folder, folder, arms, design, seed, "Which is faster?")
+        return ReadyCell(tmp_path / folder, folder, arms, design, seed, "Which is faster?")
 
     return make
 

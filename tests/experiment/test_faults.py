@@ -180,7 +180,7 @@ STUDY = textwrap.dedent(
     design = config.Design(
             blocks=int(sys.argv[2]), runs_per_block=1, isolation=config.Isolation.process
         )
-    cell = cell_runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
+    cell = cell_runner.ReadyCell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
     launcher = cell_runner.WorkerLauncher((sys.executable, str(STUB)))
     try:
         cell_runner.run_cell(cell, launcher, progress_display.create_progress())

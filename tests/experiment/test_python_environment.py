@@ -13,7 +13,7 @@ import pytest
 
 from labkit.analysis.pages.cell_report_content import import_lines
 from labkit.config import ConfigError, Isolation
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.python_environment import (
@@ -239,7 +239,7 @@ def test_a_class_must_exist_in_the_environment(composed, checkout, fake_imports)
 def test_a_study_does_not_continue_after_its_revision_has_moved(
     composed, checkout, fake_imports, tmp_path
 ):
-    def cell() -> Cell:
+    def cell() -> ReadyCell:
         return to_cell(composed(*KERNELS, "design.blocks=4"), tmp_path / "cell")
 
     write_manifest(cell(), 4)

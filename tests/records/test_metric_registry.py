@@ -10,8 +10,8 @@ from labkit.records import Metric
 from labkit.records.metric_registry import (
     DEFINITIONS,
     METRICS,
-    define_metric,
     measured,
+    metric_definition,
     metric_names,
 )
 from labkit.workload.memory_claims import Claim
@@ -63,10 +63,12 @@ def test_an_arm_with_shorter_launches_is_faster_and_one_with_less_memory_is_not(
 
 
 def test_a_metric_of_a_users_own_follows_from_its_unit():
-    assert define_metric("answers", "req/s").is_speed
-    assert not define_metric("errors", "%").is_speed
-    assert define_metric("cache", "bytes").words.quantity == "memory"
-    assert define_metric("total_tok_s", "answers").unit == "answers"  # another metric of that name
+    assert metric_definition("answers", "req/s").is_speed
+    assert not metric_definition("errors", "%").is_speed
+    assert metric_definition("cache", "bytes").words.quantity == "memory"
+    assert (
+        metric_definition("total_tok_s", "answers").unit == "answers"
+    )  # another metric of that name
 
 
 def test_the_docs_page_is_current():

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
-from labkit.analysis.document.report_parts import CellSource, ChartPart, Part, PictureFile, section
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    PictureFile,
+    ReportPart,
+    section,
+)
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
@@ -68,7 +74,7 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
 
 
 @section("Effects")
-def effects_section(report: CellSource) -> Iterator[Part]:
+def effects_section(report: CellSource) -> Iterator[ReportPart]:
     """Show the effects as a chart."""
     chart = effects_chart(report.cell)
     if chart is not None:

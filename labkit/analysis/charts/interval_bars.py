@@ -16,7 +16,7 @@ from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import metric_definition
 
 MAX_ARMS = 6  # on a card
 MAX_NAME = 24  # characters beside a bar
@@ -159,7 +159,7 @@ def _metric_text(row: Row | BestInRow | None) -> str:
     """Return a row's metric and which direction is better: ``throughput, higher is better``."""
     if row is None:
         return ""
-    label = define_metric(row.metric, row.unit).short_label
+    label = metric_definition(row.metric, row.unit).short_label
     return f"{label}, {row.better} is better" if row.better else label
 
 

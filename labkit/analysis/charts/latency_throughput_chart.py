@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.document.arm_styles import arm_classes, page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
-from labkit.analysis.document.report_parts import CellSource, ChartPart, Part, section
+from labkit.analysis.document.report_parts import CellSource, ChartPart, ReportPart, section
 from labkit.analysis.document.svg_elements import add_point_labels
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
@@ -158,7 +158,7 @@ def frontier_chart(cell: Cell) -> Chart | None:
 
 
 @section("Throughput against latency")
-def frontier_section(report: CellSource) -> Iterator[Part]:
+def frontier_section(report: CellSource) -> Iterator[ReportPart]:
     """Show which arms offer the best compromise of throughput and latency."""
     chart = frontier_chart(report.cell)
     if chart is not None:

@@ -14,9 +14,9 @@ from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     CellSource,
     ChartPart,
-    Part,
     PictureCaption,
     PictureFile,
+    ReportPart,
     section,
 )
 from labkit.analysis.number_format import slug
@@ -199,7 +199,7 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
 
 
 @section("Memory over time")
-def memory_timeline_section(report: CellSource) -> Iterator[Part]:
+def memory_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
@@ -226,7 +226,7 @@ def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
 
 
 @section("Requests over time")
-def request_timeline_section(report: CellSource) -> Iterator[Part]:
+def request_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
     timelines = run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:

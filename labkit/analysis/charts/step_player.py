@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.report_parts import CellSource, Part, StepPlayer, section
+from labkit.analysis.document.report_parts import CellSource, ReportPart, StepPlayer, section
 from labkit.records import Record, StudyPath, read_step_trace
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
 
 
 @section("A step, played")
-def step_player_section(report: CellSource) -> Iterator[Part]:
+def step_player_section(report: CellSource) -> Iterator[ReportPart]:
     """Show the steps of the first traced run of each arm except the control."""
     first: dict[str, Record] = {}
     for record in traced_records(report.records, report.cell.real_arms):

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.statistics.effect_size import (
     Equivalence,
-    Scale,
+    ShiftScale,
     equivalence_test,
     hodges_lehmann,
     to_percent,
@@ -21,7 +21,12 @@ from labkit.analysis.statistics.multiple_comparisons import (
     max_of_other_rows,
     per_row_alphas,
 )
-from labkit.analysis.statistics.permutation_test import Floats, min_p, pool_by_block, relabellings
+from labkit.analysis.statistics.permutation_test import (
+    Floats,
+    pool_by_block,
+    relabellings,
+    smallest_p,
+)
 from labkit.analysis.statistics.power import between_run_sd, mde_pct
 
 
@@ -171,7 +176,7 @@ def _compare(
     alone, sd = test.inverted_test(), between_run_sd(base, other) if row.positive else None
     sign = 1.0 if row.better == "higher" else -1.0
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
-    floor = adjusted.n_families * min_p(len(blocks), criteria.runs)
+    floor = adjusted.n_families * smallest_p(len(blocks), criteria.runs)
     claims = criteria.withheld_reason is None
     if row.is_zero(start.baseline):
         low, high = adjusted.interval(criteria.alpha) or (None, None)
@@ -208,7 +213,7 @@ def _compare(
 
 
 def interval_to_percent(
-    limits: tuple[float, float] | None, scale: Scale | None = None
+    limits: tuple[float, float] | None, scale: ShiftScale | None = None
 ) -> tuple[float, float] | None:
     """Convert an interval of shifts on a scale (None: log ratios) to percent."""
     if limits is None:

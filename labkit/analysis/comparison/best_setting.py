@@ -28,7 +28,7 @@ from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import metric_definition
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -130,7 +130,7 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
         return "; ".join(causes)
     if not row.arms.get(arm):
         return "not measured"
-    zero_is_result = define_metric(row.metric, row.unit).zero_is_result
+    zero_is_result = metric_definition(row.metric, row.unit).zero_is_result
     judged = replace(row, arms={arm: row.arms[arm]}) if zero_is_result else row
     return None if judged.positive else "a value is not above 0"
 

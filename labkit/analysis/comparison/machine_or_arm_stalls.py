@@ -32,7 +32,7 @@ import numpy as np
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import p_text, significant_text
 from labkit.analysis.statistics.effect_size import to_percent
-from labkit.analysis.statistics.permutation_test import Floats, min_p, permutation_test
+from labkit.analysis.statistics.permutation_test import Floats, permutation_test, smallest_p
 from labkit.records import Arm, CaseRecord, Record
 
 OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.05
@@ -112,7 +112,7 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
         return None
     pct = {name: float(100 * each[:, 0].mean()) for name, each in stalled.items()}
     base, *tested = (arm.name for arm in arms if arm.role != "control")
-    if min_p(len(blocks), 1) > UNCLEAR_ALPHA:
+    if smallest_p(len(blocks), 1) > UNCLEAR_ALPHA:
         return StallAttribution(
             pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
         )

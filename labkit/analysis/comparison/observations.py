@@ -27,7 +27,7 @@ from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text
 from labkit.records import Metric, Record, RecordError
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import metric_definition
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
 POLISH_TOLERANCE = 1e-9  # of a log ratio
@@ -105,7 +105,7 @@ class MetricRow:
         True if the metric is defined as computed and each arm has the same value in all its runs.
         """
         return (
-            define_metric(self.metric, self.unit).computed
+            metric_definition(self.metric, self.unit).computed
             and bool(self.arms)
             and all(len({v.value for v in values}) == 1 for values in self.arms.values())
         )
@@ -125,7 +125,7 @@ class MetricRow:
         value of the two is, they are compared by differences, in units of the baseline's mean. If
         that is 0, the unit is the metric's own, and the difference has no percentage.
         """
-        if self.positive or not define_metric(self.metric, self.unit).zero_is_result:
+        if self.positive or not metric_definition(self.metric, self.unit).zero_is_result:
             return self
         own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
         row = replace(self, arms=own)
@@ -137,7 +137,7 @@ class MetricRow:
         """Whether 0 is a result of this metric, and every run of an arm has this result."""
         values = self.arms.get(arm, ())
         zeros = bool(values) and not any(v.value for v in values)
-        return zeros and define_metric(self.metric, self.unit).zero_is_result
+        return zeros and metric_definition(self.metric, self.unit).zero_is_result
 
     @property
     def comparable(self) -> bool:

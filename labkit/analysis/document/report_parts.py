@@ -162,7 +162,7 @@ class StepPlayer:
     kind: ClassVar[str] = "step_player"
 
 
-class Part(Protocol):
+class ReportPart(Protocol):
     """A part of a section, such as a table or a chart.
 
     The HTML page renders a part with the macro in ``report_parts.html.j2`` that is named like the
@@ -173,7 +173,7 @@ class Part(Protocol):
     kind: ClassVar[str]
 
 
-Parts = Sequence[Part]
+Parts = Sequence[ReportPart]
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,13 @@ class Chapter:
     is_open: bool = False
 
 
-def section(title: str) -> Callable[[Callable[[Source], Iterable[Part]]], Section]:
+def section(title: str) -> Callable[[Callable[[Source], Iterable[ReportPart]]], Section]:
     """Return a decorator that turns a function into a :class:`Section`.
 
     The function takes a report and returns the section's parts.
     """
 
-    def declare(parts: Callable[[Source], Iterable[Part]]) -> Section:
+    def declare(parts: Callable[[Source], Iterable[ReportPart]]) -> Section:
         return Section(title, lambda report: list(parts(report)))
 
     return declare

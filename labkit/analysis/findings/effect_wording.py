@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name, value_text
-from labkit.records.metric_registry import MetricDefinition, define_metric
+from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 MIN_RATIO = 1.45  # a smaller one says no more than the percentage
 
@@ -31,7 +31,7 @@ def verdict_word(verdict: str, metric: str | None, unit: str | None, better: str
     """Return a verdict as it is printed: ``less time`` for a shorter time, which is ``better``."""
     if verdict in ("better", "worse"):
         larger = (verdict == "better") == (better == "higher")
-        return direction_word(define_metric(metric, unit), larger)
+        return direction_word(metric_definition(metric, unit), larger)
     return verdict.replace("_", "-")
 
 

@@ -16,7 +16,7 @@ from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import slug
 from labkit.records import SCHEMA_VERSION, parse_run_name
-from labkit.records.metric_registry import MetricDefinition, define_metric
+from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class ArmQuality:
 class BestInRow(EffectInPercent):
     """The best setting of a sweep in one row.
 
-    The fields are those of :class:`labkit.analysis.findings.best_setting.BestSetting`.
+    The fields are those of :class:`labkit.analysis.comparison.best_setting.BestSetting`.
     """
 
     case: str
@@ -280,7 +280,7 @@ class BestInRow(EffectInPercent):
     @property
     def definition(self) -> MetricDefinition:
         """The row's metric in the registry."""
-        return define_metric(self.metric, self.unit)
+        return metric_definition(self.metric, self.unit)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from labkit.analysis.model.json_form import absent
 from labkit.records import parse_run_name
-from labkit.records.metric_registry import MetricDefinition, define_metric
+from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Row:
     @property
     def definition(self) -> MetricDefinition:
         """The metric in the registry."""
-        return define_metric(self.metric, self.unit)
+        return metric_definition(self.metric, self.unit)
 
     def comparison(self, arm: str | None) -> Comparison | None:
         """Return an arm's comparison, or None if it has none."""

@@ -27,7 +27,7 @@ from labkit.analysis.studies.metric_history import (
     metric_history,
 )
 from labkit.config import count_text
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import metric_definition
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ NOTE = (
 def change_text(series: Series, change: SeriesChange) -> str:
     """Return a change's size, the studies around it, and the change of the probe."""
     before, after = series.points[change.index - 1], series.points[change.index]
-    metric = define_metric(series.metric, series.unit)
+    metric = metric_definition(series.metric, series.unit)
     how = effect_phrase(metric, [change.percent], base=change.before)
     probe = "the machine has no probe"
     if change.probe_percent is not None:

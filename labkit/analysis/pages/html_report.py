@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.chart import Chart, changes
-from labkit.analysis.document.report_parts import Part
+from labkit.analysis.document.report_parts import ReportPart
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
@@ -42,7 +42,7 @@ class PageSection:
     """A section with its parts. ``is_folded``: whether only its title is shown at first."""
 
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[ReportPart]
     is_folded: bool
 
 
@@ -150,7 +150,7 @@ def _page_cell(report: CellReport, label: str) -> PageCell:
     return PageCell(report, label, chapters)
 
 
-def _shown(parts: Sequence[Part]) -> list[Part]:
+def _shown(parts: Sequence[ReportPart]) -> list[ReportPart]:
     """Return the parts that the page can show."""
     return [part for part in parts if hasattr(_macros(), part.kind)]
 

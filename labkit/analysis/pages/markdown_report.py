@@ -8,10 +8,10 @@ from typing import Any
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.report_parts import (
     BulletList,
-    Part,
     PictureCaption,
     PictureFile,
     Prose,
+    ReportPart,
     TablePart,
 )
 from labkit.analysis.document.table_model import Table
@@ -88,7 +88,7 @@ def _cell_lines(report: CellReport) -> Iterator[str]:
             yield from _part_lines(part)
 
 
-def _part_lines(part: Part) -> Sequence[str]:
+def _part_lines(part: ReportPart) -> Sequence[str]:
     """Return the lines of a section's part; empty for a part that only the HTML page shows."""
     match part:
         case Prose() | PictureCaption():

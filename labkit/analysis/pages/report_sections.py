@@ -25,10 +25,10 @@ from labkit.analysis.document.report_parts import (
     Chapter,
     ChartPart,
     PageList,
-    Part,
     Parts,
     PictureFile,
     Prose,
+    ReportPart,
     RowCharts,
     section,
     table_parts,
@@ -112,7 +112,7 @@ def _tests(report: CellReport) -> Parts:
 
 
 @section("Latencies")
-def _latencies(report: CellReport) -> Iterator[Part]:
+def _latencies(report: CellReport) -> Iterator[ReportPart]:
     for caption, chart in html_charts.latency_charts(report.analysis):
         yield ChartPart(chart, caption)
 
@@ -142,7 +142,7 @@ def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
 
 
 @section("Runs in order")
-def _runs_in_order(report: CellReport) -> Iterator[Part]:
+def _runs_in_order(report: CellReport) -> Iterator[ReportPart]:
     cell = report.cell
     shown, parts, by_case = [], [], dict[str, list[ChartPart]]()
     for index, row in enumerate(cell.rows):

@@ -54,7 +54,7 @@ class Winner:
 
 
 @dataclass(frozen=True)
-class ArmValues:
+class BlockedValues:
     """Values of several arms in a blocked design, float64 [blocks, runs, arms]; larger is better.
 
     Raises
@@ -101,7 +101,7 @@ class ArmValues:
     def standard_error(self, arm: int, other: int) -> float:
         """Return the standard error of the difference of two arms, from their values alone."""
         blocks, runs, _ = self.values.shape
-        pair = ArmValues(self.values[..., [arm, other]])
+        pair = BlockedValues(self.values[..., [arm, other]])
         variance = float(np.sum(pair.residuals**2)) / self.degrees_of_freedom
         return math.sqrt(2.0 * variance / (blocks * runs))
 
@@ -121,14 +121,14 @@ def possibly_best(values: Floats, alpha: float) -> tuple[int, ...]:
     tuple of int
         Indices of arms, the largest mean first. The arm with the largest mean is always in the set.
     """
-    arms = ArmValues(np.asarray(values, np.float64))
+    arms = BlockedValues(np.asarray(values, np.float64))
     statistics = _largest_statistics(arms.values[None])[0]
     critical = _critical_value(arms, alpha)
     ordered = np.argsort(-arms.means, kind="stable")
     return tuple(int(i) for i in ordered if statistics[i] <= critical or i == arms.best)
 
 
-def _critical_value(arms: ArmValues, alpha: float) -> float:
+def _critical_value(arms: BlockedValues, alpha: float) -> float:
     """Return the ``1 - alpha`` quantile of an arm's largest statistic under "no arms differ".
 
     Residuals are exchangeable between arms, so the statistics of all arms have the same
@@ -188,7 +188,7 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
     values : float64 [blocks, runs, arms]
         Larger is better.
     """
-    arms = ArmValues(np.asarray(values, np.float64))
+    arms = BlockedValues(np.asarray(values, np.float64))
     best, count = arms.best, len(arms.means)
     others = [arm for arm in range(count) if arm != best]
     comparisons = count - 1

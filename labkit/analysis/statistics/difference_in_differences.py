@@ -140,7 +140,7 @@ class EffectChange:
         )
 
     @property
-    def min_p(self) -> float:
+    def smallest_p(self) -> float:
         """Smallest two-sided p that these blocks can give."""
         return min(1.0, 2.0 / self.count)
 
@@ -149,7 +149,7 @@ class EffectChange:
 
         None if there are no degrees of freedom or p cannot reach ``alpha``.
         """
-        if self.degrees_of_freedom < 1 or self.min_p > alpha:
+        if self.degrees_of_freedom < 1 or self.smallest_p > alpha:
             return None
         errors = detectable_errors(
             float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)), self.degrees_of_freedom

@@ -156,7 +156,7 @@ class ShiftTest(Protocol):
         """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
 
 
-class Scale(Protocol):
+class ShiftScale(Protocol):
     """The scale of a comparison: how its shifts convert to percent of the baseline."""
 
     def to_percent(self, shift: float) -> float:
@@ -167,7 +167,7 @@ class Scale(Protocol):
 
 
 def equivalence_test(
-    shifts: ShiftTest, margin_pct: float, alpha: float, scale: Scale | None = None
+    shifts: ShiftTest, margin_pct: float, alpha: float, scale: ShiftScale | None = None
 ) -> Equivalence:
     """Test whether the effect lies within plus or minus ``margin_pct`` percent.
 

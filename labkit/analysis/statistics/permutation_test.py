@@ -30,7 +30,7 @@ relabellings are as far from 0, so p is 2 / 4, the smallest p that two blocks ca
 array([ 1.5,  0.5, -0.5, -1.5])
 >>> permutation_test(baseline, arm)
 0.5
->>> labels.min_p
+>>> labels.smallest_p
 0.5
 """
 
@@ -76,7 +76,7 @@ class Relabellings:
         return len(self.signs) * (1 if self.exact else 2)
 
     @property
-    def min_p(self) -> float:
+    def smallest_p(self) -> float:
         """Smallest two-sided p that this design can give: ``2 / count``."""
         return 2.0 / self.count
 
@@ -117,7 +117,7 @@ class Relabellings:
         return self.mean_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
 
 
-def min_p(blocks: int, runs: int) -> float:
+def smallest_p(blocks: int, runs: int) -> float:
     """Return the smallest two-sided p that ``blocks`` blocks of ``runs`` runs per arm can give."""
     return 2.0 / relabellings_counted(blocks, runs)
 
@@ -214,7 +214,7 @@ def permutation_test(baseline: Floats, arm: Floats) -> float:
     Returns
     -------
     float
-        At least :func:`min_p` of the design, at most 1.
+        At least :func:`smallest_p` of the design, at most 1.
 
     Raises
     ------

@@ -316,7 +316,7 @@ def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Arm
         level=1.0 - criteria.alpha,
         p=change.p,
         p_adjusted=adjusted,
-        p_floor=min(1.0, size * change.min_p),
+        p_floor=min(1.0, size * change.smallest_p),
         mde_pct=change.mde_pct(criteria.alpha / size),
         blocks=item.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),

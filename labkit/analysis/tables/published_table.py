@@ -13,9 +13,9 @@ from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
     ChartPart,
-    Part,
     PictureFile,
     Prose,
+    ReportPart,
     TablePart,
     section,
     table_parts,
@@ -170,7 +170,7 @@ def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row
 
 
 @section("Published by others")
-def published_section(report: CellSource) -> Iterator[Part]:
+def published_section(report: CellSource) -> Iterator[ReportPart]:
     """Show published numbers beside ours."""
     agreement = agreement_rows(report.analysis.identity.agreement)
     extra_rows = [*agreement, *host_time_rows(report.records)]

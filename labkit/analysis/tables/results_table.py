@@ -318,18 +318,18 @@ def _relabellings_text(cell: Cell) -> str:
 def _notes(cell: Cell, has_published: bool) -> list[str]:
     source = published_source(cell) if has_published else None
     notes, arms = [source] if source else [], cell.compared_arms
-    min_p_values = {
+    smallest_p_values = {
         c.p_floor
         for row in cell.rows
         if row.primary
         for c in row.comparisons
         if c.p_floor and c.arm in arms
     }
-    if min_p_values:
+    if smallest_p_values:
         notes.append(
             f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
             "adjusted over all rows and arms; smallest reachable p "
-            f"{p_text(min(min_p_values))}. Delta: the difference from the baseline, estimated "
+            f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'
         )

@@ -11,8 +11,8 @@ from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
     ChartPart,
-    Part,
     PictureFile,
+    ReportPart,
     section,
 )
 from labkit.analysis.document.table_model import Column, Table
@@ -243,7 +243,7 @@ def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingC
 
 
 @section("Curves")
-def curves_section(report: CellSource) -> Iterator[Part]:
+def curves_section(report: CellSource) -> Iterator[ReportPart]:
     """Show a sweep's values over each numeric option, for every primary row."""
     cell = report.cell
     for best in cell.best or ():

@@ -29,7 +29,7 @@ from labkit.config.environment_text import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.size_text import sizes_in_bytes
 from labkit.config.sweep import key_parts
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
 from labkit.experiment.compose.legacy_design import as_begun
@@ -360,7 +360,7 @@ def _too_large(experiments: Sequence[Experiment]) -> str | None:
     )
 
 
-def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
+def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     """Return the cells to run: the cell itself and, with ``design.confirm``, one that confirms it.
 
     Interleaved runs show neither how arms affect each other in a shared process nor how results
@@ -383,11 +383,11 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
     return [cell, replace(cell, dir=folder, name=cell.name + PROCESSES_SUFFIX, design=design)]
 
 
-def to_cell(composed: ComposedCell, folder: Path) -> Cell:
+def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
     """Return the cell that runs a composed cell in ``folder``."""
     experiment, given = composed.experiment, composed.blocks_given
     design = as_begun(experiment.design, composed.isolation, folder, given)
-    return Cell(
+    return ReadyCell(
         dir=folder,
         name=composed.name,
         arms=composed.arms,

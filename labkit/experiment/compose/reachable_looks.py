@@ -50,7 +50,7 @@ def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: 
     require(
         needed == design.blocks or not blocks_given,
         f"design.blocks={design.blocks}: with {arms} arms, no difference can reach "
-        f"p = {design.alpha:g} (smallest: {arms * design.min_p(design.blocks):.2g})"
+        f"p = {design.alpha:g} (smallest: {arms * design.smallest_p(design.blocks):.2g})"
         f"; set design.blocks={needed}, or {fewer}",
     )
     design = replace(design, blocks=needed or design.blocks)
@@ -70,7 +70,7 @@ def _reachable(design: Design, arms: int) -> Iterator[PlannedLook]:
 
 
 def _reaches(blocks: int, alpha: float, design: Design, arms: int) -> bool:
-    return arms * design.min_p(blocks) <= alpha
+    return arms * design.smallest_p(blocks) <= alpha
 
 
 def _begun_looks(folder: Path) -> list[PlannedLook]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from labkit.config import Engine, Isolation, from_plain, user_classes
 from labkit.experiment import StudyError
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
@@ -40,10 +40,10 @@ WORKER_COMMAND = (sys.executable, "-m", "labkit.experiment.worker")
 class RunLauncher(Protocol):
     """Carries out runs and returns their records. Simulations implement it without processes."""
 
-    def prepare(self, cell: Cell) -> None:
+    def prepare(self, cell: ReadyCell) -> None:
         """Build and compile what the cell's arms need, before their first run."""
 
-    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+    def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Do one run, or all runs that share a process; return all records, including failed ones.
 
         Raises
@@ -80,7 +80,7 @@ class ProcessLauncher:
         self._history = LaunchHistory() if history is None else history
         self._unprepared: dict[str, RunFailure] = {}  # by arm of the current cell
 
-    def prepare(self, cell: Cell) -> None:
+    def prepare(self, cell: ReadyCell) -> None:
         """Build and compile what the arms need, except arms prepared earlier with the same code.
 
         The runs of an arm whose preparation fails will fail, unless the arm is to run out of
@@ -102,7 +102,7 @@ class ProcessLauncher:
         """Divide the arms to prepare among processes."""
         return [{marker: arm} for marker, arm in new.items()]
 
-    def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: Cell) -> None:
+    def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: ReadyCell) -> None:
         """Prepare arms in one process, and write their markers if that succeeds."""
         names = [arm.name for arm in arms_by_marker.values()]
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
@@ -128,7 +128,7 @@ class ProcessLauncher:
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
             self._history.failures |= dict.fromkeys(arms_by_marker, failure)
 
-    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+    def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Start the workers of ``runs``, watch them, and return the records.
 
         Runs of arms that are not prepared are not started, nor are others in their process.
@@ -141,7 +141,7 @@ class ProcessLauncher:
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
         return [run for run in runs if run.arm not in self._unprepared]
 
-    def _launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+    def _launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
@@ -181,7 +181,7 @@ class ProcessLauncher:
         return runs[0]
 
     def _run_workers(
-        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+        self, runs: Sequence[Run], cell: ReadyCell, observer: MachineObserver
     ) -> tuple[list[child_process.ProcessExit], Run | None]:
         """Run the workers of a launch to their ends, while the machine is observed.
 
@@ -250,7 +250,7 @@ class LiveLauncher(ProcessLauncher):
         return run
 
     def _run_workers(
-        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+        self, runs: Sequence[Run], cell: ReadyCell, observer: MachineObserver
     ) -> tuple[list[child_process.ProcessExit], Run | None]:
         with ExitStack() as stack:
             statuses = [stack.enter_context(SharedStatus()) for _ in runs]
@@ -260,7 +260,7 @@ class LiveLauncher(ProcessLauncher):
     def _run_set(
         self,
         runs: Sequence[Run],
-        cell: Cell,
+        cell: ReadyCell,
         statuses: Sequence[SharedStatus],
         tick: Callable[[], None],
     ) -> list[child_process.ProcessExit]:
@@ -299,14 +299,14 @@ class WorkerLauncher:
             isolation: kind(command, progress, history) for isolation, kind in LAUNCHERS.items()
         }
 
-    def of(self, cell: Cell) -> ProcessLauncher:
+    def of(self, cell: ReadyCell) -> ProcessLauncher:
         """Return the launcher of a cell's isolation."""
         return self._launchers[cell.design.isolation]
 
-    def prepare(self, cell: Cell) -> None:
+    def prepare(self, cell: ReadyCell) -> None:
         self.of(cell).prepare(cell)
 
-    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+    def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         return self.of(cell).launch(runs, cell)
 
 
@@ -332,7 +332,7 @@ def _tree_state(arm: Arm) -> dict[str, Any]:
     return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
 
 
-def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
+def _arguments(runs: Sequence[Run], cell: ReadyCell) -> Iterator[str]:
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
     if runs[0].block == differing_outputs.BLOCK:
@@ -358,7 +358,7 @@ def _work_text(runs: Sequence[Run], statuses: Sequence[SharedStatus]) -> str:
 
 def _record(
     run: Run,
-    cell: Cell,
+    cell: ReadyCell,
     ending: child_process.ProcessExit,
     log: Path,
     started: str,
@@ -396,7 +396,7 @@ def _record(
 
 
 def _collect(
-    run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path
+    run: Run, cell: ReadyCell, ending: child_process.ProcessExit, log: Path
 ) -> Record | RunFailure:
     """Return the worker's record, or the failure of a run without one."""
     if ending.code == os.EX_IOERR:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.worker.run_failures import OUT_OF_MEMORY_MESSAGES, RunFailure
@@ -34,7 +34,7 @@ def preparation_failure(ending: child_process.ProcessExit, log: Path) -> RunFail
 
 
 def failed_records(
-    runs: Sequence[Run], cell: Cell, failures: Mapping[str, RunFailure]
+    runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, RunFailure]
 ) -> list[Record]:
     """Return the records of runs of arms that are not prepared, or that share a process with one.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, count_text, to_plain
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import legacy_design
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.launch.python_environment import default_options, with_defaults
@@ -53,17 +53,17 @@ AllDecided = Callable[[Path], bool]
 PossiblyBest = Callable[[Path], Sequence[str]]
 
 
-def _exists(cell: Cell) -> bool:
+def _exists(cell: ReadyCell) -> bool:
     return (cell.dir / "cell.json").exists()
 
 
-def _old_design(cell: Cell) -> Mapping[str, Any]:
+def _old_design(cell: ReadyCell) -> Mapping[str, Any]:
     """Return the design in the cell's manifest, or an empty mapping if there is no manifest."""
     design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
     return design
 
 
-def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
+def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
     """Return a cell's manifest before the analysis, with all its keys but without results.
 
     ``blocks``: the number of blocks planned so far. If the design has looks, these are the blocks
@@ -105,7 +105,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
     }
 
 
-def refuse_changes(cell: Cell) -> None:
+def refuse_changes(cell: ReadyCell) -> None:
     """Check that the cell's folder does not hold different arms or a different design.
 
     Raises
@@ -141,7 +141,7 @@ def refuse_links(paths: Iterable[Path]) -> None:
             )
 
 
-def _difference(cell: Cell) -> str | None:
+def _difference(cell: ReadyCell) -> str | None:
     """Return the first difference of arms or design from those in the cell's folder, or None."""
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
@@ -186,7 +186,7 @@ def _changed_input(old: Arm, new: Arm) -> str | None:
     return None
 
 
-def refuse_changed_inputs(cell: Cell) -> None:
+def refuse_changed_inputs(cell: ReadyCell) -> None:
     """Check that no file which an arm reads has changed since the cell began.
 
     Raises
@@ -201,7 +201,7 @@ def refuse_changed_inputs(cell: Cell) -> None:
             raise ConfigError(f"{cell.dir}: arm {arm.name}: {change}; restore it to continue")
 
 
-def _design_difference(cell: Cell) -> str | None:
+def _design_difference(cell: ReadyCell) -> str | None:
     old, new = _old_design(cell), new_manifest(cell, cell.design.blocks)["design"]
     for key in FIXED_DESIGN_KEYS:
         if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
@@ -215,7 +215,7 @@ def _design_difference(cell: Cell) -> str | None:
     return None
 
 
-def _older_blocks(key: str, cell: Cell, old: Mapping[str, Any]) -> str:
+def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
     """Return a hint if the cell may have been begun by an earlier version, else an empty string.
 
     If arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
@@ -263,7 +263,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
     return None if old == new else f"{path} was {old}, now {new}"
 
 
-def write_manifest(cell: Cell, blocks: int) -> None:
+def write_manifest(cell: ReadyCell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
     ``blocks``: see :func:`new_manifest`. A larger number in the existing manifest stays.
@@ -294,7 +294,7 @@ def write_manifest(cell: Cell, blocks: int) -> None:
         write_json(cell.dir / "cell.json", manifest)
 
 
-def blocks_when_shown(cell: Cell) -> list[int]:
+def blocks_when_shown(cell: ReadyCell) -> list[int]:
     """Return the numbers of blocks after which the cell's results were shown.
 
     The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. An
@@ -308,7 +308,7 @@ def blocks_when_shown(cell: Cell) -> list[int]:
     return [int(blocks) for blocks in manifest["design"].get("shown", unnoted)]
 
 
-def exploratory_warning(cell: Cell) -> str | None:
+def exploratory_warning(cell: ReadyCell) -> str | None:
     """Return a warning if blocks are added to a cell whose results were already shown, or None.
 
     Results that were shown at an interim look do not count.
@@ -325,7 +325,7 @@ def exploratory_warning(cell: Cell) -> str | None:
     )
 
 
-def kept_arms(cell: Cell) -> dict[int, list[str]]:
+def kept_arms(cell: ReadyCell) -> dict[int, list[str]]:
     """Return the names of the arms that remain after each look that dropped arms.
 
     The keys are the looks' numbers of blocks.
@@ -335,7 +335,7 @@ def kept_arms(cell: Cell) -> dict[int, list[str]]:
 
 
 def take_interim_look(
-    cell: Cell,
+    cell: ReadyCell,
     blocks: int,
     records: list[Record],
     all_decided: AllDecided | None,
@@ -368,7 +368,7 @@ def take_interim_look(
 
 
 def _remaining_arms(
-    cell: Cell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
+    cell: ReadyCell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
 ) -> list[str]:
     """Return the arms that a look keeps: baseline, control, and those that may be the best."""
     if possibly_best is None:
@@ -379,7 +379,7 @@ def _remaining_arms(
     return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]
 
 
-def ended_at_look(cell: Cell) -> bool:
+def ended_at_look(cell: ReadyCell) -> bool:
     """Return whether the last look in the cell's manifest ended the cell."""
     taken = _old_design(cell).get("looks_taken", [])
     return bool(taken) and bool(taken[-1]["decided"])

@@ -21,7 +21,7 @@ from itertools import groupby
 
 from labkit.config import Isolation, count_text
 from labkit.experiment import StudyError
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
@@ -69,7 +69,7 @@ class CellOutcome:
 
 
 def run_cell(
-    cell: Cell,
+    cell: ReadyCell,
     launcher: RunLauncher | None = None,
     progress: Progress | None = None,
     *,
@@ -124,7 +124,7 @@ def run_cell(
 class _BlockRunner:
     """Runs a cell's blocks while the cell's lock is held."""
 
-    cell: Cell
+    cell: ReadyCell
     launcher: RunLauncher
     progress: Progress
     signals: InterruptSignals
@@ -213,7 +213,7 @@ def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
     return [[run] for run in block] if isolation is Isolation.process else [block]
 
 
-def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
+def unfinished(cell: ReadyCell, *, redo_failed: bool = False) -> list[Run]:
     """Return the runs that :func:`run_cell` would do, without changing anything."""
     if ended_at_look(cell) and not redo_failed:
         return []
@@ -225,7 +225,7 @@ def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     ]
 
 
-def _scheduled_blocks(cell: Cell) -> list[Block]:
+def _scheduled_blocks(cell: ReadyCell) -> list[Block]:
     runs = cell.schedule_after_looks(kept_arms(cell))
     return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
 
@@ -241,7 +241,7 @@ class _BlockStatus:
     run_reason: str | None
 
 
-def _block_status(block: Block, cell: Cell, redo_failed: bool) -> _BlockStatus:
+def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockStatus:
     records, digests = list[Record](), read_digests(cell.dir)
     for run in block:
         path = cell.paths.record(run)
@@ -256,7 +256,7 @@ def _block_status(block: Block, cell: Cell, redo_failed: bool) -> _BlockStatus:
 
 
 def _plan_blocks(
-    cell: Cell, progress: Progress, redo_failed: bool
+    cell: ReadyCell, progress: Progress, redo_failed: bool
 ) -> tuple[list[Block], list[Record]]:
     """Check the cell's folder, move leftovers aside, and find the blocks to run.
 
@@ -285,14 +285,14 @@ def _plan_blocks(
     return blocks, records
 
 
-def _move_unpublished_files(cell: Cell) -> None:
+def _move_unpublished_files(cell: ReadyCell) -> None:
     """Move unchecked and half-written records of killed processes to ``runs/abandoned``."""
     paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
         paths.move_to_abandoned(path)
 
 
-def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) -> None:
+def _abandon_block(block: Block, cell: ReadyCell, progress: Progress, reason: str) -> None:
     """Move the records and logs of a block that will run again to ``runs/abandoned``."""
     paths = cell.paths
     files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
@@ -304,7 +304,7 @@ def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) ->
         progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
 
 
-def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
+def _refuse_another_host(cell: ReadyCell, records: Sequence[Record]) -> None:
     """Refuse to continue a cell on another host, unless its design allows several."""
     this_host = fingerprint.host_hash()
     hosts = {str(record.environment.get("host", this_host)) for record in records}
@@ -317,7 +317,7 @@ def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
 
 
 @contextmanager
-def _disk_errors_as_one_line(cell: Cell) -> Iterator[None]:
+def _disk_errors_as_one_line(cell: ReadyCell) -> Iterator[None]:
     """Convert file-system errors in the body to a :class:`StudyError` with a one-line message."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labkit import workload
 from labkit.config import CONTROL, Isolation, count_text
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.schedule import noise_history, power_forecast
@@ -60,7 +60,7 @@ class CellPlan:
         Warnings, for example that the server will refuse some of the arms' requests.
     """
 
-    cell: Cell
+    cell: ReadyCell
     to_run: int
     seconds: float
     bytes: int
@@ -85,7 +85,7 @@ def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list
 
 
 def _plan(
-    cell: Cell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
+    cell: ReadyCell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
 ) -> CellPlan:
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
@@ -108,7 +108,7 @@ def _plan(
     )
 
 
-def _growth(cell: Cell, composed: ComposedCell) -> Iterator[str]:
+def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
     """Yield a line if the cell has more blocks than its design, for its number of arms."""
     declared, blocks = composed.experiment.design.blocks, cell.design.blocks
     if blocks > declared and cell.design.runs_per_block == 1 and not composed.blocks_given:
@@ -117,7 +117,7 @@ def _growth(cell: Cell, composed: ComposedCell) -> Iterator[str]:
 
 
 def _measured_run_s(
-    cell: Cell, composed: ComposedCell, history: StudyHistory
+    cell: ReadyCell, composed: ComposedCell, history: StudyHistory
 ) -> tuple[float | None, Path | None]:
     """Return a run's wall seconds in the newest cell of the same workload and arms, and its folder.
 
@@ -132,7 +132,7 @@ def _measured_run_s(
     return None, None
 
 
-def _modelled_s(cell: Cell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
+def _modelled_s(cell: ReadyCell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
     """Return the seconds of runs by the workload's own estimate of each."""
     seconds = sum(costs[run.arm].seconds for run in runs)
     if cell.design.isolation is not Isolation.in_process:
@@ -185,7 +185,7 @@ def _written_line(written: Sequence[Path]) -> str:
     )
 
 
-def _schedule_table(cell: Cell) -> Table:
+def _schedule_table(cell: ReadyCell) -> Table:
     """Return a cell's schedule as a table with one row per block."""
     from rich.markup import escape
     from rich.table import Table

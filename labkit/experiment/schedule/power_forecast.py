@@ -17,7 +17,7 @@ from labkit.analysis.statistics.power import (
     single_row_mde_pct,
 )
 from labkit.config import Device, Experiment, Isolation, count_text
-from labkit.experiment.cell import Cell
+from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.experiment.schedule import doctor_noise, noise_history
 from labkit.experiment.schedule.doctor_noise import PilotNoise
@@ -32,7 +32,7 @@ ISOLATION_PHRASES = {
 TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this effect
 
 
-def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
+def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
     In a design with looks, the line has the smallest effect that any single look detects. The study
@@ -95,7 +95,7 @@ class _KnownNoise:
     is_doctor_s: bool = False
 
 
-def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
+def _noise(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
     for path, manifest in history.studies(composed):
         if (noise := noise_history.cell_noise(manifest, composed.metrics)) is not None:
             return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, str(path))

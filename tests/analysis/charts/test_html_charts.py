@@ -72,38 +72,42 @@ def test_limits_are_drawn_once_and_within_the_axis():
     assert [line.arm for line in marks(charts["ttft_ms"], Line)] == ["a", "b"]
 
 
+ROLES = {"a": "baseline", "b": "arm", "control": "control"}
 ORDER = [["a", "b", "control"], ["b", "control", "a"]]
 POSITIONS = {f"runs/b{b:02d}-p{p:02d}-{arm}.json": 3 * b + p + 1
              for b, arms in enumerate(ORDER) for p, arm in enumerate(arms)}  # fmt: skip
 
 
-def ordered_cell(**values):
-    """Return a cell of two blocks, whose row has these values (B) of each arm by block."""
-    roles = {"a": "baseline", "b": "arm", "control": "control"}
+def ordered_row(**values):
+    """Return a row of a cell of two blocks, with these values (B) of each arm by block."""
     files = {(int(f[6:8]), f[13:-5]): f for f in POSITIONS}
     arms = {
         arm: {
             "n": len(values.get(arm, ())),
-            "median": float(np.median(values.get(arm, [np.nan]))),
+            "median": float(np.median(values[arm])) if values.get(arm) else None,
             "runs": [
                 {"file": files[block, arm], "value": value}
                 for block, value in enumerate(values.get(arm, ()))
             ],
         }
-        for arm in roles
+        for arm in ROLES
     }
     none = dict.fromkeys(("effect_pct", "ci_low_pct", "ci_high_pct"))
     effect = {"effect_pct": 5.0, "ci_low_pct": 2.0, "ci_high_pct": 9.0}
-    row = {"case": "all", "metric": "kv", "unit": "bytes", "primary": True, "arms": arms,
-           "comparisons": [{"arm": "b", **effect}, {"arm": "control", **none}]}  # fmt: skip
+    return {"case": "all", "metric": "kv", "unit": "bytes", "primary": True, "arms": arms,
+            "comparisons": [{"arm": "b", **effect}, {"arm": "control", **none}]}  # fmt: skip
+
+
+def ordered_cell(*rows, **values):
+    """Return a cell of two blocks with these rows, or one row with these values."""
     design = {"order": ORDER, "runs_per_block": 1, "margin_pct": 2.0}
-    listed = [{"name": name, "role": role} for name, role in roles.items()]
-    return {"arms": listed, "design": design, "rows": [row]}
+    listed = [{"name": name, "role": role} for name, role in ROLES.items()]
+    return planted_cell(rows or [ordered_row(**values)], arms=listed, design=design)
 
 
 def test_runs_are_drawn_in_their_order_with_each_arm_s_median():
     cell = ordered_cell(a=[1 << 20, 3 << 20], b=[4 << 20, 8 << 20])
-    chart = runs_chart(cell, cell["rows"][0], POSITIONS, "cell/")
+    chart = runs_chart(cell, cell.rows[0], "cell/")
     assert (chart.x, chart.y_label, chart.link) == ((0.5, 6.5), "kv (MiB)", "run")
     assert chart.y == (pytest.approx(1 - 0.42), pytest.approx(8 + 0.42))
     assert marks(chart, Band) == [Band(3.5, 6.5, "block")]
@@ -114,17 +118,20 @@ def test_runs_are_drawn_in_their_order_with_each_arm_s_median():
     assert lines == [("a", ((0.5, 2.0), (6.5, 2.0))), ("b", ((0.5, 6.0), (6.5, 6.0)))]
     assert chart.href(first, 1) == "cell/runs/b01-p02-a.json"
     none = ordered_cell()
-    assert runs_chart(none, none["rows"][0], {}, "cell/") is None
+    assert runs_chart(none, none.rows[0], "cell/") is None
 
 
 def test_drift_is_the_mean_deviation_of_a_run_from_its_arms_medians():
-    cell = ordered_cell(a=[100.0, 400.0], b=[200.0, 200.0])
-    cell["rows"] += [*ordered_cell(a=[100.0, 100.0])["rows"], {"primary": False}]
+    cell = ordered_cell(
+        ordered_row(a=[100.0, 400.0], b=[200.0, 200.0]),
+        ordered_row(a=[100.0, 100.0]),
+        ordered_row(a=[1.0, 9.0]) | {"primary": False},
+    )
     files = [f[5:-5] for f in POSITIONS]
     records = [SimpleNamespace(run=f, block=int(f[1:3]), position=int(f[5:7])) for f in files]
     probe = {(0, 0): 1.0, (1, 2): 1.02, (1, 1): 1.01}  # of control, no run has a value
     data = SimpleNamespace(probe=probe, records=records)
-    chart = drift_chart(SimpleNamespace(json=cell | {"rows": cell["rows"][:2]}, data=data))
+    chart = drift_chart(SimpleNamespace(cell=cell, data=data))
     metric, probes = marks(chart, Line)
     low, high = 100 * math.log(100 / 250) / 2, 100 * math.log(400 / 250) / 2
     assert metric.arm == "runs" and dict(metric.points) == pytest.approx(
@@ -132,9 +139,9 @@ def test_drift_is_the_mean_deviation_of_a_run_from_its_arms_medians():
     )
     assert dict(probes.points) == pytest.approx({1.0: -1.0, 6.0: 1.0})
     assert chart.x == (0.5, 6.5) and chart.x_names[:3] == ("b00-p00-a", "b00-p01-b", "")
-    quiet = SimpleNamespace(json=ordered_cell(a=[1.0]), data=SimpleNamespace(probe={}, records=[]))
+    quiet = SimpleNamespace(cell=ordered_cell(a=[1.0]), data=SimpleNamespace(probe={}, records=[]))
     assert drift_chart(quiet) is None
-    two = SimpleNamespace(json=ordered_cell(a=[1.0, 0.0]), data=quiet.data)
+    two = SimpleNamespace(cell=ordered_cell(a=[1.0, 0.0]), data=quiet.data)
     assert drift_chart(two) is None  # a run without a positive value has no deviation
 
 
@@ -148,9 +155,9 @@ def test_differences_stand_by_block_and_their_estimate_at_the_right(monkeypatch,
     cell = ordered_cell(a=[1.0, 1.0])
     if not known:
         pairs.clear()
-        assert pairs_chart(cell, cell["rows"][0], None) is None
+        assert pairs_chart(cell, cell.rows[0], None) is None
         return
-    chart = pairs_chart(cell, cell["rows"][0], None)
+    chart = pairs_chart(cell, cell.rows[0], None)
     assert (chart.x, chart.unit, chart.signed) == ((0.5, 3.9), "%", True)
     assert chart.y == (pytest.approx(-2 - 0.66), pytest.approx(9 + 0.66))
     assert chart.x_ticks == ((1.0, "0"), (2.0, "1"), (3.15, "all"))
@@ -172,6 +179,6 @@ def test_a_long_study_has_a_tick_at_some_blocks(monkeypatch):
     found = SimpleNamespace(by_block={25: 1.0})
     monkeypatch.setattr(html_charts, "paired_differences", lambda *arguments: found)
     cell = ordered_cell(a=[1.0, 1.0])
-    chart = pairs_chart(cell, cell["rows"][0], None)
+    chart = pairs_chart(cell, cell.rows[0], None)
     assert chart.x == (0.5, 27.9)
     assert [label for _, label in chart.x_ticks] == [*map(str, range(0, 26, 3)), "all"]

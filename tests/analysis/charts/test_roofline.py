@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.charts import roofline
 from labkit.analysis.charts.roofline import RooflineLimits, RooflinePoint
@@ -36,8 +37,9 @@ def test_a_case_is_bound_by_the_limit_that_needs_more_time(flops, bound, share):
 
 
 def record(ok=True, limits=None, cases=()):
-    notes = [SimpleNamespace(case=name, notes=note) for name, note in cases]
-    return SimpleNamespace(ok=ok, notes={"limits": limits} if limits else {}, cases=notes)
+    notes = [SimpleNamespace(case=name, known_notes=note) for name, note in cases]
+    run_notes = {"limits": limits} if limits else {}
+    return SimpleNamespace(ok=ok, known_notes=run_notes, cases=notes)
 
 
 def test_limits_are_the_best_of_any_run_that_worked():
@@ -58,7 +60,7 @@ def test_points_are_the_cases_whose_work_is_known():
     rows = [{"case": case, "metric": "dispatch_us", "arms": times} for case in "abc"]
     rows.append({"case": "a", "metric": "other", "arms": times})
     roles = {"base": "baseline", "arm": "arm", "control": "control"}
-    cell = {"arms": [{"name": n, "role": r} for n, r in roles.items()], "rows": rows}
+    cell = planted_cell(rows, arms=[{"name": n, "role": r} for n, r in roles.items()])
     (found,) = roofline.roofline_points(cell, [record(cases=cases)])
     assert (found.case, found.arm, found.limits) == ("a", "base", None)
     assert (found.intensity, found.bound, found.share) == (3.0, None, None)

@@ -28,9 +28,9 @@ def record(arm="a", ok=True, requests=None, timeline=None):
     series = {"t_s": [0, 5], "rss_bytes": [MIB, 3 * MIB], "mlx_cache_bytes": [0, 0],
               "kv_used_bytes": [None, MIB]}  # fmt: skip
     requests = [request("r0")] if requests is None else requests
-    cases = [SimpleNamespace(notes={}), SimpleNamespace(notes={"requests": requests})]
+    cases = [SimpleNamespace(known_notes=n) for n in ({}, {"requests": requests})]
     notes = {"timeline": series if timeline is None else timeline}
-    return SimpleNamespace(arm=arm, ok=ok, run=f"b00-p00-{arm}", notes=notes, cases=cases)
+    return SimpleNamespace(arm=arm, ok=ok, run=f"b00-p00-{arm}", known_notes=notes, cases=cases)
 
 
 def test_related_series_share_a_colour_and_no_two_a_style():

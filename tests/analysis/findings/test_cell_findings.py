@@ -19,7 +19,7 @@ from labkit.analysis.findings.short_text import MAX_WORDS, arm_text, fit, rounde
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import ArmValues, Comparison, Row
-from labkit.records.metric_registry import define_metric
+from labkit.records.metric_registry import metric_definition
 
 KERNEL, REQUESTS, WAIT = "dispatch_us", "total_tok_s", "ttft_p50_ms"
 
@@ -27,7 +27,7 @@ KERNEL, REQUESTS, WAIT = "dispatch_us", "total_tok_s", "ttft_p50_ms"
 def one(word, effect=0.0, ci=None, place="a", metric=KERNEL, arm="map", mde=None, base=None,
         value=None, reason=None, unit=None):  # fmt: skip
     """Return a finding on an arm; its row is all requests if the place is None."""
-    definition = define_metric(metric, unit)
+    definition = metric_definition(metric, unit)
     low, high = ci or (None, None)
     comparison = Comparison(arm, "search", effect, low, high, 0.95, mde_pct=mde, verdict=word,
                             reason=reason)  # fmt: skip

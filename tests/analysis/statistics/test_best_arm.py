@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from labkit.analysis.statistics import best_arm
-from labkit.analysis.statistics.best_arm import ArmValues, possibly_best, winner
+from labkit.analysis.statistics.best_arm import BlockedValues, possibly_best, winner
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "best_arm_coverage.py"
 
@@ -80,7 +80,7 @@ def test_intervals_cover_in_93_to_97_of_100_studies(coverage, noise, arms, truth
 def test_a_clear_winner_has_the_usual_interval():
     """If no other arm could have won, the choice changes nothing but a tenth of alpha."""
     values = noisy([0.0, 0.01, 0.5])
-    won, arms = winner(values, 0, 0.05), ArmValues(values)
+    won, arms = winner(values, 0, 0.05), BlockedValues(values)
     assert (won.arm, won.reference) == (2, 0)
     observed = arms.means[2] - arms.means[0]
     assert won.difference == pytest.approx(observed, abs=1e-6)
@@ -140,16 +140,16 @@ def test_values_without_noise_leave_the_best_alone():
 def test_values_must_allow_an_estimate_of_the_noise(shape):
     values = np.zeros(shape)
     if shape == (2, 1, 3):
-        assert ArmValues(values).degrees_of_freedom == 1
+        assert BlockedValues(values).degrees_of_freedom == 1
     else:
         with pytest.raises(ValueError, match="they must be"):
-            ArmValues(values)
+            BlockedValues(values)
 
 
 def test_the_interval_is_that_of_the_truncated_distribution():
     """At each limit, the chosen difference has the tail's probability, by numerical integration."""
     values = noisy([0.0, 0.0, 0.02, 0.019], seed=8)
-    arms, won = ArmValues(values), winner(values, 0, 0.05)
+    arms, won = BlockedValues(values), winner(values, 0, 0.05)
     means = arms.means
     others = np.delete(means, won.arm)
     low = max(0.0, means[won.arm] - means[0] - 2 * (means[won.arm] - others.max()))

@@ -46,15 +46,15 @@ def test_a_change_has_the_variances_and_degrees_of_freedom_of_both_studies():
     change = effect_change(old, new)
     assert change.degrees_of_freedom == old.degrees_of_freedom + new.degrees_of_freedom == 8 + 5
     assert change.variance == old.variance + new.variance
-    assert change.min_p == 2 / (216 * 36)
+    assert change.smallest_p == 2 / (216 * 36)
 
 
 def test_a_change_is_detectable_down_to_the_smallest_p_and_with_degrees_of_freedom():
     change = effect_change(effect(1), effect(2))
-    assert change.mde_pct(change.min_p) > change.mde_pct(0.05) > 0
-    assert change.mde_pct(change.min_p * 0.999) is None
+    assert change.mde_pct(change.smallest_p) > change.mde_pct(0.05) > 0
+    assert change.mde_pct(change.smallest_p * 0.999) is None
     single = effect_change(effect(1, blocks=1, runs=1), effect(2, blocks=1, runs=1))
-    assert single.degrees_of_freedom == 0 and single.min_p == 0.5
+    assert single.degrees_of_freedom == 0 and single.smallest_p == 0.5
     assert single.mde_pct(0.9) is None
 
 
@@ -70,10 +70,10 @@ def test_swapping_the_studies_mirrors_the_change(blocks, runs):
 def test_studies_of_unknown_or_no_variance_count_alike(seed):
     """Only the observed labels of both studies and their mirror image reach the change."""
     single = effect_change(effect(seed, blocks=1, runs=1), effect(seed + 5, blocks=1, runs=1))
-    assert np.isnan(single.variance) and single.p == single.min_p == 0.5
+    assert np.isnan(single.variance) and single.p == single.smallest_p == 0.5
     flat = np.full((3, 2), 1.0)
     constant = effect_change(*(estimate_effect(flat, flat + seed + x, None) for x in (1, 9)))
-    assert constant.variance == pytest.approx(0, abs=1e-30) and constant.p == constant.min_p
+    assert constant.variance == pytest.approx(0, abs=1e-30) and constant.p == constant.smallest_p
 
 
 @pytest.mark.parametrize(("blocks", "runs", "with_probe"), [(3, 2, False), (10, 1, True)])

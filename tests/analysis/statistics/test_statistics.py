@@ -24,10 +24,10 @@ from labkit.analysis.statistics.effect_size import (
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import (
-    min_p,
     permutation_test,
     pool_by_block,
     relabellings,
+    smallest_p,
 )
 from labkit.analysis.statistics.power import (
     alpha_share,
@@ -89,17 +89,17 @@ def test_stratified_p_counts_every_relabelling_of_every_block():
 def test_floor_is_reached_by_separated_arms_and_matches_the_count():
     for blocks, runs, floor in ((3, 2, 2 / 216), (4, 2, 2 / 1296), (6, 1, 2 / 64), (2, 2, 2 / 36)):
         values = rng(blocks).normal(0, 0.01, (blocks, runs))
-        assert min_p(blocks, runs) == pytest.approx(floor)
-        assert relabellings(blocks, runs).min_p == pytest.approx(floor)
+        assert smallest_p(blocks, runs) == pytest.approx(floor)
+        assert relabellings(blocks, runs).smallest_p == pytest.approx(floor)
         assert permutation_test(values, values[::-1] + 1.0) == pytest.approx(floor)
 
 
 def test_monte_carlo_past_300_000_adds_one_and_agrees_with_a_normal_bound():
     labels = relabellings(8, 2)
     assert not labels.exact and relabellings(7, 2).exact
-    assert min_p(8, 2) == labels.min_p == pytest.approx(2e-5)
+    assert smallest_p(8, 2) == labels.smallest_p == pytest.approx(2e-5)
     values = rng(1).normal(0, 1.0, (8, 2))
-    assert permutation_test(values, values + 9.0) == labels.min_p  # never 0
+    assert permutation_test(values, values + 9.0) == labels.smallest_p  # never 0
     arm = rng(2).normal(0.7, 1.0, (8, 2))
     units = pool_by_block(values, arm)
     statistics = labels.mean_differences(units)

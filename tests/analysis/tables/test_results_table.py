@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import planted_cell
 
-from labkit.analysis.tables.results_table import failure_outcomes, kernel_names, results_table
+from labkit.analysis.tables.results_table import kernel_names, results_table
 
 COMPARISON = {
     "arm": "fast", "effect_pct": -12.34, "ci_low_pct": -15.0, "ci_high_pct": -9.5,
-    "p_adjusted": 0.012, "verdict": "faster", "level": 0.9, "p_floor": 0.002, "blocks": 4,
+    "p_adjusted": 0.012, "verdict": "better", "level": 0.9, "p_floor": 0.002, "blocks": 4,
 }  # fmt: skip
 
 
@@ -20,11 +21,11 @@ def row(case="all", metric="e2e_ms", unit="ms", **others):
     return plain | others
 
 
-def cell(*rows, arms=("fast",), **others):
-    named = [{"name": "base", "role": "baseline"}, {"name": "control", "role": "control"}]
-    named += [{"name": name, "role": "arm"} for name in arms]
-    plain = {"rows": list(rows), "arms": named, "failures": [], "published": None}
-    return plain | {"design": {"alpha": 0.05, "runs_per_block": 1}} | others
+def cell(*rows, arms=("fast",), control=True, **others):
+    roles = {"base": "baseline"} | ({"control": "control"} if control else {})
+    named = [{"name": n, "role": r} for n, r in (roles | dict.fromkeys(arms, "arm")).items()]
+    design = {"alpha": 0.05, "runs_per_block": 1}
+    return planted_cell(rows, arms=named, design=design, **others)
 
 
 def texts(table):
@@ -38,10 +39,10 @@ def test_a_line_says_what_its_comparison_found():
     (line,) = texts(table)
     assert line == {
         "metric": "e2e_ms", "base (ms)": "250.0", "delta of fast": "−12.3%",
-        "adjusted 90 % CI (%)": "−15.0 to −9.5", "adjusted p": "0.012", "verdict": "lower",
+        "adjusted 90 % CI (%)": "−15.0 to −9.5", "adjusted p": "0.012", "verdict": "less time",
     }  # fmt: skip
     assert [c.link(table.lines[0]) for c in table.columns if c.link] == ["#c-r0"] * 4
-    assert table.lines[0].phone_text == "lower"
+    assert table.lines[0].phone_text == "less time"
 
 
 def test_arms_without_a_comparison_and_skipped_rows_have_no_numbers():
@@ -61,10 +62,16 @@ def test_arms_without_a_comparison_and_skipped_rows_have_no_numbers():
     assert [line["delta"] for line in found] == ["−12.3%", "–", "–", "oom", "", ""]
     assert [line["arm"] for line in found] == ["fast", "slow"] * 3
     assert [line["adjusted p"] for line in found] == ["0.012", *[""] * 5]
-    assert [line["verdict"] for line in found] == ["lower", "", "", "", *["skipped: too long"] * 2]
+    assert [line["verdict"] for line in found] == [
+        "less time",
+        "",
+        "",
+        "",
+        *["skipped: too long"] * 2,
+    ]
     assert [line["base (ms)"] for line in found[::2]] == ["250.0", "250.0", ""]
     phone = [line.phone_text for line in several.lines]
-    assert phone == ["fast: lower", "", "", "", "fast: skipped", "slow: skipped"]
+    assert phone == ["fast: less time", "", "", "", "fast: skipped", "slow: skipped"]
     others = results_table(cell(*rows, arms=("fast",)), [], primary=False)
     assert [line.row_index for line in others.lines] == [3]
 
@@ -72,8 +79,7 @@ def test_arms_without_a_comparison_and_skipped_rows_have_no_numbers():
 def test_without_an_arm_the_control_or_the_baseline_alone_is_shown():
     controlled = results_table(cell(row(comparisons=[]), arms=()), [])
     assert [line.arm for line in controlled.lines] == ["control"]
-    alone = cell(row(comparisons=[]), row(skipped="why"), arms=())
-    del alone["arms"][1]
+    alone = cell(row(comparisons=[]), row(skipped="why"), arms=(), control=False)
     assert texts(results_table(alone, [])) == [
         {"metric": "e2e_ms", "base (ms)": "250.0"},
         {"metric": "e2e_ms", "base (ms)": "why"},
@@ -99,8 +105,8 @@ def test_rows_are_named_by_what_tells_them_apart(rows, heading, names):
 
 def test_kernels_and_published_numbers_stand_beside_their_rows():
     notes = [("a", {"kernel": "decode"}), ("b", {"kernel": "own"}), ("a", {"kernel": "tiled"})]
-    cases = [SimpleNamespace(case=case, notes=note) for case, note in [*notes, ("c", {})]]
-    records = [SimpleNamespace(cases=cases, notes={})]
+    cases = [SimpleNamespace(case=case, known_notes=note) for case, note in [*notes, ("c", {})]]
+    records = [SimpleNamespace(cases=cases)]
     assert kernel_names(records) == {"a": "per-token", "b": "own"}
     rows = [
         {"case": "a", "delta_pct": {"fast": -3.0}, "p": {"fast": 0.04}, "wins": {"fast": "3/4"}},
@@ -128,4 +134,4 @@ def test_an_arm_s_failures_are_named_once_each():
         {"run": "b02-p01-naive-2", "outcome": "oom", "failed_by": "b02-p02-padded_tight"},
     ]
     named = {"padded_tight": "oom", "naive-2": "timeout, lost"}
-    assert failure_outcomes({"failures": failures}) == named
+    assert planted_cell(failures=failures).failure_outcomes == named
