@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from labkit.workload.kernels import interleaved_kernels
-from labkit.workload.requests import interleaved_requests as interleaved_serving
+from labkit.workload.requests import interleaved_requests
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
@@ -79,7 +79,7 @@ def pytest_collection_finish():
     Here nobody times, and a process that holds every test takes 0.3 s to look through them.
     """
     young = SimpleNamespace(**{**vars(gc), "collect": lambda: gc.collect(1)})
-    for module in (interleaved_kernels, interleaved_serving):
+    for module in (interleaved_kernels, interleaved_requests):
         module.gc = young
 
 

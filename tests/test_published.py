@@ -10,7 +10,7 @@ from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.experiment.compose.engaged_claim_validation import option_choices
 from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import memory_claims as headroom_workload
+from labkit.workload import memory_claims
 from labkit.workload.memory_claims import Claim
 from labkit.workload.requests import serving_metrics
 from labkit.workload.requests.serving_metrics import ServedRequest
@@ -38,7 +38,7 @@ def publishable_metrics(whole):
     if workload.kind == "video":
         return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in workload.made}
     if workload.kind == "headroom":
-        return {"all": {metric.name for metric in headroom_workload.metrics(Claim(1, 1, 1, 1))}}
+        return {"all": {metric.name for metric in memory_claims.metrics(Claim(1, 1, 1, 1))}}
     served = [
         *serving_metrics.serving_metrics([SERVED], 1, limits=workload.limits),
         *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),

@@ -23,13 +23,13 @@ from labkit.cpu.matmul import int8_dot  # noqa: E402
 
 int8_dot.host_form = lambda bits: int8_dot.form_of(bits, TRIPLE, CPU, FEATURES)
 
-from labkit.cpu.matmul import int8_microkernels as int8_tile  # noqa: E402
+from labkit.cpu.matmul import int8_microkernels  # noqa: E402
 
 CALLS = {
-    "quantize_row": int8_tile.QuantizeCall,
-    "multiply_row": int8_tile.RowCall,
-    "unpack_panel": int8_tile.UnpackCall,
-    "multiply_tile": int8_tile.TileCall,
+    "quantize_row": int8_microkernels.QuantizeCall,
+    "multiply_row": int8_microkernels.RowCall,
+    "unpack_panel": int8_microkernels.UnpackCall,
+    "multiply_tile": int8_microkernels.Int8TileCall,
 }
 
 
@@ -41,7 +41,7 @@ class Context:
 def lower(name, index):
     """Return a module with the intrinsic as a function of its call's fields."""
     count = len(CALLS[name]._fields)
-    signature, emit = getattr(int8_tile, name)._defn(
+    signature, emit = getattr(int8_microkernels, name)._defn(
         None, types.literal(index), types.UniTuple(types.int64, count)
     )
     module = ir.Module("intrinsic")
@@ -70,7 +70,7 @@ def assembly(module):
 
 
 def main():
-    keys = [(spec.element, spec.bits, spec.group_size) for spec in int8_tile.FORMATS]
+    keys = [(spec.element, spec.bits, spec.group_size) for spec in int8_microkernels.FORMATS]
     facts = {}
     for bits in int8_dot.BITS:
         index = keys.index(("float16", bits, 32))

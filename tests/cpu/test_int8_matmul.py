@@ -9,9 +9,8 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from labkit.cpu.matmul import int8_activations, int8_dot, int8_matmul
+from labkit.cpu.matmul import int8_activations, int8_dot, int8_matmul, int8_microkernels
 from labkit.cpu.matmul import int8_matmul_self_test as self_test
-from labkit.cpu.matmul import int8_microkernels as int8_tile
 from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS
 from labkit.cpu.matmul.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, QuantizedMatrix
 from labkit.cpu.matmul.packed_linear import PackedLinear
@@ -20,7 +19,7 @@ from labkit.cpu.matmul.packed_linear import PackedLinear
 FAST = [("float16", 4, 32), ("bfloat16", 8, 32)]
 FORMATS = [
     pytest.param(*key, marks=() if key in FAST else pytest.mark.slow)
-    for key in ((spec.element, spec.bits, spec.group_size) for spec in int8_tile.FORMATS)
+    for key in ((spec.element, spec.bits, spec.group_size) for spec in int8_microkernels.FORMATS)
 ]
 MORE_FORMATS = []  # of ``compiled``
 
@@ -96,7 +95,11 @@ def test_a_row_has_the_same_bits_in_any_batch():
     packed = PackedLinear([matrix], [random(2, matrix.shape[0])], activations="int8")
     x = random(3, 2 * MAX_FUSED_ROWS + 3, matrix.shape[1])
     (all_rows,) = packed.multiply(x)
-    for rows in (*range(1, 2 * int8_tile.TILE_ROWS + 2), MAX_FUSED_ROWS, MAX_FUSED_ROWS + 1):
+    for rows in (
+        *range(1, 2 * int8_microkernels.TILE_ROWS + 2),
+        MAX_FUSED_ROWS,
+        MAX_FUSED_ROWS + 1,
+    ):
         for first in (0, 5):
             (few,) = packed.multiply(x[first : first + rows])
             np.testing.assert_array_equal(few, all_rows[first : first + rows])
@@ -138,14 +141,14 @@ def compiled(monkeypatch, spec, *, tag):
         return numba.cfunc(types.void(*[types.int64] * arguments))(function)
 
     MORE_FORMATS.append(spec)
-    monkeypatch.setattr(int8_tile, "FORMATS", [*int8_tile.FORMATS, *MORE_FORMATS])
-    monkeypatch.setattr(int8_matmul, "FORMATS", int8_tile.FORMATS)
+    monkeypatch.setattr(int8_microkernels, "FORMATS", [*int8_microkernels.FORMATS, *MORE_FORMATS])
+    monkeypatch.setattr(int8_matmul, "FORMATS", int8_microkernels.FORMATS)
     monkeypatch.setattr(int8_matmul, "compile_function", compile_function)
-    return int8_matmul.compile_functions(len(int8_tile.FORMATS) - 1)
+    return int8_matmul.compile_functions(len(int8_microkernels.FORMATS) - 1)
 
 
 def spec_with(form, group=32):
-    return int8_tile.Int8Format("float16", form.bits, group, form)
+    return int8_microkernels.Int8Format("float16", form.bits, group, form)
 
 
 @pytest.mark.parametrize("offset", [0, 128])
@@ -213,14 +216,14 @@ def test_a_saturating_sum_is_caught(monkeypatch):
 
 
 def test_another_groups_scale_is_caught(monkeypatch):
-    parts = int8_tile._row_parts
+    parts = int8_microkernels._row_parts
 
     def first_header(code, spec, x, groups, index):
         return parts(code, spec, x, groups, index)[0], parts(
             code, spec, x, groups, ir.Constant(index.type, 0)
         )[1]
 
-    monkeypatch.setattr(int8_tile, "_row_parts", first_header)
+    monkeypatch.setattr(int8_microkernels, "_row_parts", first_header)
     functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
     matrix = self_test.check_matrix("float16", 4, 32)
     assert "not" in self_test.find_mismatch(functions, matrix)

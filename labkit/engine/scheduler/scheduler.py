@@ -253,7 +253,8 @@ class Scheduler:
             events += append_sampled(state, results, self._eos_token_ids)
             reason = events[-1].finish_reason
             if reason is not None:
-                self._end(state, "sampling_failed" if reason == "error" else "finished")
+                failed = reason == "error"
+                self._end(state, "requests.sampling_failed" if failed else "requests.finished")
         return events
 
     def add(self, request: Request) -> None:
@@ -286,7 +287,7 @@ class Scheduler:
         """End a request and release its KV memory. Unknown ids are ignored."""
         state = self._live.get(request_id)
         if state is not None:
-            self._end(state, "aborted")
+            self._end(state, "requests.aborted")
 
     def preempt(self, request_id: str) -> None:
         """Move a running request back to the waiting queue and release its KV memory.
@@ -305,12 +306,12 @@ class Scheduler:
         for request_id in list(self._live):
             self.abort(request_id)
 
-    def _end(self, state: RequestState, outcome: str) -> None:
-        """Release a live request and forget it. ``outcome`` says why it ended."""
+    def _end(self, state: RequestState, counter: str) -> None:
+        """Release a live request and forget it. ``counter`` counts why it ended."""
         self._release(state)
         state.status = RequestStatus.finished
         del self._live[state.request_id]
-        self.counts.add(f"requests.{outcome}")
+        self.counts.add(counter)
 
     def _release(self, state: RequestState) -> None:
         """Remove a request from the waiting or running list, and release its KV memory."""
