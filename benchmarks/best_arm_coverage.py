@@ -130,7 +130,7 @@ def usual_difference(values: Floats, winner: best_arm.Winner) -> float:
 
 def usual_reach(values: Floats, winner: best_arm.Winner, alpha: float) -> float:
     """Return half the width of Student's interval, which ignores that the winner was chosen."""
-    arms = best_arm.ArmValues(values)
+    arms = best_arm.BlockedValues(values)
     error = arms.standard_error(winner.arm, winner.reference)
     return -float(stdtrit(arms.degrees_of_freedom, alpha / 2)) * error
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from labkit.experiment.cell import Cell
+    from labkit.experiment.cell import ReadyCell
     from labkit.experiment.permuted_blocks import Run
     from labkit.records import Record, StudyPath
 
@@ -71,7 +71,7 @@ def measure(processes: int, out: Path) -> None:
     class Between(WorkerLauncher):
         """A launcher that runs the machine's program before each run."""
 
-        def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
             command = [sys.executable, __file__, "--child"]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             records = super().launch(runs, cell)

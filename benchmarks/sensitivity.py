@@ -68,7 +68,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.arm_comparison import ArmComparison
-    from labkit.experiment.cell import Cell
+    from labkit.experiment.cell import ReadyCell
     from labkit.experiment.compose.cell_composer import ComposedCell
     from labkit.experiment.launch.run_launcher import ProcessLauncher
     from labkit.experiment.permuted_blocks import Run
@@ -301,7 +301,7 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     return replace(composed, arms=(base, planted, control))
 
 
-def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
+def run(cell: ReadyCell, beside: bool = False) -> dict[str, Any]:
     """Run a cell's missing runs with planted delays and return its analysis.
 
     ``beside``: the two processes of a block live at the same time (``SideBySide``).
@@ -323,11 +323,11 @@ class SideBySide:
         self._launcher = launcher
         self._done: dict[str, Record] = {}  # by run name, until the second call
 
-    def prepare(self, cell: Cell) -> None:
+    def prepare(self, cell: ReadyCell) -> None:
         """Prepare the cell's arms, as for single runs."""
         self._launcher.prepare(cell)
 
-    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+    def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Launch both runs of a block at the first call; at the second, return the other record."""
         (run,) = runs
         if run.name in self._done:
@@ -346,7 +346,7 @@ class SideBySide:
         return [mine]
 
 
-def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
+def launch(command: Sequence[str], run: Run, cell: ReadyCell) -> Record:
     from labkit.experiment.launch.run_launcher import ProcessLauncher
 
     (record,) = ProcessLauncher(command).launch([run], cell)
