@@ -458,7 +458,7 @@ def test_the_question_s_metrics_are_primary_and_one_family(make_cell):
     assert [row.metric for row in alone.rows if row.primary] == ["total_tok_s"]
     asked = analyse(make_cell("b/x", requests=True, metrics=["ttft_p50_ms", "output_tok_s"]))
     assert [row.metric for row in asked.rows if row.primary] == ["ttft_p50_ms", "output_tok_s"]
-    assert [row["metric"] for row in asked.json["rows"]][:2] == ["ttft_p50_ms", "output_tok_s"]
+    assert [row.metric for row in asked.cell.rows][:2] == ["ttft_p50_ms", "output_tok_s"]
     one, both = (
         next(c for r, c in zip(a.rows, a.comparisons, strict=True) if r.metric == "output_tok_s")
         for a in (analyse(make_cell("c/x", requests=True, metrics=["output_tok_s"])), asked)

@@ -283,4 +283,4 @@ def test_old_records_without_measured_times_are_analysed_unchanged(make_cell):
     cell = make_cell(blocks=8, runs=1, requests=True, isolation="in_process", repeats=1,
                      change=change)  # fmt: skip
     assert analyse(cell).stalls is None
-    json.dumps(analyse(cell).json)
+    json.dumps(analyse(cell).cell.to_json())
