@@ -54,8 +54,8 @@ def test_gates_of_committed_archives_hold(path):
     from labkit.records import open_study
 
     for cell in AnalysisCache().study(open_study(path)):
-        failed = [name for name, gate in cell.json["gates"].items() if gate["status"] == "fail"]
-        assert failed == FAILED_GATES.get(path.stem, []), cell.json["cell"]
+        failed = [name for name, gate in cell.cell.gates.items() if gate.status == "fail"]
+        assert failed == FAILED_GATES.get(path.stem, []), cell.cell.cell
 
 
 def test_all_committed_records_are_at_most_15_mb():
