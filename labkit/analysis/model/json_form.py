@@ -1,6 +1,6 @@
 """The JSON form of frozen dataclasses: their fields in order, read back by their types.
 
-A field whose default is :data:`ABSENT` has no key in the file while it is None. A class whose
+A field declared with :func:`absent` has no key in the file while it is None. A class whose
 fields do not stand for keys defines ``to_json`` and ``from_json`` itself.
 """
 

@@ -12,7 +12,7 @@ nor on the CPU. ``int8_matmul_self_test`` computes the same bits in NumPy.
 
 If there are only a few rows, they are multiplied by a span one after the other, while the span
 stays in the caches. With more rows, a panel is first unpacked into a buffer and then multiplied in
-register tiles (``int8_tile``).
+register tiles (``int8_microkernels``).
 """
 
 from __future__ import annotations
