@@ -268,9 +268,10 @@ def test_malformed_chunks_are_errors():
     assert parse_chunk(b"[DONE]") is DONE
     assert parse({"choices": [{"delta": {"role": "assistant"}}]}).is_empty
     assert parse({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
-    usage = parse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
-    assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
-    for wrong in (b"7", b"[]", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
+    for choices in ({"choices": []}, {"choices": None}, {}):  # OpenAI's, and other servers'
+        usage = parse({**choices, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
+        assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
+    for wrong in (b"7", b"[]", b"{}", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
         with pytest.raises(StreamError):
             parse_chunk(wrong)
     with pytest.raises(StreamError, match=r"^no room$"):
