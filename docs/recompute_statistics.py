@@ -227,7 +227,9 @@ class Cell:
             return True
         stalls = {arm: np.array([block[arm] for block in whole], float) for arm in self.roles}
         p = [signed_rank_p(stalls[arm] - stalls[self.baseline]) for arm in self.tested]
-        return any(one * len(p) <= 0.005 for one in p)
+        smallest = 2 / number_of_relabellings(len(whole), 1) * len(p)
+        limit = max(0.005, smallest) if smallest <= 0.01 else 0.0
+        return any(one * len(p) <= limit for one in p)
 
     def rows(self):
         """Return, by (case, metric): better, primary, and runs by block and arm."""
