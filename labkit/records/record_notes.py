@@ -94,7 +94,8 @@ class CaseNotes(TypedDict, total=False):
     Parameters
     ----------
     requests, traffic, as_measured
-        Of a workload of requests. ``as_measured`` holds metrics whose times include stalls.
+        Of a workload of requests. ``as_measured`` holds metrics whose times include stalls; of a
+        kernel, for each round the mean of its launches where the fastest counts.
     kernel, state, counters, flops, least_bytes, turns, map_us, plan_us
         Of a kernel: its name, ``hot`` or ``cold`` caches, the counters of one launch, its work,
         the arm's position in each round, and the host's times.
@@ -108,7 +109,7 @@ class CaseNotes(TypedDict, total=False):
 
     requests: Sequence[RequestNote]
     traffic: TrafficNote
-    as_measured: Mapping[str, float]
+    as_measured: Mapping[str, float | Sequence[float]]
     kernel: str
     state: str
     counters: Mapping[str, float]

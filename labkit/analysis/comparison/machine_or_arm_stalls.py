@@ -35,7 +35,13 @@ import numpy as np
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import p_text, significant_text
 from labkit.analysis.statistics.effect_size import to_percent
-from labkit.analysis.statistics.permutation_test import Floats, permutation_test, smallest_p
+from labkit.analysis.statistics.permutation_test import (
+    Floats,
+    pool_by_block,
+    relabellings,
+    smallest_p,
+    two_sided_p,
+)
 from labkit.records import Arm, CaseRecord, Record
 
 OWN_WORK_ALPHA, COARSE_OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.01, 0.05
@@ -165,7 +171,8 @@ def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 def _as_measured(case: CaseRecord) -> CaseRecord:
     times = case.known_notes.get("as_measured", {})
     metrics = (
-        replace(m, repeats=(float(times[m.name]),)) if m.name in times else m for m in case.metrics
+        replace(m, repeats=tuple(np.atleast_1d(times[m.name]).tolist())) if m.name in times else m
+        for m in case.metrics
     )
     return replace(case, metrics=tuple(metrics))
 
@@ -190,8 +197,10 @@ def signed_rank_p(base: Floats, arm: Floats) -> float:
 
     ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
     """
-    ranks = [np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T]
-    return min(permutation_test(np.zeros((len(r), 1)), r[:, None]) for r in ranks)
+    ranks = np.stack([np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T], axis=1)[:, None]
+    labels = relabellings(len(ranks), 1)
+    sums = labels.mean_differences(pool_by_block(np.zeros_like(ranks), ranks))
+    return min(map(two_sided_p, sums.T))
 
 
 def _ranks(values: Floats) -> Floats:
