@@ -26,7 +26,7 @@ from labkit.analysis.model.row_model import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text
-from labkit.records import Metric, Record, RecordError
+from labkit.records import CaseRecord, Metric, Record, RecordError
 from labkit.records.metric_registry import metric_definition
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
@@ -183,13 +183,28 @@ def median_over_rounds(baseline: Floats, arm: Floats) -> float:
     return float(_medians(arm - baseline))
 
 
+def middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
+    """Return the mean of the middle half of the log ratios (the interquartile mean).
+
+    If a quarter of the rounds is no whole number, the outermost two count in part.
+    """
+    ratios = np.sort(arm - baseline)
+    cut, part = divmod(len(ratios) / 4, 1)
+    weights = np.zeros(len(ratios))
+    weights[int(cut) : len(ratios) - int(cut)] = 1.0
+    weights[int(cut)] -= part
+    weights[-1 - int(cut)] -= part
+    return float(weights @ ratios / weights.sum())
+
+
 def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
     """Return the log ratio of two arms' mean values; the arguments are log values."""
     return float(np.log(np.exp(arm).mean() / np.exp(baseline).mean()))
 
 
 OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
-    "median": median_over_rounds,
+    "median": median_over_rounds,  # records without a note (until November 2026)
+    "middle_half": middle_half_over_rounds,
     "mean": mean_over_rounds,
 }
 
@@ -272,7 +287,7 @@ def build_rows(
                         tuple(metric.repeats) if paired_baseline is not None else (),
                         tuple(case.known_notes.get("turns", ())),
                     )
-                    row = _row(rows, case.case, metric, paired_baseline)
+                    row = _row(rows, case, metric, paired_baseline, file)
                     row.arms.setdefault(record.arm, []).append(value)
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
@@ -296,17 +311,25 @@ def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
 
 
 def _row(
-    rows: dict[str, MetricRow], case: str, metric: Metric, paired_baseline: str | None
+    rows: dict[str, MetricRow],
+    case: CaseRecord,
+    metric: Metric,
+    paired_baseline: str | None,
+    file: str,
 ) -> MetricRow:
     row = rows.get(metric.name)
     if row is None:
+        over_rounds = case.known_notes.get("over_rounds", "median")
+        if over_rounds not in OVER_ROUNDS:
+            raise RecordError(f"{file}: {case.case!r} has an unknown over_rounds: {over_rounds!r}")
         row = MetricRow(
-            case,
+            case.case,
             metric.name,
             metric.unit,
             metric.better,
             metric.primary,
             paired_baseline=paired_baseline,
+            over_rounds=over_rounds,
         )
         rows[metric.name] = row
     return row

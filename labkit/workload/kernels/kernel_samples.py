@@ -199,6 +199,7 @@ def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
             "fastest_of": case.timed_launches(arm),
             "pulse_us": [round(us, 2) for us in _microseconds(case.pulse_s)],
             "turns": list(arm.positions),
+            "over_rounds": "middle_half",
             **(_queue_notes(arm, case) if batch.queued else {}),
         },
     )

@@ -36,8 +36,8 @@ def analyse_rounds(make_cell, factor, note=None, rounds=32, **options):
         return replace(record, cases=tuple(cases))
 
     cell = make_cell(
-        blocks=10, runs=1, isolation="in_process", repeats=rounds, noise=0.004, effects={ARM: 1.0}, change=change,
-        **options,
+        blocks=10, runs=1, isolation="in_process", repeats=rounds, noise=0.004,
+        effects={ARM: 1.0}, change=change, **options,
     )  # fmt: skip
     return analyse(cell)
 
