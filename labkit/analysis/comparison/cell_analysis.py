@@ -365,7 +365,7 @@ class CellAnalysis:
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         criteria, row = self.data.criteria, self.rows[index]
         causes = self.causes(comparison.arm, row.metric)
-        if row.is_computed and row.arms.get(comparison.arm) and not causes:
+        if row.is_computed and not causes:  # also of an arm that does not report it
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
