@@ -36,6 +36,7 @@ from labkit.analysis.findings.outputs_text import (
     outputs_wordings,
     quality_sentences,
 )
+from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import join_names, magnitude_text, percent_text
 from labkit.config import count_text
@@ -148,6 +149,7 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         where = "" if one.place == group.metric.name else f"in {one.place}"
         known = one.comparison.ci_pct if one.word in CHANGED else None
         interval = interval_phrase(one.metric, known, one.comparison.level)
+        interval += as_measured_text(one.comparison)
         options = {"base": one.base, "interval": interval, "differences": differences_of([one])}
         return effect_phrase(one.metric, [one.effect], baseline, where, **options)
     by_direction: dict[bool, list[Finding]] = {}

@@ -77,6 +77,13 @@ def _signed(interval: tuple[float, float] | None) -> str:
     return "unknown" if interval is None else interval_text(*interval)
 
 
+def as_measured_text(one: Comparison) -> str:
+    """Return the effect as measured if it lies outside the interval, else an empty text."""
+    return (
+        "" if one.as_measured_pct is None else f"; {percent_text(one.as_measured_pct)} as measured"
+    )
+
+
 def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text.
 
@@ -91,7 +98,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     return (
         f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
-        f"{count_text(one.blocks, 'block')}"
+        f"{count_text(one.blocks, 'block')}{as_measured_text(one)}"
     )
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections import Counter
@@ -175,6 +176,7 @@ class InterleavedKernels:
             single = self._timed_launch(arm, f"{launch_name}, by itself", 1) if length > 1 else None
         fastest = min(launches, key=lambda launch: launch.seconds)
         arm.seconds.append(fastest.seconds)
+        arm.mean_s.append(statistics.fmean(launch.seconds for launch in launches))
         arm.host_s.append(fastest.host_s)
         if single is not None:
             arm.single_s.append(single.seconds)
