@@ -1,8 +1,8 @@
 """Error rates of studies whose blocks and rounds follow from ``design.time``, by simulation.
 
 Each study is run by the real runner: the pilot's costs and noise (estimated from simulated rounds)
-give the allocation, looks stop decided cases, and the analysis judges the records. Only the launches
-are drawn: a round's log ratio of two arms is the case's effect plus noise. ``python
+give the allocation, looks stop decided cases, and the analysis judges the records. Only the
+launches are drawn: a round's log ratio of two arms is the case's effect plus noise. ``python
 benchmarks/simulated_time.py --studies 400`` prints a table for docs/statistical-methods.md.
 """
 
@@ -38,9 +38,10 @@ from labkit.experiment.compose.reachable_looks import fewest_blocks  # noqa: E40
 from labkit.experiment.permuted_blocks import Run  # noqa: E402
 from labkit.experiment.schedule.cell_allocation import earlier_pilot  # noqa: E402
 from labkit.experiment.schedule.cell_runner import run_cell  # noqa: E402
-from labkit.experiment.schedule.time_allocation import CasePilot, CellPilot, allocate  # noqa: E402
+from labkit.experiment.schedule.time_allocation import CellPilot, allocate  # noqa: E402
 from labkit.records import Arm, CaseRecord, Metric, Record  # noqa: E402
 from labkit.workload.kernels.kernel_pilot import round_sd  # noqa: E402
+from labkit.workload.measurement import CasePilot  # noqa: E402
 
 # Of the older machine of the research note: seconds of a round, standard deviation of a round.
 CASES = (
@@ -131,7 +132,9 @@ def cell_of(folder: Path, rows: int, arms: int, time_s: float) -> ReadyCell:
     return ReadyCell(folder, "cell", made, design, 7, "?", blocks_from_time=True)
 
 
-def study(number: int, noise: Noise, rows: int, arms: int, time_s: float, effect: str) -> Counter[str]:
+def study(
+    number: int, noise: Noise, rows: int, arms: int, time_s: float, effect: str
+) -> Counter[str]:
     """Run one study and count its words, coverage and what was forecast."""
     rng = np.random.default_rng([number, 1])
     logs = {
@@ -147,7 +150,7 @@ def study(number: int, noise: Noise, rows: int, arms: int, time_s: float, effect
         cache = AnalysisCache()
         launcher = Simulated(number, noise, effects)
         with contextlib.redirect_stderr(None):
-            run_cell(cell, launcher, undecided_cases=cache.undecided_cases)
+            run_cell(cell, launcher, analysis=cache)
         analysis = AnalysisCache().cell(cell.dir).cell
         pilot = earlier_pilot(cell.dir)
         assert pilot is not None
@@ -191,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--only", default="", help="a noise's name")
     options = parser.parse_args(argv)
-    print("| noise | rows x arms | effects | false words | false equivalent | coverage | decided | forecast |")
+    columns = "false words | false equivalent | coverage | decided | forecast"
+    print(f"| noise | rows x arms | effects | {columns} |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
     with ProcessPoolExecutor(2) as pool:
         for noise, rows, arms, time_s, effect in settings():
@@ -202,10 +206,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             for counts in pool.map(one, range(options.studies), chunksize=5):
                 total += counts
             n, per = total["studies"], total["comparisons"]
+            forecast = total["forecast_milli"] / 1000 / n / rows
             print(
                 f"| {noise.name} | {rows} x {arms} | {effect} | {total['false_word'] / n:.1%} "
                 f"| {total['false_equal'] / n:.1%} | {total['covered'] / n:.1%} "
-                f"| {total['decided'] / per:.1%} | {total['forecast_milli'] / 1000 / n / rows:.1%} |",
+                f"| {total['decided'] / per:.1%} | {forecast:.1%} |",
                 flush=True,
             )
 

@@ -387,9 +387,12 @@ class Cell:
 
     @property
     def level_text(self) -> str:
-        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01."""
-        levels = (one.level for one in self.comparisons if one.level)
-        return f"{100 * next(levels, 1.0 - self.design.alpha):g} %"
+        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01.
+
+        Rows that an earlier look has decided have a higher one.
+        """
+        levels = [one.level for one in self.comparisons if one.level]
+        return f"{100 * min(levels, default=1.0 - self.design.alpha):g} %"
 
     @property
     def counters(self) -> dict[str, Mapping[str, float]]:
