@@ -374,7 +374,7 @@ def test_a_study_that_grows_after_it_was_shown_keeps_its_error_rate():
 
 def test_arms_of_a_cell_share_alpha():
     """The family of five equal arms is rows times arms."""
-    rng, studies = np.random.default_rng(7), 300
+    rng, studies = np.random.default_rng(7), 150
     design, claims = DESIGNS["standard"], {1: 0, 5: 0}
     for _ in range(studies):
         base = simulate_processes(rng, "clean", design, 2)[0]
