@@ -270,7 +270,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "engine.attention.device=emulated: engine.",
         ),
         (lambda: Attention("reference", window_skip=False), "engine.attention.window_skip=false: "),
-        (lambda: Attention("a.b:C", gqa_sharing=False), "engine.attention.gqa_sharing=false: "),
+        (lambda: Attention("a.b:C", unit="head"), "engine.attention.unit=head: "),
         (
             lambda: Attention("reference", resolver="seq_map"),
             "resolver=seq_map: engine.attention.backend=reference does not",

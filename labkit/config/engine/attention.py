@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.option import CLASS_PATH, Group, ReadBy, option
+from labkit.config.option import CLASS_PATH, Group, ReadBy, option, override_text, require
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
+UNITS = ("auto", "head", "kv_head", "token")
 
 
 class Device(Enum):
@@ -52,9 +53,18 @@ class Attention(Group, place="engine.attention"):
         unit="partitions",
         read_by=FUSED,
     )
-    gqa_sharing: bool = option(
-        True,
-        "In the decode kernel, the query heads of a group load their KV head once.",
+    unit: str = option(
+        "auto",
+        "What a unit of the grid (a threadgroup) serves after one search for its request: a token's "
+        "query head, its query heads of one KV head, which share loads, or all its heads. auto: the "
+        "device's fastest.",
+        choices=UNITS,
+        read_by=FUSED,
+    )
+    gqa_sharing: bool | None = option(
+        None,
+        "The former name of engine.attention.unit: true is unit=auto, false is unit=head.",
+        null_means="engine.attention.unit",
         read_by=FUSED,
     )
     window_skip: bool = option(
@@ -71,3 +81,15 @@ class Attention(Group, place="engine.attention"):
         unit="query tokens",
         read_by=FUSED,
     )
+
+    def __post_init__(self) -> None:
+        """Check the options, and replace the former name of ``unit``."""
+        super().__post_init__()
+        if self.gqa_sharing is not None:
+            unit = "auto" if self.gqa_sharing else "head"
+            require(
+                self.unit in ("auto", unit),
+                f"engine.attention.unit={self.unit}: engine.attention.gqa_sharing="
+                f"{override_text(self.gqa_sharing)} is the former name of unit={unit}; set unit only",
+            )
+            self.unit, self.gqa_sharing = unit, None
