@@ -104,9 +104,9 @@ def test_split_kv():
 def test_the_unit_sets_the_grid_and_what_is_shared(heads, kv_heads, shared):
     kind, group = layer(heads, kv_heads), heads // kv_heads
     for unit, served in (("head", 1), ("kv_head", group), ("token", heads), ("auto", shared)):
-        for batch, sharing in ((DECODE, min(shared, served)), (PREFILL, 1)):
-            chosen = choose(batch, kind, unit=unit)
-            expected = 1 if unit == "auto" and batch is PREFILL else served
+        for lengths, sharing in ((DECODE, min(shared, served)), (PREFILL, 1)):
+            chosen = choose(lengths, kind, unit=unit)
+            expected = 1 if unit == "auto" and lengths is PREFILL else served
             assert (chosen.heads_per_unit, chosen.groups[0]) == (expected, heads // expected)
             assert chosen.sharing_heads == sharing
 

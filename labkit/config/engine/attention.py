@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.option import CLASS_PATH, Group, ReadBy, option, override_text, require
+from labkit.config.option import (
+    CLASS_PATH,
+    Group,
+    ReadBy,
+    former_name,
+    option,
+    override_text,
+    require,
+)
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
@@ -55,18 +63,14 @@ class Attention(Group, place="engine.attention"):
     )
     unit: str = option(
         "auto",
-        "What a unit of the grid (a threadgroup) serves after one search for its request: a token's "
-        "query head, its query heads of one KV head, which share loads, or all its heads. auto: the "
-        "device's fastest.",
+        "What a unit of the grid (a threadgroup) serves after one search for its request: one "
+        "query head of a token, its query heads of one KV head, which share loads, or all its "
+        "heads. auto: the device's fastest.",
         choices=UNITS,
         read_by=FUSED,
     )
-    gqa_sharing: bool | None = option(
-        None,
-        "The former name of engine.attention.unit: true is unit=auto, false is unit=head.",
-        null_means="engine.attention.unit",
-        read_by=FUSED,
-    )
+    # The former name of ``unit``: true is unit=auto, false is unit=head.
+    gqa_sharing: bool | None = former_name()
     window_skip: bool = option(
         True,
         "Skip KV blocks outside the sliding window instead of reading and masking them.",
@@ -83,13 +87,13 @@ class Attention(Group, place="engine.attention"):
     )
 
     def __post_init__(self) -> None:
-        """Check the options, and replace the former name of ``unit``."""
-        super().__post_init__()
+        """Replace the former name of ``unit``, and check the options."""
         if self.gqa_sharing is not None:
             unit = "auto" if self.gqa_sharing else "head"
             require(
                 self.unit in ("auto", unit),
-                f"engine.attention.unit={self.unit}: engine.attention.gqa_sharing="
-                f"{override_text(self.gqa_sharing)} is the former name of unit={unit}; set unit only",
+                f"engine.attention.unit={self.unit}: contradicts engine.attention.gqa_sharing="
+                f"{override_text(self.gqa_sharing)}, the former name of unit={unit}; set unit only",
             )
             self.unit, self.gqa_sharing = unit, None
+        super().__post_init__()

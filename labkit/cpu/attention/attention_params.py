@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 from labkit.cpu.precision.pool_elements import MARKER_DTYPES
 from labkit.cpu.runtime.address_views import StructType, address_of
-from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, LOG2E
+from labkit.cpu.simd.simd_emitter import LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 

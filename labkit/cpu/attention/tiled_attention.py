@@ -280,8 +280,8 @@ def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
     window_skip
         Whether keys before the window are skipped (``attend``) or computed (``attend_masked``).
 
-    The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)`` with
-    int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
+    The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)``
+    with int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
     ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
     """
     signature = types.int64(
