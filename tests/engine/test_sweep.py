@@ -25,7 +25,7 @@ AXES = {
     "engine": ("paged", "paged", "paged", "contiguous", "padded", "naive"),
     "backend": ("fused", "gather", "reference", "sdpa"),
     "resolver": ("binary_search", "seq_map", "padded_grid", "work_plan"),
-    "gqa_sharing": (True, False),
+    "unit": ("auto", "head", "token"),
     "tile_threshold": (2, 12),
     "block_size": (8, 16, 32),
     "admission": ("continuous", "static"),
@@ -71,7 +71,7 @@ def legal(choice):
                 config.Attention,
                 backend=c["backend"],
                 resolver=c["resolver"],
-                gqa_sharing=c["gqa_sharing"],
+                unit=c["unit"],
                 tile_threshold=c["tile_threshold"],
             ),
             scheduler=part(

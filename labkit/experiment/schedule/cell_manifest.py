@@ -171,8 +171,9 @@ def _difference(cell: ReadyCell) -> str | None:
 
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm without its inputs, and with the options that its version did not have yet."""
-    parts = {key: with_defaults(part, defaults.get(key)) for key, part in arm.config.items()}
+    """Return an arm without its inputs, and with the options of this version."""
+    config = legacy_design.with_present_names(arm.config)
+    parts = {key: with_defaults(part, defaults.get(key)) for key, part in config.items()}
     return dataclasses.replace(arm, config=parts, inputs={}).to_json()
 
 
