@@ -147,3 +147,34 @@ def test_an_arm_with_the_same_mean_is_seldom_called_faster():
         kept = restrict(Verdict("better"), "arm", p, effects, lambda word=word: Verdict(word))
         claims += kept.word == "better"
     assert faster == 100 and claims <= 25
+
+
+def p_of(slow):
+    """Return the p of a row whose launches take twice as long where ``slow``: bool [p, 2, r]."""
+    arms = {
+        arm: [RunValue(p, 0, "", 1.0, tuple(np.where(x, 2.0, 1.0))) for p, x in enumerate(each)]
+        for arm, each in zip(("base", "arm"), slow.transpose(1, 0, 2), strict=True)
+    }
+    row = MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms=arms)
+    return slow_launch_p(row, "base", "arm", range(len(slow)))
+
+
+def test_only_launches_slower_than_the_other_arm_s_of_the_round_count():
+    slow = np.zeros((8, 2, 32), bool)
+    assert p_of(slow) == 1
+    slow[:, 1, ::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, ::8] = True  # the machine slowed both
+    assert p_of(slow) == 1
+    slow[:, 1, 2::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, 1::8] = True
+    assert p_of(slow) == 1
+
+
+def test_one_process_in_which_an_arm_is_slow_for_a_while_shows_nothing():
+    slow = np.zeros((8, 2, 32), bool)
+    slow[3, 1, :15] = True
+    assert p_of(slow) == 1
+    slow[2:7, 1, 20:22] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5**8)  # of the four other processes
