@@ -9,7 +9,8 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
 from labkit.analysis.comparison.slow_launches import restrict, slow_launch_p
 from labkit.analysis.comparison.verdict import Verdict
-from labkit.analysis.findings.verdict_sentences import verdict_sentences
+from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict_sentences
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
 
@@ -91,6 +92,22 @@ def test_launches_of_which_the_fastest_counts_are_judged_by_all(make_cell):
         assert one.comparison.effect_pct == before.comparison.effect_pct
     lines = [line for line in verdict_sentences(noted.cell, "tokens") if f"{ARM}:" in line]
     assert lines and all("% as measured" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("effect", "directed", "text"),
+    [
+        (None, True, ""),
+        (12.5, True, "; 12.5 % as measured"),
+        (-2.0, True, "; −2.0% as measured"),
+        (12.5, False, "; +12.5% as measured"),
+    ],
+)
+def test_the_effect_as_measured_has_a_sign_where_the_sentence_has_no_direction_for_it(
+    effect, directed, text
+):
+    one = Comparison("a", "base", effect_pct=10.0, as_measured_pct=effect)
+    assert as_measured_text(one, directed) == text
 
 
 def test_the_rule_only_takes_words_away():
