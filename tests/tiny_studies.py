@@ -103,6 +103,9 @@ class InProcessLauncher(PlantedRuns):
         super().__init__()
         self._arms = {cell.name: cell.experiments for cell in cells}
 
+    def pilot(self, cell, seconds):
+        """The arms have one round."""
+
     def fields(self, run, cell):
         return {}
 

@@ -18,6 +18,7 @@ from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
+from labkit.experiment.schedule.cell_allocation import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links
 from labkit.records import RecordError, describe_last_session
 
@@ -135,7 +136,7 @@ class StudyRunner:
             self._launcher,
             progress,
             redo_failed=redo_failed,
-            all_decided=analysis_cache.decided,
+            undecided_cases=analysis_cache.undecided_cases,
             possibly_best=analysis_cache.possibly_best,
         )
         analysis.write_cell(cell.dir, analysis_cache)
@@ -176,7 +177,7 @@ class StudyRunner:
 
     def _cells(self) -> Iterable[ReadyCell]:
         for composed in self._composed.values():
-            yield from to_cells(composed, self.out / composed.name)
+            yield from map(with_allocation, to_cells(composed, self.out / composed.name))
 
 
 def _prepare(experiments: Iterable[Experiment], progress: Progress) -> None:

@@ -220,6 +220,8 @@ def test_stop_does_not_wait_for_requests_to_finish(tmp_path):
 def test_warm_up_raises_if_the_engine_cannot_generate():
     engine = FakeEngine()
     warm_up(engine, num_requests=3, vocab_size=128)
+    # A prompt of one token alone needs a kernel that no other request needs.
+    assert [len(one.prompt_token_ids) for one in engine.submitted] == [8, 1, 8, 8, 8]
     assert not engine.has_work()
     engine.step = lambda: (
         engine.remaining.clear(),

@@ -131,6 +131,23 @@ class CellData:
         return DecisionCriteria(runs, alpha, margin)
 
     @cached_property
+    def stopped(self) -> Mapping[str, InterimLook]:
+        """The look that decided a case, after which it was not measured; by case."""
+        looks = {look.blocks: look for look in self.looks}
+        return {
+            case: looks[int(taken["blocks"])]
+            for taken in self.design.looks_taken
+            for case in taken.get("stopped", ())
+        }
+
+    def criteria_of(self, case: str) -> DecisionCriteria:
+        """Return the criteria of a case's rows: the current ones, or those of its last look."""
+        look = self.stopped.get(case)
+        if look is None or not self.design.declared:
+            return self.criteria
+        return DecisionCriteria(self.design.runs_per_block, look.alpha, self.design.margin_pct)
+
+    @cached_property
     def withheld_reason(self) -> str | None:
         """The reason why nothing may be claimed from the finished blocks, or None."""
         if not self.design.declared:
@@ -318,6 +335,21 @@ class CellAnalysis:
         return self._compare(self.alternative_rows)
 
     def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
+        """Compare the arms in every row; a case that stopped at a look keeps its result."""
+        data = self.data
+        compared = list(self._compare_by(rows, data.criteria))
+        for look in {look.blocks: look for look in data.stopped.values()}.values():
+            stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
+            if stopped:
+                then = [row.before(look.blocks) for row in rows]
+                at_look = self._compare_by(then, data.criteria_of(rows[stopped[0]].case))
+                for index in stopped:
+                    compared[index] = at_look[index]
+        return tuple(compared)
+
+    def _compare_by(
+        self, rows: Sequence[MetricRow], criteria: DecisionCriteria
+    ) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
         per_arm = {
@@ -325,7 +357,7 @@ class CellAnalysis:
                 rows,
                 arm.name,
                 data.baseline,
-                data.criteria,
+                criteria,
                 arms_tested if arm.role == "arm" else 1,
             )
             for arm in data.arms[1:]
@@ -363,7 +395,8 @@ class CellAnalysis:
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
-        criteria, row = self.data.criteria, self.rows[index]
+        row = self.rows[index]
+        criteria = self.data.criteria_of(row.case)
         causes = self.causes(comparison.arm, row.metric)
         if row.is_computed and not causes:  # also of an arm that does not report it
             return Verdict("computed")

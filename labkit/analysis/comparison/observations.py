@@ -94,6 +94,11 @@ class MetricRow:
             self._rounds[block] = dict(zip(by_arm, logs, strict=True))
         return self._rounds[block]
 
+    def before(self, block: int) -> MetricRow:
+        """Return the row with the values of the blocks before ``block``."""
+        arms = {arm: [v for v in vs if v.block < block] for arm, vs in self.arms.items()}
+        return replace(self, arms={arm: values for arm, values in arms.items() if values})
+
     def by_block(self, arm: str) -> dict[int, list[float]]:
         """Return an arm's values per block, in run order."""
         blocks: dict[int, list[float]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -115,7 +116,8 @@ def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
     if word == "computed":
         return f"{arm}: {computed_text(row, one)} (computed)"
     if one.difference is not None and word in ("better", "worse"):
-        phrase = effect_phrase(row.definition, [], difference=one.difference)
+        effects, differences = [math.copysign(math.inf, one.difference)], [one.difference]
+        phrase = effect_phrase(row.definition, effects, differences=differences)
         return f"{arm} {phrase}: {reason}; adjusted p = {p_text(one.p_adjusted)}"
     if one.effect_pct is None:
         return f"{arm}: inconclusive: {reason}"

@@ -43,6 +43,13 @@ class RunLauncher(Protocol):
     def prepare(self, cell: ReadyCell) -> None:
         """Build and compile what the cell's arms need, before their first run."""
 
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        """Measure what a process of the cell costs, and return it as JSON; None if it fails.
+
+        The rounds of all cases take about ``seconds``. Arms that do not share a process are
+        represented by the baseline.
+        """
+
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Do one run, or all runs that share a process; return all records, including failed ones.
 
@@ -127,6 +134,27 @@ class ProcessLauncher:
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
             self._history.failures |= dict.fromkeys(arms_by_marker, failure)
+
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        self.progress.note("pilot: how long launches take here, and how much they vary")
+        shared = cell.design.isolation is Isolation.in_process
+        arms, path = cell.arms if shared else cell.arms[:1], cell.paths.pending / "pilot.json"
+        ending = child_process.run(
+            [
+                *self.command,  # not that of an arm's revision, which may have no pilot
+                *("--pilot", str(path), "--seconds", f"{seconds:g}"),
+                *(str(cell.paths.arm(arm.name)) for arm in arms),
+            ],
+            environment=_environment(arms[0]).variables,
+            log=cell.paths.runs / "pilot.log",
+            timeout_s=cell.design.timeout_s,
+            on_tick=lambda pid: self.progress.tick(),
+        )
+        if ending.code != 0:
+            return None
+        pilot: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+        path.unlink()
+        return pilot
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Start the workers of ``runs``, watch them, and return the records.
@@ -305,6 +333,9 @@ class WorkerLauncher:
 
     def prepare(self, cell: ReadyCell) -> None:
         self.of(cell).prepare(cell)
+
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        return self.of(cell).pilot(cell, seconds)
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         return self.of(cell).launch(runs, cell)

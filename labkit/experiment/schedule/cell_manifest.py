@@ -5,14 +5,14 @@ early only at a predeclared look at which every comparison is decided. The looks
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
 :mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
 is in a package above this one, so the function that analyses at a look is a parameter
-(``AllDecided``).
+(``UndecidedCases``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ FIXED_DESIGN_KEYS = (
     "eliminate",
 )
 
-# Analyses a cell's folder and returns whether every comparison has its verdict.
-AllDecided = Callable[[Path], bool]
+# Analyses a cell's folder and returns the cases that have a primary row without a verdict.
+UndecidedCases = Callable[[Path], Collection[str]]
 # Analyses a sweep's folder and returns the names of the arms that may be the best.
 PossiblyBest = Callable[[Path], Sequence[str]]
 
@@ -273,13 +273,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
     OSError
         The folder can't be written.
     """
-    paths = cell.paths
-    for folder in (paths.arms, paths.pending):
-        folder.mkdir(parents=True, exist_ok=True)
-    for arm in cell.arms:
-        if not paths.arm(arm.name).exists():
-            inputs = input_digests(arm.config, arm.environment)
-            publish_arm(cell.dir, dataclasses.replace(arm, inputs=inputs))
+    write_arms(cell)
     old = _old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:
@@ -292,6 +286,23 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
             fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
             publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
+
+
+def write_arms(cell: ReadyCell) -> None:
+    """Write the arms' files, each only if it is absent, and make the folder of pending records."""
+    paths = cell.paths
+    for folder in (paths.arms, paths.pending):
+        folder.mkdir(parents=True, exist_ok=True)
+    for arm in cell.arms:
+        path = paths.arm(arm.name)
+        if path.exists():
+            continue
+        inputs = input_digests(arm.config, arm.environment)
+        arm = dataclasses.replace(arm, inputs=inputs)
+        if path.parent == cell.dir / "arms":
+            publish_arm(cell.dir, arm)
+        else:
+            write_json(path, arm.to_json())
 
 
 def blocks_when_shown(cell: ReadyCell) -> list[int]:
@@ -338,28 +349,34 @@ def take_interim_look(
     cell: ReadyCell,
     blocks: int,
     records: list[Record],
-    all_decided: AllDecided | None,
+    undecided_cases: UndecidedCases | None,
     possibly_best: PossiblyBest | None = None,
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    With ``design.eliminate``, arms that cannot be the best are dropped. The look lists the
-    remaining arms, always with the baseline and the control. The result is added to ``cell.json``.
+    The cell ends if no case that is still measured is undecided. The look lists the decided ones,
+    which stop. With ``design.eliminate``, arms that cannot be the best are dropped. The look lists
+    the remaining arms, always with the baseline and the control. The result is added to
+    ``cell.json``.
     A look is taken only if no later block has been run. If an earlier command ran later blocks,
     the look's recorded result stays.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
         return False
-    if all_decided is None:
-        raise ValueError(f"cell {cell.name}: its design has looks, but all_decided is None")
-    decided = all_decided(cell.dir)
+    if undecided_cases is None:
+        raise ValueError(f"cell {cell.name}: its design has looks, but undecided_cases is None")
+    undecided, plan = undecided_cases(cell.dir), cell.plan(blocks)
+    running = undecided if plan is None else plan.rounds.keys() & undecided
+    decided = not running
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if cell.design.eliminate and not decided and blocks < cell.design.blocks:
         result["kept"] = _remaining_arms(cell, taken, possibly_best)
+    if plan is not None and not decided:
+        result["stopped"] = sorted(plan.rounds.keys() - running - _stopped_cases(taken))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken
@@ -377,6 +394,16 @@ def _remaining_arms(
     before = next((look["kept"] for look in reversed(taken) if "kept" in look), None)
     arms = [arm for arm in cell.arms if before is None or arm.name in before]
     return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]
+
+
+def stopped_cases(cell: ReadyCell, block: int) -> set[str]:
+    """Return the cases that looks before a block have decided."""
+    taken = _old_design(cell).get("looks_taken", [])
+    return _stopped_cases([look for look in taken if look["blocks"] <= block])
+
+
+def _stopped_cases(taken: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {case for look in taken for case in look.get("stopped", ())}
 
 
 def ended_at_look(cell: ReadyCell) -> bool:
