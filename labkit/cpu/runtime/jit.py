@@ -21,7 +21,9 @@ def inner(function: F) -> F:
 
 def inlined(function: F) -> F:
     """Compile a function that kernels call, and force LLVM to inline it, which saves the call."""
-    return cast(F, numba.njit(error_model="numpy", forceinline=True, pipeline_class=InnerCompiler)(function))
+    return cast(
+        F, numba.njit(error_model="numpy", forceinline=True, pipeline_class=InnerCompiler)(function)
+    )
 
 
 def kernel(function: F) -> F:

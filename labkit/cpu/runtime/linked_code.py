@@ -8,6 +8,7 @@ half of the time. A function that is compiled so cannot be called from Python.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,9 @@ class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba is untyped
         return _NoEnvironment(self._codegen)
 
     def get_pointer_to_function(self, name: str) -> int:
+        """Return the address of what Python calls instead of the function: it raises TypeError."""
         self._ensure_finalized()
-        return 0
+        return ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value or 0
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
