@@ -218,9 +218,14 @@ def test_stop_does_not_wait_for_requests_to_finish(tmp_path):
 
 
 def test_warm_up_raises_if_the_engine_cannot_generate():
-    engine = FakeEngine()
+    engine, prompts = FakeEngine(), []
+    submit = engine.submit
+    engine.submit = lambda request: (
+        prompts.append(len(request.prompt_token_ids)),
+        submit(request),
+    )[1]
     warm_up(engine, num_requests=3, vocab_size=128)
-    assert not engine.has_work()
+    assert not engine.has_work() and prompts == [1, 8, 8, 8, 8]
     engine.step = lambda: (
         engine.remaining.clear(),
         [TokenEvent("x", NO_TOKEN, "error", error="no memory")],

@@ -176,7 +176,8 @@ class EngineThread:
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
     """Compile kernels and touch memory by generating tokens.
 
-    First one request runs alone, then ``num_requests`` run together.
+    First a prompt of one token runs alone, which is a step of decode that begins a request, then a
+    longer one, then ``num_requests`` run together. So every kernel of a later step is compiled.
     The engine's cache and counters are reset afterwards.
 
     Raises
@@ -184,11 +185,11 @@ def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None
     EngineError, RuntimeError
         The engine cannot generate.
     """
-    for count in dict.fromkeys((1, num_requests)):
+    for count, length in dict.fromkeys(((1, 1), (1, 8), (num_requests, 8))):
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         for number in range(count):
-            prompt = tuple((number * 7 + at) % vocab_size for at in range(8))
-            engine.submit(Request(f"warm-up-{count}-{number}", prompt, params))
+            prompt = tuple((number * 7 + at) % vocab_size for at in range(length))
+            engine.submit(Request(f"warm-up-{count}-{length}-{number}", prompt, params))
         events: list[Any] = []
         while engine.has_work():
             events += engine.step()
