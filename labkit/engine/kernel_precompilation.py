@@ -116,7 +116,8 @@ class _Progress:
     """Says ``compiling 5 of 17 kernels``: a live line on a terminal, one line elsewhere."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream, self._live, self._shown = stream, None, False
+        self._stream, self._shown = stream, False
+        self._live: Any = None
         self._start, self._done = time.monotonic(), 0
 
     def __enter__(self) -> _Progress:
@@ -214,16 +215,17 @@ def _replay(needs: dict[str, Any]) -> None:
     import numba
     import numpy as np
 
+    from labkit.cpu.replay import graph_replay
     from labkit.cpu.replay.graph_attention_structs import AttentionInputs
-    from labkit.cpu.replay.graph_replay import replay
 
     _, metadata = _plan(needs, 1)
     attention = AttentionInputs(
-        *[0] * 5, np.zeros((1, 1), np.uint8), np.zeros((1, 2, 8), np.int64), metadata.block_tables,
-        16, metadata.cu_seqlens_q, metadata.seq_lens,
+        0, 0, 0, 0, 0, np.zeros((1, 1), np.uint8), np.zeros((1, 2, 8), np.int64),
+        metadata.block_tables, 16, metadata.cu_seqlens_q, metadata.seq_lens,
     )  # fmt: skip
     arguments = 0, np.zeros(1, np.int32), np.zeros((1, 1), np.float32), metadata.lookup, attention
-    replay.compile(tuple(map(numba.typeof, arguments)))
+    kernel: Any = graph_replay.replay
+    kernel.compile(tuple(map(numba.typeof, arguments)))
 
 
 # Steps, and the kernels that each compiles. A step that needs the kernels of another comes later.

@@ -74,6 +74,9 @@ class InnerCompiler(Compiler):  # type: ignore[misc]
         return super().define_pipelines()
 
 
+INNER = {"error_model": "numpy", "pipeline_class": InnerCompiler}  # options of ``numba.njit``
+
+
 @contextmanager
 def _linked_loops(codegen: Any) -> Iterator[None]:
     """Make numba create a ``LinkedLibrary`` for each part of a parallel loop."""
