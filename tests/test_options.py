@@ -26,7 +26,6 @@ READERS = {
         for name in options(config.experiment.QualityLimits)
     },
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
-    "engine.attention.window_skip": "labkit.engine.attention.kernel_dispatch.KernelSwitches",
 }
 
 
