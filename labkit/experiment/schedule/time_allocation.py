@@ -7,10 +7,10 @@ A case counts as decided when its interval lies inside the margin, or excludes 0
 difference, the first happens with a probability that follows from the half-width of the interval.
 The half-width after ``b`` processes of ``r`` rounds is ``critical(b) * sd * 1.15 / sqrt(b r)``:
 rounds of one process and rounds of several average out alike, and the mean of the middle half has
-1.15 times the standard error of their mean. So many short processes decide more than few long ones,
-as long as starting one is cheap. For each number of processes, the cases that are decided soonest get
-the rounds that they need, and the next one gets what is left. The number that decides most cases
-is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
+1.15 times the standard error of their mean. So many short processes decide more than few long
+ones, as long as starting one is cheap. For each number of processes, the cases that are decided
+soonest get the rounds that they need, and the next one gets what is left. The number that decides
+most cases is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
 """
 
 from __future__ import annotations
