@@ -51,6 +51,7 @@ CASES = (
 )  # fmt: skip
 START_S, PILOT_S = 1.5, 8.0
 MARGIN = math.log(1.02)
+FOLDERS = tempfile.gettempdir()
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def study(
     }[effect]
     effects = {str(i): logs() for i in range(rows)}
     counts: Counter[str] = Counter(studies=1)
-    folder = Path(tempfile.mkdtemp(prefix="labkit-simulated-"))
+    folder = Path(tempfile.mkdtemp(prefix="labkit-simulated-", dir=FOLDERS))
     tempfile.tempdir = str(folder)  # the lock of a host that is timing is not theirs
     try:
         cell = cell_of(folder / "cell", rows, arms, time_s)
