@@ -37,7 +37,7 @@ POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
 SPARE = 1.15  # rounds per round needed: a pilot's few rounds know the noise only roughly
 MIN_ROUNDS = 1  # of a case that is only estimated
-MIN_ROUNDS_TO_DECIDE = 12  # below, a median and the effects of positions in a round are too noisy
+MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
 LIKELY = 0.8  # probability with which a case that gets all it needs is decided
 WORTH = 0.2  # smallest probability for which a case gets a part of what it needs
@@ -209,6 +209,7 @@ class _Errors:
     blocks: int
     critical: float
     margin: float  # log ratio
+    turns: int  # of a round: in as many rounds every arm has every position once
 
     @classmethod
     def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:
@@ -217,7 +218,8 @@ class _Errors:
         runs = blocks * design.runs_per_block
         df = blocks * (2 * design.runs_per_block - 1) - 1
         critical = float(stdtrit(df, 1 - level / 2)) if level > 0 else math.inf
-        return cls(runs, critical, math.log1p(design.margin_pct / 100))
+        turns = arms + 1 + design.control
+        return cls(runs, critical, math.log1p(design.margin_pct / 100), turns)
 
     def p_decided(self, sd: float, rounds: int) -> float:
         """Return the probability that the interval lies inside the margin without a difference.
@@ -236,4 +238,4 @@ class _Errors:
             return MAX_ROUNDS
         errors = self.critical + float(ndtri((1 + LIKELY) / 2))
         rounds = (ESTIMATE_ERROR * sd * errors / self.margin) ** 2 / self.blocks
-        return max(MIN_ROUNDS_TO_DECIDE, math.ceil(SPARE * rounds))
+        return self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)
