@@ -216,7 +216,7 @@ def _contents(cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None) 
 def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
     """Return the costs of a block, given those of its pilot process.
 
-    The pilot of arms in processes of their own is one of the baseline alone.
+    The pilot of arms in processes of their own has one arm.
     """
     if cell.design.isolation is Isolation.in_process:
         return pilot

@@ -123,7 +123,11 @@ class RequestKind:
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
-        seconds = START_SECONDS + (times - 1) * busy + max(busy, self._last_arrival_s(experiment, len(lengths)))
+        seconds = (
+            START_SECONDS
+            + (times - 1) * busy
+            + max(busy, self._last_arrival_s(experiment, len(lengths)))
+        )
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
