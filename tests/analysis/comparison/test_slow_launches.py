@@ -195,3 +195,19 @@ def test_one_process_in_which_an_arm_is_slow_for_a_while_shows_nothing():
     assert p_of(slow) == 1
     slow[2:7, 1, 20:22] = True
     assert p_of(slow) == pytest.approx(2 * 0.5**8)  # of the four other processes
+
+
+@pytest.mark.parametrize(("fastest_of", "word"), [((3, 3), "equivalent"), ((3, 1), "invalid")])
+def test_launches_that_were_timed_differently_are_not_compared(make_cell, fastest_of, word):
+    """An arm may import another revision of labkit, which times launches in its own way."""
+
+    def change(record):
+        of = fastest_of[record.arm == ARM]
+        cases = (replace(c, notes={**c.notes, "fastest_of": of}) for c in record.cases)
+        return replace(record, cases=tuple(cases))
+
+    analysis = analyse(make_cell(blocks=10, runs=1, noise=0.004, effects={ARM: 1.0}, change=change))
+    found = verdicts(analysis)
+    assert {one.verdict.word for one in found} == {word}
+    reason = "launches were timed differently: the fastest of 1 in seq_map, of 3 in binary_search"
+    assert word != "invalid" or all(reason in (one.verdict.reason or "") for one in found)
