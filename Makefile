@@ -12,7 +12,7 @@ INSTALL := .ci/install $(VENV)
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac clean
+.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac gpu clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -90,8 +90,12 @@ docs: $(DEV)  ## the documentation as a site with search and the API reference; 
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "build/site/index.html; with search, http://localhost:8000: $(RUN) -m http.server -d build/site"
 
-mac: $(READY)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
+mac: $(DEV)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
 	$(RUN) -m labkit.mac
+
+gpu: $(DEV)  ## on Linux with an NVIDIA GPU: tests, answers and studies on CUDA, and one file, in about ten minutes
+	@$(INSTALL) 'mlx[cuda13]>=0.32.2,<0.33'
+	$(RUN) -m labkit.mac.gpu
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -112,7 +112,7 @@ def drawn(count, seed):
             if rng.random() < 0.5 and axis not in ("engine", "backend", "composition"):
                 choice[axis] = values[0]
         if choice["backend"] != "fused":  # else most draws would be refused
-            choice |= {"resolver": "binary_search", "gqa_sharing": True, "tile_threshold": 2}
+            choice |= {"resolver": "binary_search", "unit": "auto", "tile_threshold": 2}
         if choice["speculation"] == "none":
             choice["verification"] = "window"
         if choice["admission"] == "static":
