@@ -52,8 +52,7 @@ def draw(rng: np.random.Generator, noise: str, rows: int, arms: int) -> Floats:
     if noise in SKEWED:
         turns, rounds = (rng.gamma(1.5, 1.0, s) for s in (shape, (rows, PROCESSES, 1, ROUNDS)))
         return SKEWED[noise] / math.sqrt(1.5) * (turns + rounds - 3.0)
-    turns = arms * ROUNDS
-    changes = rng.random((rows, PROCESSES, turns)) < 1 / 20
+    changes = rng.random((rows, PROCESSES, arms * ROUNDS)) < 1 / 20
     changes[:, :, 0] = rng.random((rows, PROCESSES)) < 0.5
     slow = (changes.cumsum(axis=2) % 2).reshape(rows, PROCESSES, ROUNDS, arms)
     slow = rng.permuted(slow, axis=3).transpose(0, 1, 3, 2)  # the order within a round
