@@ -111,6 +111,12 @@ class CellDesign:
         return str(self.keys.get("isolation", "process"))
 
     @property
+    def time_s(self) -> float | None:
+        """The time from which blocks or rounds followed; None if both were fixed."""
+        time_s = self.keys.get("time_s")
+        return None if time_s is None else float(time_s)
+
+    @property
     def across_hosts(self) -> bool:
         """Whether the host may change from block to block."""
         return bool(self.keys.get("across_hosts", False))

@@ -100,6 +100,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
             "metrics": list(cell.metrics),
+            **({"time_s": cell.design.time} if cell.timed else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},

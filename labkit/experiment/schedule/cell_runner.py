@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from labkit.config import Isolation, count_text
@@ -190,7 +190,8 @@ class _BlockRunner:
             return status.records
         _move_unpublished_files(cell)
         _abandon_block(block, cell, self.progress, status.run_reason)
-        self.progress.begin(cell, len(block), 0)
+        only = replace(cell, design=replace(cell.design, blocks=1))
+        self.progress.begin(only, len(block), 0)
         try:
             return self._run_block(block)
         finally:
