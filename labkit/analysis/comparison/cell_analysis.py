@@ -445,7 +445,7 @@ class CellAnalysis:
         if not self.alternative_rows:
             return False
         row, other = self.rows[index], self.alternative_rows[index]
-        return (row.arms, row.over_rounds) != (other.arms, other.over_rounds)
+        return row.over_rounds != other.over_rounds or row.arms != other.arms
 
     @cached_property
     def cell(self) -> Cell:
