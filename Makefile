@@ -44,6 +44,10 @@ demo: $(READY)  ## one question, one table
 	@echo "  $(RUN) -m labkit.doctor                                 # what this machine can measure in a minute"
 
 # FILES: modules or tests that you changed, to run the tests nearest to them instead of all.
+# Byte code is kept even where the environment says not to: otherwise each of the processes that
+# tests start compiles labkit anew, and pytest rewrites all tests in each of its own.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(DEV)
 	@# Each kernel once, before two test processes want it at the same time.
 	@$(RUN) tests/cpu/kernel_digests.py attention elementwise low_precision >/dev/null & \

@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     with study_composer.initialized():
         experiment = compose_cell([], list(overrides)).experiment
     workload.prepare(experiment)
-    return to_plain(experiment)
+    plain: dict[str, Any] = to_plain(experiment)
+    return plain
 
 
 def run(overrides: Sequence[str]) -> dict[str, float]:
@@ -84,7 +85,8 @@ def run(overrides: Sequence[str]) -> dict[str, float]:
         text=True,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def child() -> None:
@@ -139,7 +141,7 @@ def best_threads(overrides: Sequence[str]) -> tuple[int, dict[int, float]]:
     return max(speeds, key=lambda threads: speeds[threads]), speeds
 
 
-def alternate(arms: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict[str, float]]]:
+def alternate(arms: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[dict[str, float]]]:
     """Run every arm once per round. The order is reversed in every other round."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for number in range(rounds):

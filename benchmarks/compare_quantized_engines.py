@@ -354,7 +354,8 @@ class Arm:
         """Let the process serve a case, and return its figures."""
         assert self.process.stdin is not None
         print(json.dumps(vars(case)), file=self.process.stdin, flush=True)
-        return self._answer()
+        answer: dict[str, Any] | None = self._answer()
+        return answer
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
@@ -371,10 +372,10 @@ def speed(case: Case, figures: dict[str, Any]) -> float:
     tokens after the first (``output`` above 1), or prompt tokens (``output`` of 1).
     """
     if case.kind == "ragged":
-        return sum(len(ids) + output for ids, output in case.requests()) / figures["wall"]
+        return float(sum(len(ids) + output for ids, output in case.requests()) / figures["wall"])
     if case.output > 1:
-        return figures["made"] / figures["rest"]
-    return case.streams * case.prompt / figures["begun"]
+        return float(figures["made"] / figures["rest"])
+    return float(case.streams * case.prompt / figures["begun"])
 
 
 Figures = dict[str, dict[str, list[dict[str, Any]]]]
@@ -462,8 +463,10 @@ def table(figures: dict[str, Any]) -> str:
         cells = [row["case"], row["arm"], f"{statistics.median(row['tok_s']):.0f}"]
         for name in references:
             reference = by_case.get((row["case"], name))
-            known = reference is not None and name != row["arm"]
-            cells.append(_ratio_text(reference, row["tok_s"]) if known else "")
+            if reference is None or name == row["arm"]:
+                cells.append("")
+            else:
+                cells.append(_ratio_text(reference, row["tok_s"]))
         cells.append("" if row["arm"] == STORED else same_tokens[row["same_tokens"]])
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- {name}: loaded in {s:.1f} s" for name, s in figures["load_s"].items())]
@@ -533,10 +536,10 @@ def products() -> list[str]:
 
     rng = np.random.default_rng(0)
     # sgemm runs in a separate process with as many threads as labkit's products.
-    words = [sys.executable, "-c", SGEMM]
+    command = [sys.executable, "-c", SGEMM]
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(REMOVED_PREFIXES)}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(core_count())}
-    best = float(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)
+    best = float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
     lines = [
         f"sgemm of 2048 x 2048 matrices: {best:.0f} GFLOP/s; labkit's products with 512 rows, "
         "relative to that:"
@@ -584,7 +587,7 @@ def memory(arms: dict[str, Arm]) -> list[str]:
 
 def model_files() -> tuple[Path, Path]:
     """Return the directory of the converted model=smollm2 and the GGUF file of its source."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     from labkit import config
     from labkit.models import resolve

@@ -22,8 +22,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 DECODE = [
     (32, 2048, 16, 4, 128),
@@ -53,7 +55,15 @@ def reader(array: np.ndarray) -> Callable[[], object]:
     return lambda: read_memory(flat, parts)
 
 
-def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
+def launcher(
+    sequences: int,
+    queries: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_dtype: str = "float32",
+) -> tuple[Callable[[], object], NDArray[Any]]:
     """Return a function that computes paged attention once, and the K pool that it reads.
 
     Each sequence's KV blocks, of 16 tokens, are scattered over the pool.
@@ -89,7 +99,7 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="f
     return attend, k_pool
 
 
-def measure_decode(rounds: int) -> Iterator[dict]:
+def measure_decode(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield, by case and KV dtype, the GB/s of decode attention and of plain reading."""
     for sequences, context, heads, kv_heads, head_dim in DECODE:
         shape = (sequences, 1, context, heads, kv_heads, head_dim)
@@ -124,7 +134,7 @@ def multiplier() -> Callable[[], object]:
     return lambda: list(threads.map(np.matmul, a, b, out))
 
 
-def measure_prefill(rounds: int) -> Iterator[dict]:
+def measure_prefill(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield, by case, the useful GFLOP/s of prefill attention and the GFLOP/s of sgemm."""
     from labkit.machine.worker_environment import core_count
 
@@ -147,7 +157,7 @@ def measure_prefill(rounds: int) -> Iterator[dict]:
         }
 
 
-def measure_mlx(rounds: int) -> Iterator[dict]:
+def measure_mlx(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield, by case, the time of MLX's attention on contiguous arrays of the same shape."""
     from labkit.machine import openblas_for_mlx
     from labkit.machine.worker_environment import core_count
@@ -158,15 +168,20 @@ def measure_mlx(rounds: int) -> Iterator[dict]:
         openblas_for_mlx.activate("stock", core_count())
     import mlx.core as mx
 
-    cases = [("decode", s, 1, c, *rest) for s, c, *rest in DECODE]
-    cases += [("prefill", s, n, n, *rest) for s, n, *rest in PREFILL]
+    cases: list[tuple[str, int, int, int, int, int, int]]
+    cases = [("decode", s, 1, c, h, kv, d) for s, c, h, kv, d in DECODE]
+    cases += [("prefill", s, n, n, h, kv, d) for s, n, h, kv, d in PREFILL]
     for kind, sequences, queries, context, heads, kv_heads, head_dim in cases:
         q = mx.random.normal((sequences, heads, queries, head_dim))
         k, v = (mx.random.normal((sequences, kv_heads, context, head_dim)) for _ in range(2))
         mask = "causal" if kind == "prefill" else None
         mx.eval(q, k, v)
 
-        def attend(q=q, k=k, v=v, mask=mask, scale=head_dim**-0.5):
+        scale = head_dim**-0.5
+
+        def attend(
+            q: Any = q, k: Any = k, v: Any = v, mask: str | None = mask, scale: float = scale
+        ) -> None:
             mx.eval(mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask))
 
         attend()
@@ -182,7 +197,7 @@ PARTS = {
 }
 
 
-def in_process(part: str, rounds: int) -> list[dict]:
+def in_process(part: str, rounds: int) -> list[dict[str, Any]]:
     """Measure one part in a fresh process with a clean environment."""
     inherited = ("OPENBLAS_", "OMP_", "GOMP_", "NUMBA_NUM_THREADS", "MKL_", "MLX_")
     environment = {n: v for n, v in os.environ.items() if not n.startswith(inherited)}

@@ -8,6 +8,7 @@ other down. The processes alternate, and the table shows medians over rounds and
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -16,6 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +44,7 @@ SECONDS_PER_CASE = 0.05
 def typical_seconds(operation: Callable[[], object]) -> float:
     """Return the median seconds of a call, after a warm-up call."""
     operation()
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + SECONDS_PER_CASE
     while len(times) < 5 or time.perf_counter() < end:
         start = time.perf_counter()
@@ -47,7 +53,7 @@ def typical_seconds(operation: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def random_matrix(rows: int, columns: int):
+def random_matrix(rows: int, columns: int) -> NDArray[np.float32]:
     import numpy as np
 
     return np.random.default_rng(rows + columns).standard_normal((rows, columns), np.float32)
@@ -68,19 +74,25 @@ def run_numba() -> dict[str, float]:
     for rows, depth, width in PRODUCTS:
         packed, x = PackedLinear([random_matrix(width, depth)], [None]), random_matrix(rows, depth)
         seconds[f"product {rows}x{depth}x{width}"] = typical_seconds(
-            lambda p=packed, x=x: p.multiply(x)
+            functools.partial(packed.multiply, x)
         )
     for rows, width in GATES:
         gate = random_matrix(rows, width)
-        seconds[f"swiglu {rows}x{width}"] = typical_seconds(lambda g=gate: activations.swiglu(g, g))
+        seconds[f"swiglu {rows}x{width}"] = typical_seconds(
+            functools.partial(activations.swiglu, gate, gate)
+        )
     return seconds
 
 
 def run_openblas() -> dict[str, float]:
+    import numpy as np
+
     seconds = {}
     for rows, depth, width in PRODUCTS:
         weight, x = random_matrix(width, depth), random_matrix(rows, depth)
-        seconds[f"product {rows}x{depth}x{width}"] = typical_seconds(lambda w=weight, x=x: x @ w.T)
+        seconds[f"product {rows}x{depth}x{width}"] = typical_seconds(
+            functools.partial(np.matmul, x, weight.T)
+        )
     return seconds
 
 
@@ -88,10 +100,13 @@ def run_mlx() -> dict[str, float]:
     import mlx.core as mx
     from mlx_lm.models.activations import swiglu
 
+    def evaluate(gate: mx.array) -> None:
+        mx.eval(swiglu(gate, gate))
+
     seconds = {}
     for rows, width in GATES:
         gate = mx.array(random_matrix(rows, width))
-        seconds[f"swiglu {rows}x{width}"] = typical_seconds(lambda g=gate: mx.eval(swiglu(g, g)))
+        seconds[f"swiglu {rows}x{width}"] = typical_seconds(functools.partial(evaluate, gate))
     return seconds
 
 
@@ -110,7 +125,8 @@ def measure(side: str) -> dict[str, float]:
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--side", side]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
 
 
 def main() -> None:

@@ -112,7 +112,7 @@ def rate(work: Callable[[], object]) -> float:
 
 def table(out: StudyPath) -> str:
     """Return a Markdown table: how each program's speed varies between processes."""
-    paths = sorted((out / "runs").glob("b*.json"))
+    paths: list[Any] = sorted((out / "runs").glob("b*.json"))
     records = [json.loads(path.read_text("utf-8")) for path in paths]
     if len(records) < 2:
         sys.exit(f"{out}: variance needs the runs of at least 2 processes, but has {len(records)}")

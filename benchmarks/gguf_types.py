@@ -159,7 +159,7 @@ def source_file(model: str, folder: Path) -> Path:
         target = folder / "smollm2-F32.gguf"
         dequantise(next(Path(package).glob("*.gguf")), target)
         return target
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     from labkit.config import Model, from_plain
     from labkit.models import resolve
@@ -207,7 +207,18 @@ def quantise(llama: Path, source: Path, target: Path, kind: str) -> None:
     """Write ``source`` quantised to a type as the GGUF file ``target``."""
     matrix = source.with_suffix(".imatrix.gguf")
     if not matrix.exists():
-        words = ["-m", source, "-f", __file__, "-o", matrix, "-c", "128", "--chunks", "8"]
+        words: list[str | Path] = [
+            "-m",
+            source,
+            "-f",
+            __file__,
+            "-o",
+            matrix,
+            "-c",
+            "128",
+            "--chunks",
+            "8",
+        ]
         call(llama / "llama-imatrix", *words)
     call(llama / "llama-quantize", "--imatrix", matrix, source, target, kind)
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +23,9 @@ import numpy as np
 from labkit.engine import attention
 from labkit.engine.attention.backends.metal_backend import MetalBackend
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
+from labkit.metal.kernel_call import KernelCall
+
+Backend = TypeVar("Backend", bound=Any)
 
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 16, 4, 128, 16, 8
 # (name, sequences, query tokens of each, context of each)
@@ -34,10 +39,10 @@ CASES = [
 class NullExecutor:
     """An executor whose kernels do nothing: outputs are zeros, one set per kernel and grid."""
 
-    def __init__(self):
-        self._outputs = {}
+    def __init__(self) -> None:
+        self._outputs: dict[Any, list[mx.array]] = {}
 
-    def __call__(self, call):
+    def __call__(self, call: KernelCall) -> list[mx.array]:
         """Return cached zeros for the outputs of a kernel call."""
         key = (call.name, call.groups)
         if key not in self._outputs:
@@ -46,14 +51,14 @@ class NullExecutor:
         return self._outputs[key]
 
 
-def timed(function, *arguments):
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     """Call a function. Return its result and the microseconds that it took."""
     start = time.perf_counter()
     result = function(*arguments)
     return result, (time.perf_counter() - start) * 1e6
 
 
-def planner(backend, sequences, queries, context):
+def planner(backend: Any, sequences: int, queries: int, context: int) -> Callable[[], Any]:
     """Return a function that plans a step and prepares its launches."""
     blocks = -(-context // BLOCK_SIZE)
     tables = np.random.default_rng(0).permutation(sequences * blocks).astype(np.int32)
@@ -63,7 +68,7 @@ def planner(backend, sequences, queries, context):
         "cu_seqlens_q": np.arange(0, sequences * queries + 1, queries, dtype=np.int32),
     }
 
-    def plan():
+    def plan() -> Any:
         metadata = backend.plan(**arrays)
         backend.prepare(metadata, backend.bound_layer(0))
         return metadata
@@ -71,7 +76,7 @@ def planner(backend, sequences, queries, context):
     return plan
 
 
-def bind_layers(backend, pools):
+def bind_layers(backend: Backend, pools: Any) -> Backend:
     """Give a backend its KV pools, bind every layer, and return the backend."""
     backend.adopt(*pools)
     for layer in range(LAYERS):
@@ -79,7 +84,7 @@ def bind_layers(backend, pools):
     return backend
 
 
-def measure(sequences, queries, context, rounds):
+def measure(sequences: int, queries: int, context: int, rounds: int) -> dict[str, float]:
     """Return median times (us): of a plan for Metal and for the CPU, of a layer, of a report."""
     shape = (sequences * -(-context // BLOCK_SIZE), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     empty = np.zeros(shape, np.float32)  # never written
@@ -94,7 +99,7 @@ def measure(sequences, queries, context, rounds):
     k = v = mx.zeros((tokens, KV_HEADS, HEAD_DIM))
     mx.eval(q, k)
     plan_metal, plan_cpu = (planner(b, sequences, queries, context) for b in (metal, cpu))
-    times = {name: [] for name in ("plan", "plan_cpu", "layer", "report")}
+    times: dict[str, list[float]] = {name: [] for name in ("plan", "plan_cpu", "layer", "report")}
     for _ in range(rounds):
         times["plan_cpu"].append(timed(plan_cpu)[1])
         metadata, plan_us = timed(plan_metal)
@@ -116,8 +121,8 @@ def main() -> None:
     print(
         f"{'us':18} {'plan':>7} {'on cpu':>7} {'ratio':>6} {'a layer':>8} {'report, a layer':>16}"
     )
-    for name, *batch in CASES:
-        times = measure(*batch, rounds)
+    for name, sequences, queries, context in CASES:
+        times = measure(sequences, queries, context, rounds)
         times["ratio"] = times["plan"] / times["plan_cpu"]
         times["report"] /= LAYERS
         row = [times[key] for key in ("plan", "plan_cpu", "ratio", "layer", "report")]

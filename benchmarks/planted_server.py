@@ -30,7 +30,7 @@ def main(share: str, overrides: Sequence[str]) -> int:
     def become(program: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         execve(program, [program, __file__, share, SERVER, command[-1]], environment)
 
-    os.execve = become
+    os.execve = become  # type: ignore[assignment]
     return serve.main(overrides)
 
 

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from labkit import config
 from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker.worker_run import WorkerProcess
 from labkit.records import read_arm
@@ -138,8 +139,8 @@ def plant_server(share: float) -> None:
 
     build_command = server_process.build_command
 
-    def planted_command(*arguments: Any) -> list[str]:
-        python, _, _, *overrides = build_command(*arguments)
+    def planted_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
+        python, _, _, *overrides = build_command(options, model_dir, port)
         return [python, str(HERE / "planted_server.py"), str(share), *overrides]
 
     if share:
@@ -161,7 +162,7 @@ def plant_turns(share: float) -> None:
 
     def longer(self: InterleavedServing, arm: Any, progress: Any) -> None:
         turn_s = self._order.slice_s
-        self._order.slice_s = turn_s / 2
+        self._order.slice_s = turn_s / 2  # type: ignore[misc]
         run_slice(self, arm, progress)
         with arm.clock.running():
             end = arm.clock() + share * turn_s
@@ -171,10 +172,10 @@ def plant_turns(share: float) -> None:
             for server in servers:
                 server.signal(signal.SIGCONT)
         run_slice(self, arm, progress)
-        self._order.slice_s = turn_s
+        self._order.slice_s = turn_s  # type: ignore[misc]
 
     if share:
-        SupervisedServer.__init__ = started  # type: ignore[method-assign]
+        SupervisedServer.__init__ = started  # type: ignore[method-assign,assignment]
         InterleavedServing._run_slice = longer  # type: ignore[method-assign]
 
 

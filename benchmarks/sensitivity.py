@@ -559,7 +559,8 @@ def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
 def measured_s(folder: StudyPath) -> float:
     """Return the total wall seconds of a study's processes."""
     records = (folder / "runs").glob("b*.json")
-    return sum(json.loads(r.read_text(encoding="utf-8"))["seconds"]["process"] for r in records)
+    seconds = [json.loads(r.read_text(encoding="utf-8"))["seconds"] for r in records]
+    return float(sum(each["process"] for each in seconds))
 
 
 @contextmanager

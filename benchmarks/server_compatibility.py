@@ -31,14 +31,14 @@ from server_throughput import Served, free_port, process, until_it_generates  # 
 
 PAGE = ROOT / "docs" / "server.md"
 BEGIN, END = "<!-- compatibility: begin -->", "<!-- compatibility: end -->"
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 SCHEMA = {
     "type": "object",
     "properties": {"sure": {"type": "boolean"}},
     "required": ["sure"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,11 @@ def _(t: Target) -> None:
 
 @check("`frequency_penalty`")
 def _(t: Target) -> None:
-    options = {"prompt": "hello hello hello", "max_tokens": 100, "logit_bias": {"300": 20}}
+    options: dict[str, Any] = {
+        "prompt": "hello hello hello",
+        "max_tokens": 100,
+        "logit_bias": {"300": 20},
+    }
     texts = [t.complete(**options, frequency_penalty=f).choices[0].text for f in (0, 2)]
     assert texts[0] != texts[1], "it has no effect"
 
@@ -216,7 +220,7 @@ def _(t: Target) -> None:
     answer = t.client().chat.completions.create(
         model=t.model, messages=HELLO, max_completion_tokens=3
     )
-    assert answer.usage.completion_tokens <= 3
+    assert answer.usage is not None and answer.usage.completion_tokens <= 3
 
 
 @check("`return_token_ids` (vLLM's)")
@@ -297,21 +301,21 @@ def _error(answer: tuple[int, str], status: int) -> None:
 
 @check("`/v1/responses`")
 def _(t: Target) -> None:
-    options = {"model": t.model, "input": "hello", "max_output_tokens": 6}
+    options: dict[str, Any] = {"model": t.model, "input": "hello", "max_output_tokens": 6}
     assert t.client().responses.create(**options).usage.output_tokens == 6
 
 
 @check("`/v1/responses`: stream")
 def _(t: Target) -> None:
-    options = {"model": t.model, "input": "hello", "max_output_tokens": 6}
+    options: dict[str, Any] = {"model": t.model, "input": "hello", "max_output_tokens": 6}
     *_, last = t.client().responses.create(**options, stream=True)
     assert last.response.usage.output_tokens == 6
 
 
 @check("`/v1/responses`: a required call")
 def _(t: Target) -> None:
-    options = {"model": t.model, "input": "hello", "max_output_tokens": 60}
-    tool = {"type": "function", **TOOL["function"]}
+    options: dict[str, Any] = {"model": t.model, "input": "hello", "max_output_tokens": 60}
+    tool: Any = {"type": "function", **TOOL["function"]}
     response = t.client().responses.create(**options, tools=[tool], tool_choice="required")
     assert isinstance(json.loads(response.output[0].arguments)["sure"], bool)
 

@@ -82,14 +82,15 @@ def run_layer(layer: str) -> None:
     if layer != "labkit":
         from labkit.cpu.runtime import thread_pool
 
-        thread_pool.install = lambda: None  # kernels stay on the layer that the environment names
+        # Kernels stay on the layer that the environment names.
+        thread_pool.install = lambda: None  # type: ignore[assignment]
     launches = {f"decode {s} x {c}": decode(s, c) for s, c in DECODE}
     launches["linear {} x {} x {}".format(*PRODUCT)] = product()
     for launch in launches.values():
         launch()
     print(json.dumps(list(launches)), flush=True)
     for line in sys.stdin:
-        launch, times = launches[line.strip()], []
+        launch, times = launches[line.strip()], list[tuple[float, float]]()
         launch(), launch()
         end = time.perf_counter() + TURN_S
         while len(times) < 5 or times[-1][1] < end:
@@ -136,7 +137,7 @@ def measure_case(process: subprocess.Popen[str], line: str) -> float:
 def measure(layers: list[str], rounds: int) -> None:
     """Start all layers, measure them in turns, and print the table."""
     processes = {layer: start(layer) for layer in layers}
-    first = {layer: process.stdout.readline() for layer, process in processes.items()}
+    first = {layer: process.stdout.readline() for layer, process in processes.items()}  # type: ignore[union-attr]
     missing = [layer for layer, line in first.items() if not line]
     print(f"not available: {', '.join(missing)}" if missing else "", end="\n" if missing else "")
     processes = {layer: p for layer, p in processes.items() if layer not in missing}

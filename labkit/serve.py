@@ -104,6 +104,9 @@ def become_server(config: ServeConfig) -> NoReturn:
     environment |= config.engine.mlx.environment()
     # Texts are tokenised one by one, so threads of the tokenizers library would be idle.
     environment["TOKENIZERS_PARALLELISM"] = "false"
+    # Threads share one heap: glibc gives back the free end of the main one only, and each of the
+    # others may keep 64 MB.
+    environment.setdefault("MALLOC_ARENA_MAX", "1")
     # An unnamed file keeps the API key out of the process list and out of any directory.
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(to_plain(config)).encode())

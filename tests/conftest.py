@@ -47,6 +47,17 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", metavar="SEED", help="run files, and tests in them, in any order")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Spare Python the search for garbage in modules and tests, which live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(config, items):
     """Mark most cases of ``SAMPLED`` slow; leave out what starts a cluster unless -m names it."""

@@ -209,7 +209,9 @@ def test_without_words_the_command_shows_its_help(run_app):
 def test_plan_shows_the_schedule_and_writes_nothing(tmp_path, run_app):
     code, out, err = run_app("ablation=seq_map", "plan=true")
     assert code == 0, err
-    assert "30 runs (10 blocks x 1 x 3 arms)" in " ".join(out.split())
+    text = " ".join(out.split())
+    assert "18 runs (6 blocks x 1 x 3 arms); estimated: 2 min 0 s" in text
+    assert "a pilot will find the blocks and rounds for 2:00 (design.time), at least 6" in text
     assert "nothing was written" in out
     assert list(tmp_path.iterdir()) == []
 

@@ -83,6 +83,20 @@ def test_missing_packages_are_named(monkeypatch):
         serve.become_server(serve.compose([]))
 
 
+@pytest.mark.parametrize(("given", "arenas"), [(None, "1"), ("4", "4")])
+def test_the_servers_threads_share_one_heap(monkeypatch, given, arenas):
+    """glibc does not give back what is free at the end of the others, up to 64 MB each."""
+    environments = []
+    monkeypatch.setattr(os, "execve", lambda *words: environments.append(words[2]))
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", given)
+    serve.become_server(serve.compose([]))
+    (environment,) = environments
+    assert environment["MALLOC_ARENA_MAX"] == arenas
+    assert environment["TOKENIZERS_PARALLELISM"] == "false"
+
+
 def run_command(*overrides):
     """Run the command; return its exit code, its output, and the last line of its stderr."""
     completed = subprocess.run(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.config import ConfigError
-from labkit.config.size_text import sizes_in_bytes
+from labkit.config.unit_text import in_units_of_option
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(p for p in (PACKAGE / "conf", PACKAGE.parent / "conf") if (p / "config.yaml").is_file())
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(_as_typed(sizes_in_bytes(_selection(word))))
+            overrides.append(_as_typed(in_units_of_option(_selection(word))))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:

@@ -42,12 +42,22 @@ class Design(Group, place="design"):
     """Experimental design, declared before the first run."""
 
     name: str = option("standard", "Name in reports.")
+    time: float | None = option(
+        None,
+        "Time that a cell may take, such as 90s or 10m: for measuring and for starting processes, "
+        "not for preparing arms the first time (docs/statistical-methods.md).",
+        ge=1,
+        le=604_800,
+        unit="seconds",
+        null_means="what design.blocks and the workload need",
+    )
     blocks: int = option(
         4,
-        "Blocks: random permutations of runs with every arm equally often. A resumed study may "
+        "Blocks: random permutations of runs with every arm equally often. 0: as many as fit into "
+        "design.time. A resumed study may "
         "have more blocks, but once results have been shown, blocks beyond the next look make it "
         "exploratory: it then claims nothing (docs/statistics.md).",
-        ge=1,
+        ge=0,
         le=1000,
         unit="blocks",
     )
@@ -107,6 +117,11 @@ class Design(Group, place="design"):
             bool(self.looks) or not self.eliminate,
             "design.eliminate=true: settings are dropped at looks; set design.looks or "
             "design=search",
+        )
+        require(
+            self.blocks > 0 or (self.time is not None and not self.looks),
+            "design.blocks=0: the blocks follow from design.time, and so do the looks; set "
+            "design.time and leave design.looks=[], or set design.blocks",
         )
         if self.looks:
             self._check_looks()

@@ -51,7 +51,7 @@ class Case(Group, place="workload.cases"):
         "them].",
     )
     factor: int = option(
-        1, "Factor on workload.repeats, for cases with short dispatches.", ge=1, le=1000
+        1, "Factor on workload.repeats, for cases with short dispatches.", ge=1, le=100_000
     )
 
     def __post_init__(self) -> None:
@@ -127,9 +127,10 @@ class Workload(Group, place="workload"):
         "(scoring), the requests for the shortest clip (video), or the requests (other kinds).",
         ge=0,
     )
-    repeats: int = option(
+    repeats: int | None = option(
         1,
-        "Measured launches per case, or requests per clip.",
+        "Measured launches per case, or requests per clip. null: as many launches as design.time "
+        "allows.",
         ge=1,
         le=100_000,
         read_by=REPEATED,
@@ -263,6 +264,10 @@ class Workload(Group, place="workload"):
     def __post_init__(self) -> None:
         """Check the rules between options."""
         super().__post_init__()
+        require(
+            self.repeats is not None or self.times_kernels,
+            f"workload.repeats=null: {KIND}={self.kind} needs a number",
+        )
         if self.serves:
             self._check_arrivals()
             return
@@ -276,6 +281,11 @@ class Workload(Group, place="workload"):
             self._check_kernel()
         elif not self.has_engine:
             self._check_video()
+
+    @property
+    def num_repeats(self) -> int:
+        """The number of repeats; 1 if it still has to be found."""
+        return self.repeats or 1
 
     @property
     def times_kernels(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +13,25 @@ from labkit.config import Design, Isolation, require
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
+MAX_ROUNDS = 1000  # the largest factor of a case in earlier versions
+
 
 @dataclass(frozen=True)
 class CellPaths:
     """Paths of the files in a cell's folder ``dir``.
 
     A worker writes its record to ``runs/pending``. The runner checks it and moves it to ``runs``.
-    Files of runs that are repeated go to ``runs/abandoned``.
+    Files of runs that are repeated go to ``runs/abandoned``. ``arms_dir`` is the folder of the
+    arms' files within the cell's.
     """
 
     dir: Path
+    arms_dir: str = "arms"
 
     @property
     def arms(self) -> Path:
         """The folder of the arms' files."""
-        return self.dir / "arms"
+        return self.dir / self.arms_dir
 
     @property
     def runs(self) -> Path:
@@ -69,6 +75,46 @@ class CellPaths:
 
 
 @dataclass(frozen=True)
+class BlockPlan:
+    """The rounds of each case in a block of kernel runs, and what they cost by the pilot.
+
+    ``rounds``, ``round_s`` and ``warm_up_s`` are by case; ``start_s`` is what else a block costs.
+    """
+
+    rounds: Mapping[str, int]
+    start_s: float = 0.0
+    round_s: Mapping[str, float] = field(default_factory=dict)
+    warm_up_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def fixed_s(self) -> float:
+        """The seconds of the block without its rounds."""
+        return self.start_s + sum(self.warm_up_s.get(case, 0.0) for case in self.rounds)
+
+    @property
+    def rounds_s(self) -> float:
+        """The seconds of all rounds."""
+        return sum(count * self.round_s.get(case, 0.0) for case, count in self.rounds.items())
+
+    def scaled(self, factor: float) -> BlockPlan:
+        """Return the plan with ``factor`` times the rounds, but at least one of each case."""
+        rounds = {case: max(1, int(factor * count)) for case, count in self.rounds.items()}
+        return replace(self, rounds=rounds)
+
+    def without(self, cases: Collection[str]) -> BlockPlan:
+        """Return the plan without some cases, whose time the others get in equal parts."""
+        left = {case: count for case, count in self.rounds.items() if case not in cases}
+        plan = replace(self, rounds=left)
+        if not left or not self.round_s:
+            return plan
+        share_s = (self.fixed_s + self.rounds_s - plan.fixed_s - plan.rounds_s) / len(left)
+        more = {case: int(share_s / self.round_s[case]) for case in left}
+        return replace(
+            plan, rounds={c: min(MAX_ROUNDS, count + more[c]) for c, count in left.items()}
+        )
+
+
+@dataclass(frozen=True)
 class ReadyCell:
     """One cell, ready to run.
 
@@ -93,6 +139,16 @@ class ReadyCell:
         The overrides that name the cell, such as ``workload=chat``.
     config_dirs
         The folders of the user's files that the command named.
+    timed
+        Whether blocks or rounds have followed from ``design.time``.
+    blocks_from_time
+        Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
+        ``design.time``.
+    plans
+        By block, the plan from that block on. Empty: ``workload.repeats`` of the arms, unless it
+        is null, when the plans still have to be found.
+    arms_dir
+        The folder of the files from which workers read the arms, within ``dir``.
     """
 
     dir: Path
@@ -107,6 +163,10 @@ class ReadyCell:
     sweep: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
+    timed: bool = False
+    blocks_from_time: bool = False
+    plans: Mapping[int, BlockPlan] = field(default_factory=dict)
+    arms_dir: str = "arms"
 
     def __post_init__(self) -> None:
         """Check that there is one baseline and that no two arms share a name."""
@@ -126,7 +186,49 @@ class ReadyCell:
     @property
     def paths(self) -> CellPaths:
         """The paths of the cell's files."""
-        return CellPaths(self.dir)
+        return CellPaths(self.dir, self.arms_dir)
+
+    @property
+    def tested_arms(self) -> int:
+        """The number of arms that are tested together; the settings of a sweep are ranked."""
+        return 1 if self.sweep else max(1, sum(arm.role == "arm" for arm in self.arms))
+
+    @property
+    def rounds_from_time(self) -> bool:
+        """Whether the cases' rounds have to be found."""
+        workload = self.arms[0].config.get("workload", {})
+        kernel = workload.get("kind") == "kernel"
+        return kernel and workload.get("repeats") is None and not self.plans
+
+    @property
+    def follows_time(self) -> bool:
+        """Whether blocks or rounds have to be found."""
+        return self.blocks_from_time or self.rounds_from_time
+
+    @property
+    def cases(self) -> list[str]:
+        """The names of the kernel cases of all arms."""
+        workloads = [arm.config.get("workload", {}) for arm in self.arms]
+        return list(dict.fromkeys(case["name"] for w in workloads for case in w.get("cases", ())))
+
+    def plan(self, block: int) -> BlockPlan | None:
+        """Return the plan of a block, or None if the arms fix their rounds."""
+        start = max((start for start in self.plans if start <= block), default=None)
+        return None if start is None else self.plans[start]
+
+    @property
+    def to_prepare(self) -> ReadyCell:
+        """The cell whose arms are prepared: with one round, whatever the numbers will be."""
+        if not self.plans and not self.rounds_from_time:
+            return self
+        return self.with_rounds(dict.fromkeys(self.cases, 1))
+
+    def with_rounds(self, rounds: Mapping[str, int]) -> ReadyCell:
+        """Return the cell whose arms measure the named cases, each for so many rounds."""
+        arms = tuple(replace(arm, config=_with_rounds(arm.config, rounds)) for arm in self.arms)
+        text = json.dumps(rounds, sort_keys=True)
+        folder = f"rounds/{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return replace(self, arms=arms, arms_dir=folder)
 
     @property
     def identity(self) -> str:
@@ -163,6 +265,17 @@ class ReadyCell:
         """The block counts at which the cell may end: its looks or, without looks, all blocks."""
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
+
+
+def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return an arm's config with fixed numbers, which workers of any version understand."""
+    workload = config["workload"]
+    cases = [
+        {**case, "factor": rounds[case["name"]]}
+        for case in workload["cases"]
+        if case["name"] in rounds
+    ]
+    return {**config, "workload": {**workload, "repeats": 1, "cases": cases}}
 
 
 def normalized_design(design: Design) -> Design:

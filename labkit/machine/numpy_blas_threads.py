@@ -39,12 +39,6 @@ def single_thread() -> Iterator[None]:
             set_threads(before)
 
 
-def num_threads() -> int | None:
-    """Return the number of threads of NumPy's OpenBLAS; None if NumPy has another BLAS."""
-    library = _openblas()
-    return None if library is None else int(getattr(library, f"{PREFIX}get_num_threads{SUFFIX}")())
-
-
 def _openblas() -> ctypes.CDLL | None:
     """Return the library that NumPy has loaded, or None if NumPy does not ship OpenBLAS."""
     package = Path(np.__file__).parent

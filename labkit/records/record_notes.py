@@ -94,10 +94,11 @@ class CaseNotes(TypedDict, total=False):
     Parameters
     ----------
     requests, traffic, as_measured
-        Of a workload of requests. ``as_measured`` holds metrics whose times include stalls.
-    kernel, state, counters, flops, least_bytes, turns, map_us, plan_us
+        Of a workload of requests. ``as_measured`` holds metrics whose times include stalls; of a
+        kernel, for each round the mean of its launches where the fastest counts.
+    kernel, state, counters, flops, least_bytes, turns, over_rounds, map_us, plan_us
         Of a kernel: its name, ``hot`` or ``cold`` caches, the counters of one launch, its work,
-        the arm's position in each round, and the host's times.
+        the arm's position in each round, the estimator over the rounds, and the host's times.
     launches, empty_us, empty_single_us, host_us
         Of queued launches.
     scoring
@@ -108,13 +109,14 @@ class CaseNotes(TypedDict, total=False):
 
     requests: Sequence[RequestNote]
     traffic: TrafficNote
-    as_measured: Mapping[str, float]
+    as_measured: Mapping[str, float | Sequence[float]]
     kernel: str
     state: str
     counters: Mapping[str, float]
     flops: int
     least_bytes: int
     turns: Sequence[int]
+    over_rounds: str
     map_us: float
     plan_us: float
     launches: int

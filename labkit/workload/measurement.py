@@ -44,6 +44,22 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class CasePilot:
+    """What a pilot knows of a kernel case.
+
+    ``round_s``: seconds of a round of all arms. ``warm_up_s``: seconds that the case costs each
+    process before its first round. ``sd``: standard deviation of a round's log ratio of two arms,
+    estimated from ``rounds`` rounds.
+    """
+
+    case: str
+    round_s: float
+    warm_up_s: float
+    sd: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """Estimated cost of one run: wall ``seconds`` and ``bytes`` of memory.
 

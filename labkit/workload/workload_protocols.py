@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol, runtime_checkable
 
 from labkit.config import Experiment
-from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.measurement import CasePilot, Estimate, Measurement
 from labkit.workload.turn_order import RandomTurnOrder, TurnOrder
 
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
@@ -107,6 +107,14 @@ class InterleavedArms(Protocol):
 
     def close(self) -> None:
         """Release engines and memory."""
+
+
+@runtime_checkable
+class PilotedArms(Protocol):
+    """Arms whose rounds follow from ``design.time``: a pilot finds what the rounds cost."""
+
+    def pilot(self, seconds: float) -> Sequence[CasePilot]:
+        """Warm up and measure some rounds of each case, in about ``seconds`` seconds."""
 
 
 class WorkloadKind(Protocol):

@@ -13,6 +13,7 @@ import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import own_work_bound_pct
+from labkit.analysis.comparison.observations import middle_half_over_rounds
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.records import ARCHIVE_SUFFIX, unpack_archive
 
@@ -112,6 +113,14 @@ def test_the_script_gives_the_numbers_of_the_summaries(script):
                 found = recomputed.p(0.0, sides), low, high
                 expected = [comparison[key] for key in ("p", "ci_low_pct", "ci_high_pct")]
                 assert found == pytest.approx(tuple(expected), rel=1e-8), study["study"]
+
+
+@pytest.mark.parametrize("rounds", [3, 6, 8, 13])
+def test_the_script_s_middle_half_is_the_package_s(script, rounds):
+    """No committed study names it."""
+    ratios = np.random.default_rng(rounds).normal(size=rounds)
+    package = middle_half_over_rounds(np.zeros(rounds), ratios)
+    assert script.middle_half(ratios) == pytest.approx(package)
 
 
 @pytest.mark.parametrize(("blocks", "runs"), [(6, 1), (20, 1), (3, 2), (8, 2)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 KINDS = ["sliding_attention", "full_attention"]
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+SHARP_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 LONG = {
     "type": "longrope",
     "short_factor": [1.0] * 8,
@@ -176,11 +177,11 @@ SERVED = {
     ),
     "deepseek": on_mlx(),
     "deepseek_v2": Served(
-        {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        {**LATENT, "rope_scaling": SHARP_YARN},
         numpy=False,
         fused=False,
     ),
-    "deepseek_v3": on_mlx(**LATENT),
+    "deepseek_v3": on_mlx(**LATENT, rope_scaling=SHARP_YARN),
     "dots1": on_mlx(),
     "ernie4_5": on_numpy(),
     "ernie4_5_moe": on_mlx(moe_num_shared_experts=1),

@@ -25,7 +25,7 @@ AXES = {
     "engine": ("paged", "paged", "paged", "contiguous", "padded", "naive"),
     "backend": ("fused", "gather", "reference", "sdpa"),
     "resolver": ("binary_search", "seq_map", "padded_grid", "work_plan"),
-    "gqa_sharing": (True, False),
+    "unit": ("auto", "head", "token"),
     "tile_threshold": (2, 12),
     "block_size": (8, 16, 32),
     "admission": ("continuous", "static"),
@@ -52,7 +52,7 @@ LAYOUTS = {
 
 @cache
 def part(kind, **chosen):
-    """Most of 12,000 draws share their parts."""
+    """Most draws share their parts."""
     return kind(**chosen)
 
 
@@ -71,7 +71,7 @@ def legal(choice):
                 config.Attention,
                 backend=c["backend"],
                 resolver=c["resolver"],
-                gqa_sharing=c["gqa_sharing"],
+                unit=c["unit"],
                 tile_threshold=c["tile_threshold"],
             ),
             scheduler=part(
@@ -111,6 +111,12 @@ def drawn(count, seed):
         for axis, values in AXES.items():  # half of the rest as it is by default
             if rng.random() < 0.5 and axis not in ("engine", "backend", "composition"):
                 choice[axis] = values[0]
+        if choice["backend"] != "fused":  # else most draws would be refused
+            choice |= {"resolver": "binary_search", "gqa_sharing": True, "tile_threshold": 2}
+        if choice["speculation"] == "none":
+            choice["verification"] = "window"
+        if choice["admission"] == "static":
+            choice["order"] = "prefill_first"
         if legal(choice) is not None:
             samples.append(tuple(choice.items()))
     return samples
@@ -128,7 +134,7 @@ def covering(samples):
     return chosen
 
 
-SWEEP = covering(drawn(12_000, seed=5))
+SWEEP = covering(drawn(3_000, seed=21))  # of 24 seeds the one with the most pairs, 979 of 982
 
 
 def named(combination):
@@ -222,5 +228,5 @@ def test_every_pair_of_choices(combination, model_dir, expected, alone):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_many_combinations(seed, model_dir, expected, alone):
-    for combination in drawn(1500, seed=100 + seed)[:50]:
+    for combination in drawn(300, seed=100 + seed)[:50]:
         verify(combination, model_dir, expected, alone)

@@ -26,7 +26,7 @@ from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
 
 # These outlive their package, which is replaced below.
-from labkit.workload.measurement import InvalidOutput, Measurement, StaleOutput
+from labkit.workload.measurement import CasePilot, InvalidOutput, Measurement, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import Part
 
@@ -109,6 +109,10 @@ class StubTurns:
                 strike("warm_up", resolver)
 
     prepare = warm_up
+
+    def pilot(self, seconds: float) -> list[CasePilot]:
+        self.warm_up()
+        return [CasePilot("+".join(self.resolvers), seconds, 0.1, 0.2, 3)]
 
     def measure(self, beat) -> list[Measurement]:
         if self.setting.granted is not None:  # one turn, in turn with those of other processes

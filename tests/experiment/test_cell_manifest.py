@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_an_edited_design_is_named(begun, changes, named):
             read(begun.dir)
     with pytest.raises(ConfigError, match="was edited"):
         refuse_changes(begun)
+
+
+def test_the_manifest_has_the_folders_of_the_users_files(begun, make_cell):
+    assert "config_dirs" not in json.loads((begun.dir / "cell.json").read_text())
+    cell = replace(make_cell(folder="other"), config_dirs=("my files", "b"))
+    write_manifest(cell, 1)
+    assert json.loads((cell.dir / "cell.json").read_text())["config_dirs"] == ["my files", "b"]
 
 
 def test_an_edit_of_both_files_does_not_match_the_digest(begun):

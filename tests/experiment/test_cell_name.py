@@ -30,8 +30,9 @@ def test_cell_folders_are_named_by_their_overrides(overrides, name):
 
 
 def test_long_names_end_in_a_hash_and_stay_distinct():
-    names = {cell_name([f"model.path={x * 200}{i}"]) for i in range(3) for x in "xд"}
-    assert len(names) == 6
+    long = ("x" * 200, "д" * 200, "д" * 100)
+    names = {cell_name([f"model.path={text}{i}"]) for i in range(3) for text in long}
+    assert len(names) == 9
     assert all(len(name.encode()) <= 120 for name in names)
 
 

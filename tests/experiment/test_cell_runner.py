@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -261,11 +260,12 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
     def warned(number, frame):
         raise SystemExit(-1)  # as submitit does, having queued the job again
 
+    main = threading.main_thread().ident
+    late = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR2))
+
     class Warned(Progress):
         def started(self, runs):
-            code = "import os, signal, sys, time; time.sleep(0.2); "
-            code += "os.kill(int(sys.argv[1]), signal.SIGUSR2)"
-            subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
+            late.start()
 
     before = signal.signal(signal.SIGUSR2, warned)
     dies = WorkerLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
@@ -274,6 +274,7 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
         with pytest.raises(SystemExit):
             run_cell(cell, dies, Warned())
     finally:
+        late.join()  # else the signal ends the tests
         signal.signal(signal.SIGUSR2, before)
     assert read_runs(cell.dir) == []
     assert "time limit" in describe_last_session(cell.dir)

@@ -165,7 +165,8 @@ def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
 
 def planned(tmp_path, *typed):
     study_composer.register()
-    overrides = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6", *typed]
+    overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
+    overrides += ["design.blocks=6", *typed]
     (composed,) = study_composer.compose_cells(command_line.parse(overrides))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     return plan
@@ -198,22 +199,21 @@ def test_a_process_that_arms_share_starts_once(tmp_path):
     assert apart.seconds - shared.seconds == pytest.approx((6 * 3 - 6) * START_SECONDS)
 
 
+TEN = ("design.blocks=10", "design.looks=[{blocks: 8, alpha: 0.02}]")
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (("ablation=seq_map",), "looks after blocks 8 (alpha 0.02), 10 (alpha 0.03)"),
-        (("ablation=forward",), None),  # three arms: .023 is the smallest p after 8 blocks
-        (
-            ("ablation=forward", "design.alpha=0.005"),
-            "11 blocks instead of 10: 3 arms could claim nothing with fewer",
-        ),
+        (("ablation=seq_map", *TEN), "looks after blocks 8 (alpha 0.02), 10 (alpha 0.03)"),
+        (("ablation=forward", *TEN), None),  # three arms: .023 is the smallest p after 8 blocks
+        (("ablation=forward", "design.alpha=0.005"), "at least 11 blocks"),
     ],
 )
 def test_a_plan_has_the_looks_that_can_decide(overrides, line, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study_composer.register()
-    looks = ("design.looks=[]",) if "design.alpha=0.005" in overrides else ()
-    command = command_line.Command((), (*overrides, *looks, "plan=true"), multirun=False)
+    command = command_line.Command((), (*overrides, "plan=true"), multirun=False)
     assert study_command.run(command) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert line in text if line else "looks after" not in text

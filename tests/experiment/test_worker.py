@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -119,6 +120,37 @@ def test_interleaved_arms_are_prepared_in_one_process(make_cell, prepare, monkey
     (command,) = commands
     arms = [Path(word).stem for word in command[command.index("--prepare") + 1 :]]
     assert arms == ["base", "seq_map"]  # control is base again
+
+
+def test_a_pilot_is_a_process_of_all_arms_or_of_one(make_cell, launcher):
+    names = {}
+    for isolation in (Isolation.in_process, Isolation.live):
+        cell = make_cell(isolation=isolation, folder=isolation.value)
+        write_manifest(cell, 1)
+        pilot = launcher.pilot(cell, 1.5)
+        (case,) = pilot["cases"]
+        names[isolation.value] = case.pop("case")
+        assert case == {"round_s": 1.5, "warm_up_s": 0.1, "sd": 0.2, "rounds": 3}
+        assert 0 < pilot["start_s"] < 60 and not list(cell.paths.pending.iterdir())
+    assert names == {
+        "in_process": "binary_search+seq_map+binary_search",
+        "live": "seq_map",
+    }
+
+
+def test_a_pilot_runs_this_labkit_for_an_arm_of_a_revision(make_cell, launcher, monkeypatch):
+    cell = make_cell(isolation=Isolation.live)
+    write_manifest(cell, 1)
+    elsewhere = {"revision": "0" * 40, "repository": "/nowhere"}
+    arms = tuple(dataclasses.replace(arm, environment=elsewhere) for arm in cell.arms)
+    assert launcher.pilot(dataclasses.replace(cell, arms=arms), 1.0) is not None
+
+
+def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "warm_up:kill")
+    cell = make_cell(isolation=Isolation.live)
+    write_manifest(cell, 1)
+    assert launcher.pilot(cell, 1.0) is None
 
 
 def test_an_arm_with_a_user_s_class_is_prepared_every_time(make_cell, prepare, replace):

@@ -1,9 +1,12 @@
 """A user's YAML file is checked before Hydra reads it; a message names the file and the line."""
 
+import os
+
 import pytest
 
 from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
+from labkit.experiment.hydra import yaml_source
 from labkit.experiment.hydra.yaml_source import check_file
 
 LISTED = "prompts:\n  source: listed\n  listed:\n  - "
@@ -13,7 +16,7 @@ def check(folder, group, text):
     path = folder / group / "mine.yaml"
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(text, "utf-8")
-    check_file(path, group, path.stat().st_mtime_ns)
+    check_file(path, group)
 
 
 def bomb(depth):
@@ -130,3 +133,13 @@ def test_texts_of_prompts_come_through_unchanged(compose):
     text = f"\ufeff{LISTED}prompt: 'a \\${{seed}}'\n  - prompt: 5\n  - prompt: 'yes'\n"
     listed = compose("workload", text).workload.prompts.listed
     assert [one.prompt for one in listed] == ["a ${seed}", "5", "yes"]
+
+
+def test_a_file_is_loaded_once_and_again_after_a_change(tmp_path):
+    source, file = yaml_source.FileConfigSource("main", str(tmp_path)), tmp_path / "mine.yaml"
+    file.write_text("seed: 1\n")
+    source.load_config("mine").config.seed = 3  # as Hydra adapts what it loads
+    assert source.load_config("mine").config == {"seed": 1}
+    file.write_text("seed: 2\n")
+    os.utime(file, ns=(0, 0))
+    assert source.load_config("mine").config == {"seed": 2}

@@ -4,7 +4,9 @@ import concurrent.futures
 import http.client
 import json
 import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -74,9 +76,22 @@ class Client:
 
 
 def memory_bytes(pid):
-    """Return the resident memory of a process and of the processes that it started."""
-    process = psutil.Process(pid)
-    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    """Return the memory of a process and of the processes that it started, each one's own."""
+    processes = [pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))]
+    return sum(map(own_bytes, processes))
+
+
+def own_bytes(pid):
+    """Return what a process alone has written, or 0 if it has ended.
+
+    The rest of its resident memory are pages of files, such as libraries. Whether they count as
+    shared depends on what other processes map.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if sys.platform == "linux" else psutil.Process(pid).memory_full_info().uss
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 
 def add_hostile_template(model):

@@ -119,20 +119,35 @@ def test_only_fields_with_fixed_values_have_allowed_values():
     assert allowed_values(ChatRequest, "no.such[0].field") == []
 
 
-def test_the_memory_of_large_bodies_is_given_back_once(tmp_path, monkeypatch):
-    trimmed = []
-    monkeypatch.setattr("labkit.server.http.routes.TRIM_DELAY_S", 0.01)
-    monkeypatch.setattr("labkit.machine.facts.memory_capacity.trim_heap", lambda: trimmed.append(1))
+def test_memory_is_given_back_whenever_the_process_has_grown(tmp_path, monkeypatch):
+    resident, trimmed = [100], []
+
+    def trim():
+        trimmed.append(resident[-1])
+        resident.append(resident[-1] - 10)
+
+    monkeypatch.setattr("labkit.server.http.heap_trimming.LOOK_EVERY_S", 0.002)
+    monkeypatch.setattr("labkit.server.http.heap_trimming.REPEATS", 2)
+    monkeypatch.setattr(
+        "labkit.server.http.heap_trimming.resident_bytes", lambda: resident[-1] << 20
+    )
+    monkeypatch.setattr("labkit.machine.facts.memory_capacity.trim_heap", trim)
 
     async def scenario(service, engine):
-        for size in (10, 1 << 18, 1 << 18):
-            status, _ = await post(service, "/tokenize", {"prompt": "a" * size})
-            assert status in (200, 400)
-            if size == 10:
-                await asyncio.sleep(0.05)
-                assert trimmed == []
-        await asyncio.sleep(0.05)
-        assert 1 <= len(trimmed) <= 2  # a slow second body has a trim of its own
+        async def trims_at(megabytes, count):
+            trimmed.clear()
+            resident.append(megabytes)
+            await post(service, "/tokenize", {"prompt": "a"})
+            await asyncio.sleep(0.02)
+            while len(trimmed) < count:
+                await asyncio.sleep(0.002)
+            return trimmed
+
+        assert await trims_at(100, 3) == [100, 90, 80]  # at the first look, the second, the fourth
+        assert await trims_at(85, 0) == []  # 70 are kept
+        assert await trims_at(86, 3) == [86, 76, 66]
+        assert await trims_at(50, 0) == await trims_at(65, 0) == []
+        assert await trims_at(66, 3) == [66, 56, 46]
 
     run_scenario(scenario, tmp_path)
 

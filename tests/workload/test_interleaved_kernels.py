@@ -1,7 +1,9 @@
 """Interleaved kernel timing on a fake clock: what is timed, in which order, what is excluded."""
 
+import dataclasses
 import gc
 import itertools
+import math
 import os
 import random
 import time
@@ -16,6 +18,7 @@ from labkit.config import Case, Experiment, State, Workload, from_plain, to_plai
 from labkit.workload.kernels import (
     interleaved_kernels,
     kernel_cases,
+    kernel_pilot,
     kernel_warmup,
     kernel_workload,
 )
@@ -289,11 +292,11 @@ def test_each_launch_has_its_own_time():
     assert len(set(repeats(result))) == 6
 
 
-@pytest.mark.parametrize(("wash_bytes", "launches"), [(48e6, 4), (1, 2)])  # a light one, a heavy
+@pytest.mark.parametrize(("brief_bytes", "launches"), [(48e6, 4), (1, 2)])
 def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launches_in_its_own_turn(
-    monkeypatch, wash_bytes, launches
+    monkeypatch, brief_bytes, launches
 ):
-    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", wash_bytes)
+    monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", brief_bytes)
     world = World()
     measure_kernels(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
     length = 1 + 2 * launches
@@ -315,6 +318,9 @@ def test_the_fastest_launch_of_a_turn_counts_and_never_the_wash_out():
     seconds = itertools.cycle([1.0, 7.0, 2.0, 8.0])
     (result,) = interleaved.measure(lambda text: None)
     assert repeats(result) == (2e6,) * 6 and result.cases[0].notes["fastest_of"] == 3
+    mean = (7 + 2 + 8) / 3  # by which an arm's own slow launches are judged
+    notes = result.cases[0].notes
+    assert notes["as_measured"]["dispatch_us"] == pytest.approx([mean * 1e6] * 6)
 
 
 def test_a_cold_turn_flushes_instead():
@@ -605,7 +611,7 @@ def test_arms_with_different_rounds_run_in_separate_processes(change):
 
 
 def test_only_the_estimate_of_cold_turns_includes_flushing(monkeypatch):
-    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # one launch a turn is timed, hot or cold
+    monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(make_workload(FEW, repeats=100, state=state) for state in State))]
     seconds = {e.workload.state: kernel_workload.KIND.estimate(e).seconds for e in arms}
     flushes = 100 * FEW.factor * kernel_workload.FLUSH_SECONDS
@@ -622,3 +628,36 @@ def test_arms_with_another_repeat_factor_run_in_separate_processes():
 
 def test_the_warm_up_rule_matches_its_documentation():
     assert (kernel_warmup.SETTLED_RATIO, kernel_warmup.MAX_ROUNDS) == (0.98, 20)
+
+
+def test_a_pilot_has_the_cost_and_the_noise_of_each_case_and_nothing_about_arms():
+    world, noise = World(), random.Random(1)
+    slow = Backend(world, lambda w: 4.0 * math.exp(noise.gauss(0, 0.1)))
+    fast = Backend(world, lambda w: 2.0 * math.exp(noise.gauss(0, 0.1)))
+    kernels = interleave_kernels(world, [slow, fast], FEW, LARGE, repeats=None)
+    few, large = kernels.pilot(20_000.0)
+    # A pulse and, of each arm, a wash-out and the launches that a turn times.
+    launches = {"few": 4, "large": 2}
+    for pilot in (few, large):
+        assert pilot.round_s == pytest.approx(PULSE + launches[pilot.case] * 6.0, rel=0.1)
+        assert pilot.warm_up_s > 3 * 6.0 and pilot.rounds == 200
+    assert large.sd == pytest.approx(0.1 * math.sqrt(2), rel=0.3) and few.sd < large.sd
+    assert {field.name for field in dataclasses.fields(few)} == {
+        "case", "round_s", "warm_up_s", "sd", "rounds"
+    }  # fmt: skip
+
+
+def test_a_short_pilot_has_three_rounds_and_a_case_in_two_states_is_one():
+    world = World()
+    arms = [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)]
+    (both,) = interleave_kernels(world, arms, FEW, state=State.both).pilot(0.0)
+    (hot,) = interleave_kernels(world, arms, FEW, state=State.hot).pilot(0.0)
+    assert (both.case, both.rounds, both.sd) == ("few", 3, 0.0)
+    assert both.round_s > hot.round_s + 2 * FLUSH
+
+
+@pytest.mark.parametrize(("arms", "sd"), [(1, 0.1 * math.sqrt(2)), (2, 0.1 * math.sqrt(2))])
+def test_a_round_s_noise_is_that_of_a_ratio_and_outliers_do_not_count(arms, sd):
+    times = np.random.default_rng(0).normal(0, 0.1, (arms, 400))
+    times[:, :20] += 3.0 * np.arange(arms * 20).reshape(arms, 20)
+    assert kernel_pilot.round_sd(list(times)) == pytest.approx(sd, rel=0.15)

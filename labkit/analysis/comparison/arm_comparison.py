@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +111,21 @@ def compare_arm(
                 rows[index], comparisons[index], test, adjusted, criteria, alpha
             )
     return comparisons
+
+
+def effect_pct(
+    row: MetricRow,
+    arm: str,
+    baseline: str,
+    runs: int,
+    estimate: Callable[[Floats, Floats], float] = hodges_lehmann,
+) -> float | None:
+    """Return the estimated effect of an arm in one row, or None if no block can be compared."""
+    row = row.pair(baseline, arm)
+    blocks = complete_blocks(row, (baseline, arm), runs)
+    if not blocks or not row.comparable or row.is_zero(baseline):
+        return None
+    return row.to_percent(estimate(*_arms(row, arm, baseline, blocks)))
 
 
 def row_tests(

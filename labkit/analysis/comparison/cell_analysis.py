@@ -12,8 +12,13 @@ from functools import cached_property
 from statistics import median_high
 from typing import Any
 
-from labkit.analysis.comparison import gates, output_identity
-from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
+from labkit.analysis.comparison import gates, output_identity, slow_launches
+from labkit.analysis.comparison.arm_comparison import (
+    ArmComparison,
+    DecisionCriteria,
+    compare_arm,
+    effect_pct,
+)
 from labkit.analysis.comparison.best_setting import BestSetting, best_settings
 from labkit.analysis.comparison.first_divergence import StoredValues
 from labkit.analysis.comparison.machine_or_arm_stalls import (
@@ -21,13 +26,20 @@ from labkit.analysis.comparison.machine_or_arm_stalls import (
     as_measured,
     attribute_stalls,
 )
-from labkit.analysis.comparison.observations import MetricRow, arm_values, build_rows, probe_values
+from labkit.analysis.comparison.observations import (
+    MetricRow,
+    arm_values,
+    build_rows,
+    complete_blocks,
+    probe_values,
+)
 from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.text_quality import text_qualities
-from labkit.analysis.comparison.verdict import Verdict, judge
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict, judge
 from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import round_significant, value_text
+from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
 from labkit.analysis.statistics.interim_analysis import (
     InterimLook,
     alpha_at,
@@ -117,6 +129,23 @@ class CellData:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
         alpha = alpha_at(self.looks, len(self.blocks_done), self.design.alpha)
         return DecisionCriteria(runs, alpha, margin)
+
+    @cached_property
+    def stopped(self) -> Mapping[str, InterimLook]:
+        """The look that decided a case, after which it was not measured; by case."""
+        looks = {look.blocks: look for look in self.looks}
+        return {
+            case: looks[int(taken["blocks"])]
+            for taken in self.design.looks_taken
+            for case in taken.get("stopped", ())
+        }
+
+    def criteria_of(self, case: str) -> DecisionCriteria:
+        """Return the criteria of a case's rows: the current ones, or those of its last look."""
+        look = self.stopped.get(case)
+        if look is None or not self.design.declared:
+            return self.criteria
+        return DecisionCriteria(self.design.runs_per_block, look.alpha, self.design.margin_pct)
 
     @cached_property
     def withheld_reason(self) -> str | None:
@@ -256,7 +285,8 @@ class CellAnalysis:
 
     ``companion()`` returns the analysis of the same cell under the other isolation (interleaved
     or separate processes), or None. ``alternative_rows`` include stalls if ``rows`` exclude them,
-    and exclude stalls if ``rows`` include them. They are empty if there were no stalls.
+    and exclude stalls if ``rows`` include them. Those of launches are compared by their means. They
+    are empty if there were neither stalls nor launches.
     """
 
     data: CellData
@@ -305,6 +335,21 @@ class CellAnalysis:
         return self._compare(self.alternative_rows)
 
     def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
+        """Compare the arms in every row; a case that stopped at a look keeps its result."""
+        data = self.data
+        compared = list(self._compare_by(rows, data.criteria))
+        for look in {look.blocks: look for look in data.stopped.values()}.values():
+            stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
+            if stopped:
+                then = [row.before(look.blocks) for row in rows]
+                at_look = self._compare_by(then, data.criteria_of(rows[stopped[0]].case))
+                for index in stopped:
+                    compared[index] = at_look[index]
+        return tuple(compared)
+
+    def _compare_by(
+        self, rows: Sequence[MetricRow], criteria: DecisionCriteria
+    ) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
         per_arm = {
@@ -312,7 +357,7 @@ class CellAnalysis:
                 rows,
                 arm.name,
                 data.baseline,
-                data.criteria,
+                criteria,
                 arms_tested if arm.role == "arm" else 1,
             )
             for arm in data.arms[1:]
@@ -350,22 +395,55 @@ class CellAnalysis:
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
-        criteria, row = self.data.criteria, self.rows[index]
+        row = self.rows[index]
+        criteria = self.data.criteria_of(row.case)
         causes = self.causes(comparison.arm, row.metric)
-        if row.is_computed and row.arms.get(comparison.arm) and not causes:
+        if row.is_computed and not causes:  # also of an arm that does not report it
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
             return replace(verdict, reason=_zero_baseline_text(row, comparison))
-        if self.stalls is None or row.arms == self.alternative_rows[index].arms:
+        if not self.differs(index) or verdict.word not in DECIDED_WORDS:
             return verdict
 
-        def with_stalls() -> Verdict:
+        def as_measured() -> Verdict:
             both = self._alternative_comparisons[index]
             control = both.get(self.data.control or "")
             return judge(both[comparison.arm], row.better, criteria, causes, control)
 
-        return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, with_stalls)
+        if self.stalls is not None:
+            return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
+        launches, pair = self.alternative_rows[index], (comparison.baseline, comparison.arm)
+        p = slow_launches.slow_launch_p(
+            launches, *pair, complete_blocks(launches, pair, criteria.runs)
+        )
+        effects = comparison.effect_pct or 0.0, self._alternative_effect_pct(index, comparison)
+        return slow_launches.restrict(verdict, comparison.arm, p, effects, as_measured)
+
+    def _alternative_effect_pct(self, index: int, comparison: ArmComparison) -> float:
+        """Return the effect in the alternative row: with stalls, or of the mean launch."""
+        estimate = hodges_lehmann if self.stalls is not None else mean_difference
+        row, runs = self.alternative_rows[index], self.data.criteria.runs
+        effect = effect_pct(row, comparison.arm, comparison.baseline, runs, estimate)
+        return comparison.effect_pct or 0.0 if effect is None else effect
+
+    def _as_measured_pct(self, one: JudgedComparison) -> float | None:
+        """Return the effect with stalls or slow launches if it lies outside the interval shown."""
+        interval, excluded = (
+            one.comparison.ci_pct,
+            self.stalls is None or not self.stalls.kept_reason,
+        )
+        if not (excluded and one.row.primary and interval is not None and self.differs(one.index)):
+            return None
+        effect = self._alternative_effect_pct(one.index, one.comparison)
+        return None if interval[0] <= effect <= interval[1] else effect
+
+    def differs(self, index: int) -> bool:
+        """Whether an alternative row is not the row itself."""
+        if not self.alternative_rows:
+            return False
+        row, other = self.rows[index], self.alternative_rows[index]
+        return (row.arms, row.over_rounds) != (other.arms, other.over_rounds)
 
     @cached_property
     def cell(self) -> Cell:
@@ -406,7 +484,7 @@ class CellAnalysis:
             skipped=row.skipped,
             arms={arm.name: arm_values(row.arms.get(arm.name, ())) for arm in self.data.arms},
             comparisons=tuple(
-                _comparison(one.comparison, one.verdict)
+                _comparison(one.comparison, one.verdict, self._as_measured_pct(one))
                 for one in self.judged
                 if one.index == index
             ),
@@ -451,9 +529,14 @@ def _rows(
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline, data.metrics))
     stalls = attribute_stalls(data.records, data.arms) if interleaved else None
-    if stalls is None:
+    if stalls is None and not any(row.has_slow_launches for row in rows):
         return rows, (), None
     with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.metrics))
+    if stalls is None:
+        by_mean = (
+            replace(r, over_rounds="mean") if r.has_slow_launches else r for r in with_stalls
+        )
+        return rows, tuple(by_mean), None
     return (
         (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
     )
@@ -502,7 +585,9 @@ def _looks(data: CellData) -> list[dict[str, Any]]:
     return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
 
 
-def _comparison(comparison: ArmComparison, verdict: Verdict) -> Comparison:
+def _comparison(
+    comparison: ArmComparison, verdict: Verdict, as_measured_pct: float | None
+) -> Comparison:
     low, high = comparison.ci_pct or (None, None)
     raw_low, raw_high = comparison.ci_raw_pct or (None, None)
     return Comparison(
@@ -525,4 +610,5 @@ def _comparison(comparison: ArmComparison, verdict: Verdict) -> Comparison:
         verdict=verdict.word,
         reason=verdict.reason,
         difference=None if comparison.difference is None else comparison.difference[0],
+        as_measured_pct=round_significant(as_measured_pct),
     )

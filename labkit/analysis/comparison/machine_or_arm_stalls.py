@@ -10,11 +10,13 @@ process by the exact signed-rank test over processes (F. Wilcoxon 1945). Because
 ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
-  processes for any test, every arm is judged by its times as measured, with stalls;
-- if p is at most .05 for an arm, stalls stay excluded, and that arm is called better or worse, on
-  times that the exclusion changed, only if it is so with stalls, too;
-- otherwise stalls stay excluded, and an arm is called equivalent only if the difference between
-  its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
+  processes for any test, every arm is judged by its times as measured, with stalls. Where the
+  processes are too few for .005, the limit is their smallest p, up to .01;
+- if p is at most .05 for an arm, or if the processes are too few for .01, too, stalls stay
+  excluded, and that arm is called better or worse, on times that the exclusion changed, only if it
+  is so with stalls, too;
+- if stalls are excluded, an arm is called equivalent only if its p is above .05 and the difference
+  between its stalls and the baseline's lies inside the margin (80 % interval of the same test),
   because that much could be the arm's own work.
 
 In simulations (``tests/analysis/comparison/test_machine_or_arm_stalls.py``), p is at most .05 in at
@@ -24,6 +26,7 @@ it goes unnoticed in at most 3 % of studies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,10 +35,16 @@ import numpy as np
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import p_text, significant_text
 from labkit.analysis.statistics.effect_size import to_percent
-from labkit.analysis.statistics.permutation_test import Floats, permutation_test, smallest_p
+from labkit.analysis.statistics.permutation_test import (
+    Floats,
+    pool_by_block,
+    relabellings,
+    smallest_p,
+    two_sided_p,
+)
 from labkit.records import Arm, CaseRecord, Record
 
-OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.05
+OWN_WORK_ALPHA, COARSE_OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.01, 0.05
 Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
 WITHIN_MARGIN = ("equivalent", "trivial")
 
@@ -46,9 +55,9 @@ class StallAttribution:
 
     The mappings are by arm. ``stalled_pct`` is the percentage of an arm's time that stalls took
     (mean over processes). ``own_work_bounds_pct`` is an upper bound on the arm's own work among the
-    excluded stalls, in percent of its time. ``unclear_reasons`` has the reason
-    for each arm whose verdict must be the same with stalls, in rows whose times changed when they
-    were excluded.
+    excluded stalls, in percent of its time; it is infinite for an arm that stalls more or less than
+    the baseline. ``unclear_reasons`` has the reason for each arm that is better or worse only if
+    it is so with stalls, in rows whose times changed when they were excluded.
     ``kept_reason`` says why stalls were left in all times. It is None if they were excluded.
     """
 
@@ -84,12 +93,14 @@ class StallAttribution:
         """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
             return verdict
-        if arm in self.unclear_reasons:
-            if verdict.word not in WITHIN_MARGIN and with_stalls().word == verdict.word:
+        bound = self.own_work_bounds_pct.get(arm, 0.0)
+        if verdict.word not in WITHIN_MARGIN:
+            if arm not in self.unclear_reasons or with_stalls().word == verdict.word:
                 return verdict
             return Verdict("inconclusive", self.unclear_reasons[arm])
-        bound = self.own_work_bounds_pct.get(arm, 0.0)
-        if verdict.word in WITHIN_MARGIN and bound > margin_pct:
+        if math.isinf(bound):
+            return Verdict("inconclusive", self.unclear_reasons[arm])
+        if bound > margin_pct:
             reason = (
                 f"stalls were excluded, but up to {significant_text(bound, 2)} % may be the arm's "
                 "own work"
@@ -117,17 +128,39 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
             pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
         )
     p = {name: signed_rank_p(stalled[base], stalled[name]) for name in tested}
-    reasons = {
-        name: f"the stalls of {name} differ from those of {base} (p = {p_text(p[name])}) and "
-        "may be the arm's own work"
-        for name in tested
-        if p[name] <= UNCLEAR_ALPHA
-    }
-    own = [reason for name, reason in reasons.items() if p[name] * len(tested) <= OWN_WORK_ALPHA]
+    limit = own_work_limit(len(blocks), len(tested))
+    reasons = {name: _unclear_reason(name, base, p[name], len(blocks), limit) for name in tested}
+    own = [reasons[name] for name in tested if p[name] * len(tested) <= limit]
     if own:
-        return StallAttribution(pct, kept_reason="; ".join(own))
-    bounds = {name: own_work_bound_pct(stalled[base][:, 0], stalled[name][:, 0]) for name in tested}
-    return StallAttribution(pct, bounds, reasons)
+        return StallAttribution(pct, kept_reason="; ".join(map(str, own)))
+    bounds = {
+        name: math.inf
+        if p[name] <= UNCLEAR_ALPHA
+        else own_work_bound_pct(stalled[base][:, 0], stalled[name][:, 0])
+        for name in tested
+    }
+    return StallAttribution(pct, bounds, {n: why for n, why in reasons.items() if why is not None})
+
+
+def own_work_limit(processes: int, arms: int) -> float:
+    """Return the largest p, multiplied by the number of arms, that shows an arm's own work.
+
+    0 if p cannot become so small that few studies of equal arms would show it.
+    """
+    smallest = smallest_p(processes, 1) * arms
+    return max(OWN_WORK_ALPHA, smallest) if smallest <= COARSE_OWN_WORK_ALPHA else 0.0
+
+
+def _unclear_reason(arm: str, base: str, p: float, processes: int, limit: float) -> str | None:
+    """Return why the stalls of an arm may be its own work, or None if they seem the machine's."""
+    if p <= UNCLEAR_ALPHA:
+        return (
+            f"the stalls of {arm} differ from those of {base} (p = {p_text(p)}) and may be the "
+            "arm's own work"
+        )
+    if limit:
+        return None
+    return f"{processes} processes are too few to tell the stalls of {arm} from its own work"
 
 
 def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
@@ -138,7 +171,8 @@ def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
 def _as_measured(case: CaseRecord) -> CaseRecord:
     times = case.known_notes.get("as_measured", {})
     metrics = (
-        replace(m, repeats=(float(times[m.name]),)) if m.name in times else m for m in case.metrics
+        replace(m, repeats=tuple(np.atleast_1d(times[m.name]).tolist())) if m.name in times else m
+        for m in case.metrics
     )
     return replace(case, metrics=tuple(metrics))
 
@@ -163,8 +197,10 @@ def signed_rank_p(base: Floats, arm: Floats) -> float:
 
     ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
     """
-    ranks = [np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T]
-    return min(permutation_test(np.zeros((len(r), 1)), r[:, None]) for r in ranks)
+    ranks = np.stack([np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T], axis=1)[:, None]
+    labels = relabellings(len(ranks), 1)
+    sums = labels.mean_differences(pool_by_block(np.zeros_like(ranks), ranks))
+    return min(map(two_sided_p, sums.T))
 
 
 def _ranks(values: Floats) -> Floats:

@@ -7,7 +7,7 @@ not independent samples.
 In a block whose arms were interleaved (``in_process`` or ``live``), repeat ``i`` of every
 arm was taken in the same round, and whatever the machine did in that round happened to all
 arms. In such a block an arm is compared with the baseline round by round: the arm's log value is
-the baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. An arm's position
+the baseline's plus a middle of the rounds' log ratios (:data:`OVER_ROUNDS`). An arm's position
 within a round matters, because the first arm finds the caches as the previous round left them. So
 the effect of the position is removed first (:func:`without_position_effects`). The medians shown
 for each arm are not changed.
@@ -16,7 +16,7 @@ for each arm are not changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,12 +26,13 @@ from labkit.analysis.model.row_model import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text
-from labkit.records import Metric, Record, RecordError
+from labkit.records import CaseRecord, Metric, Record, RecordError
 from labkit.records.metric_registry import metric_definition
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
 POLISH_TOLERANCE = 1e-9  # of a log ratio
 MAX_POLISH_PASSES = 1000
+MIN_ROUNDS = 3  # with fewer, no launch is typical
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class MetricRow:
     measured rows (None if there are none). ``paired_baseline`` is the baseline's name if arms were
     interleaved and are compared round by round. It is None if every run had its own process.
     ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
-    ratios; see ``pair``.
+    ratios; see ``pair``. ``over_rounds`` is the estimator of a process's log ratio, a key of
+    :data:`OVER_ROUNDS`.
     """
 
     case: str
@@ -70,6 +72,7 @@ class MetricRow:
     paired_baseline: str | None = None
     arms: dict[str, list[RunValue]] = field(default_factory=dict)
     unit_value: float | None = None
+    over_rounds: str = "median"
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -91,12 +94,25 @@ class MetricRow:
             self._rounds[block] = dict(zip(by_arm, logs, strict=True))
         return self._rounds[block]
 
+    def before(self, block: int) -> MetricRow:
+        """Return the row with the values of the blocks before ``block``."""
+        arms = {arm: [v for v in vs if v.block < block] for arm, vs in self.arms.items()}
+        return replace(self, arms={arm: values for arm, values in arms.items() if values})
+
     def by_block(self, arm: str) -> dict[int, list[float]]:
         """Return an arm's values per block, in run order."""
         blocks: dict[int, list[float]] = {}
         for item in self.arms.get(arm, ()):
             blocks.setdefault(item.block, []).append(item.value)
         return blocks
+
+    @property
+    def has_slow_launches(self) -> bool:
+        """Whether single launches were timed in rounds, so that some can be slow."""
+        times = self.better == "lower" and self.paired_baseline is not None and self.positive
+        return times and all(
+            len(v.repeats) >= MIN_ROUNDS for values in self.arms.values() for v in values
+        )
 
     @property
     def is_computed(self) -> bool:
@@ -167,9 +183,35 @@ def run_value(repeats: Sequence[float]) -> float:
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-def median_over_rounds(log_ratios: Floats) -> float:
-    """Return the median of a run's log ratios (``log_ratios``: float64 [rounds])."""
-    return float(_medians(log_ratios))
+def median_over_rounds(baseline: Floats, arm: Floats) -> float:
+    """Return the median of the log ratios of two arms' log values, float64 [rounds]."""
+    return float(_medians(arm - baseline))
+
+
+def middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
+    """Return the mean of the middle half of the log ratios (the interquartile mean).
+
+    If a quarter of the rounds is no whole number, the outermost two count in part.
+    """
+    ratios = np.sort(arm - baseline)
+    cut, part = divmod(len(ratios) / 4, 1)
+    weights = np.zeros(len(ratios))
+    weights[int(cut) : len(ratios) - int(cut)] = 1.0
+    weights[int(cut)] -= part
+    weights[-1 - int(cut)] -= part
+    return float(weights @ ratios / weights.sum())
+
+
+def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
+    """Return the log ratio of two arms' mean values; the arguments are log values."""
+    return float(np.log(np.exp(arm).mean() / np.exp(baseline).mean()))
+
+
+OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
+    "median": median_over_rounds,  # records without a note (until November 2026)
+    "middle_half": middle_half_over_rounds,
+    "mean": mean_over_rounds,
+}
 
 
 def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floats:
@@ -250,7 +292,7 @@ def build_rows(
                         tuple(metric.repeats) if paired_baseline is not None else (),
                         tuple(case.known_notes.get("turns", ())),
                     )
-                    row = _row(rows, case.case, metric, paired_baseline)
+                    row = _row(rows, case, metric, paired_baseline, file)
                     row.arms.setdefault(record.arm, []).append(value)
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
@@ -274,17 +316,25 @@ def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
 
 
 def _row(
-    rows: dict[str, MetricRow], case: str, metric: Metric, paired_baseline: str | None
+    rows: dict[str, MetricRow],
+    case: CaseRecord,
+    metric: Metric,
+    paired_baseline: str | None,
+    file: str,
 ) -> MetricRow:
     row = rows.get(metric.name)
     if row is None:
+        over_rounds = case.known_notes.get("over_rounds", "median")
+        if over_rounds not in OVER_ROUNDS:
+            raise RecordError(f"{file}: {case.case!r} has an unknown over_rounds: {over_rounds!r}")
         row = MetricRow(
-            case,
+            case.case,
             metric.name,
             metric.unit,
             metric.better,
             metric.primary,
             paired_baseline=paired_baseline,
+            over_rounds=over_rounds,
         )
         rows[metric.name] = row
     return row
@@ -337,9 +387,9 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return the baseline's log values plus the arm's median log ratios, float64 [blocks, 1]."""
-    baseline = str(row.paired_baseline)
-    ratios = [median_over_rounds(logs[arm] - logs[baseline]) for logs in map(row.rounds, blocks)]
+    """Return the baseline's log values plus the arm's log ratios, float64 [blocks, 1]."""
+    baseline, ratio = str(row.paired_baseline), OVER_ROUNDS[row.over_rounds]
+    ratios = [ratio(logs[baseline], logs[arm]) for logs in map(row.rounds, blocks)]
     paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]
     return paired
 

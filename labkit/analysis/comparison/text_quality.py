@@ -21,6 +21,7 @@ from labkit.analysis.statistics.block_jackknife import (
     Interval,
     block_jackknife,
     positive_interval,
+    quantile_interval,
 )
 from labkit.records import Record
 from labkit.records.kl_histogram import decode_histogram
@@ -173,12 +174,6 @@ def text_quality(arm: str, notes: ScoringNote, baseline: ScoredWindows) -> TextQ
     def mean(sums: Floats) -> Callable[[Indices], float]:
         return lambda windows: float(sums[windows].sum() / tokens[windows].sum())
 
-    def quantile(share: float) -> Callable[[Indices], float]:
-        def value(windows: Indices) -> float:
-            return float(np.quantile(np.concatenate([scored.kl[i] for i in windows]), share))
-
-        return value
-
     agreement = block_jackknife(mean(scored.same_top1), count)
     return TextQuality(
         arm,
@@ -187,7 +182,7 @@ def text_quality(arm: str, notes: ScoringNote, baseline: ScoredWindows) -> TextQ
         block_jackknife(mean(scored.nll), count).transformed(math.exp),
         block_jackknife(mean(scored.nll - baseline.nll), count).transformed(math.exp),
         positive_interval(mean(scored.kl_sums), count),
-        tuple(positive_interval(quantile(share), count) for share in KL_QUANTILES),
+        tuple(quantile_interval(scored.kl, share) for share in KL_QUANTILES),
         agreement.transformed(lambda share: min(max(share, 0.0), 1.0)),
         positive_interval(mean(scored.change_squared), count).transformed(math.sqrt),
         notes["worst"],

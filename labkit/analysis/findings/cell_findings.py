@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
+from labkit.analysis.findings.effect_wording import amount_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.picked_frames import PickedFrames, picked_frames
 from labkit.analysis.model.cell_model import BestInRow
@@ -83,6 +84,17 @@ class Finding:
     def bound(self) -> float:
         """The limit of the interval that is further from 0, as a size in percent."""
         return max(map(abs, self.comparison.ci_pct or (self.effect,)))
+
+
+def differences_of(findings: Sequence[Finding]) -> list[float | None]:
+    """Return the findings' differences in the metric's unit, where the baseline is 0."""
+    return [one.comparison.difference for one in findings]
+
+
+def amount_of(findings: Sequence[Finding], places: Sequence[str] = ()) -> str:
+    """Return how much more or less findings in one metric have: :func:`.amount_text`."""
+    effects = [one.effect for one in findings]
+    return amount_text(findings[0].metric, effects, places, differences_of(findings))
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,15 @@ def verdict_word(verdict: str, metric: str | None, unit: str | None, better: str
 
 
 def amount_text(
-    metric: MetricDefinition, effects: Sequence[float], places: Sequence[str] = ()
+    metric: MetricDefinition,
+    effects: Sequence[float],
+    places: Sequence[str] = (),
+    differences: Sequence[float | None] = (),
 ) -> str:
     """Return how much more or less: ``4.1 to 8.0 % more``, ``1.0 % less to 2.0 % more``.
 
-    ``places`` name the rows of the effects. They are given if directions differ.
+    ``places`` name the rows of the effects. They are given if directions differ. ``differences``
+    has, for each infinite effect, the difference from a baseline of 0 in the metric's unit.
     """
     words, order = metric.words, sorted(range(len(effects)), key=effects.__getitem__)
     low, high = (effects[order[end]] for end in (0, -1))
@@ -48,11 +52,26 @@ def amount_text(
     def one(index: int) -> str:
         word = words.more if effects[index] > 0 else words.less
         where = f" ({places[index]})" if places else ""
-        return f"{magnitude_text(effects[index])} % {word}{where}"
+        size = sizes_text(metric, effects[index : index + 1], differences[index : index + 1])
+        return f"{size} {word}{where}"
 
     if low < 0 < high:
         return f"{one(order[0])} to {one(order[-1])}"
-    return f"{range_text(effects)} % {words.more if high > 0 else words.less}"
+    size = sizes_text(metric, effects, differences)
+    return f"{size} {words.more if high > 0 else words.less}"
+
+
+def sizes_text(
+    metric: MetricDefinition, effects: Sequence[float], differences: Sequence[float | None] = ()
+) -> str:
+    """Return the sizes of effects: ``4.1 to 8.0 %``, ``4.1 % and 0.2 to 0.5 req/s``."""
+    known = [effect for effect in effects if math.isfinite(effect)]
+    from_zero = sorted(abs(difference) for difference in differences if difference)
+    texts = [f"{range_text(known)} %"] if known else []
+    if from_zero:
+        low, high = (size_text(metric.unit, from_zero[end]) for end in (0, -1))
+        texts.append(high if low == high else f"{low.split()[0]} to {high}")
+    return " and ".join(texts)
 
 
 def range_text(effects: Sequence[float]) -> str:
@@ -91,7 +110,7 @@ def effect_pieces(
     *,
     amount: str | None = None,
     base: float | None = None,
-    difference: float | None = None,
+    differences: Sequence[float | None] = (),
     interval: str = "",
     verb: str | None = None,
 ) -> list[Piece]:
@@ -112,8 +131,8 @@ def effect_pieces(
     base
         The other arm's value. With it, the phrase gives a single effect in the metric's unit if
         its registered words ask for it.
-    difference
-        The single effect in the metric's unit, from a baseline that is 0 and so has no percentage.
+    differences
+        For each infinite effect, the difference in the metric's unit from a baseline that is 0.
     interval
         The interval in words, or other notes that follow in parentheses.
     verb
@@ -121,8 +140,8 @@ def effect_pieces(
     """
     words, notes = metric.words, []
     quantity, detail = words.quantity, words.detail
-    if difference is not None:
-        amount = f"{size_text(metric.unit, difference)} {'more' if difference > 0 else 'less'}"
+    if any(differences):
+        amount = amount or amount_text(metric, effects, differences=differences)
         quantity, detail = metric.short_label, ""
     elif amount is None:
         amount = amount_text(metric, effects)

@@ -19,7 +19,9 @@ from labkit.analysis.findings.cell_findings import (
     Finding,
     Findings,
     Group,
+    amount_of,
     answer_of,
+    differences_of,
     group_by_arm,
 )
 from labkit.analysis.findings.effect_wording import (
@@ -34,6 +36,7 @@ from labkit.analysis.findings.outputs_text import (
     outputs_wordings,
     quality_sentences,
 )
+from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import join_names, magnitude_text, percent_text
 from labkit.config import count_text
@@ -133,10 +136,9 @@ def _unchanged(same: Sequence[Finding], baseline: str) -> str:
 def _exceptions(group: Group, changed: Sequence[Finding]) -> str:
     """Return the rows that differ with their effects, the largest first."""
     if len(changed) > MAX_NAMED_ROWS:
-        effects = [one.effect for one in changed]
-        return f"{count_text(len(changed), 'row')} ({amount_text(group.metric, effects)})"
+        return f"{count_text(len(changed), 'row')} ({amount_of(changed)})"
     order = sorted(changed, key=lambda one: -abs(one.effect))
-    return join_names([f"{e.place} ({amount_text(e.metric, [e.effect])})" for e in order])
+    return join_names([f"{one.place} ({amount_of([one])})" for one in order])
 
 
 def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
@@ -147,7 +149,8 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         where = "" if one.place == group.metric.name else f"in {one.place}"
         known = one.comparison.ci_pct if one.word in CHANGED else None
         interval = interval_phrase(one.metric, known, one.comparison.level)
-        options = {"base": one.base, "interval": interval, "difference": one.comparison.difference}
+        interval += as_measured_text(one.comparison, True)
+        options = {"base": one.base, "interval": interval, "differences": differences_of([one])}
         return effect_phrase(one.metric, [one.effect], baseline, where, **options)
     by_direction: dict[bool, list[Finding]] = {}
     for one in changed:
@@ -159,9 +162,10 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         names = f" ({join_names([one.place for one in findings])})" if few else ""
         where = f"{_in_rows(findings, total)}{names}"
         if parts:
-            parts.append(f"{amount_text(group.metric, effects)}{where}")
+            parts.append(f"{amount_of(findings)}{where}")
         else:
-            parts.append(effect_phrase(group.metric, effects, baseline, where.strip()))
+            options = {"differences": differences_of(findings)}
+            parts.append(effect_phrase(group.metric, effects, baseline, where.strip(), **options))
     return " and ".join(parts)
 
 

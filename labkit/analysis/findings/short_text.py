@@ -19,7 +19,9 @@ from labkit.analysis.findings.cell_findings import (
     Finding,
     Findings,
     Group,
+    amount_of,
     answer_of,
+    differences_of,
     group_by_arm,
 )
 from labkit.analysis.findings.effect_wording import (
@@ -34,7 +36,7 @@ from labkit.analysis.findings.effect_wording import (
     interval_phrase,
     join,
     optional,
-    range_text,
+    sizes_text,
 )
 from labkit.analysis.findings.outputs_text import outputs_wordings, worth_clauses
 from labkit.analysis.number_format import join_names, magnitude_text, scaled, unit_name
@@ -107,11 +109,10 @@ def _compared(findings: Findings) -> Pieces:
 def _effects(group: Group, findings: Findings, where: str = "", verb: str | None = None) -> Pieces:
     """Return an arm with its effects in percent."""
     effects = [one.effect for one in group.all]
-    amount, than = amount_text(group.metric, effects), arm_text(findings.baseline)
-    subject = Piece(arm_text(group.arm))
-    difference = group.all[0].comparison.difference if len(effects) == 1 else None
+    amount, differences = amount_of(group.all), differences_of(group.all)
+    than, subject = arm_text(findings.baseline), Piece(arm_text(group.arm))
     pieces = effect_pieces(
-        group.metric, effects, than, where, amount=amount, difference=difference, verb=verb
+        group.metric, effects, than, where, amount=amount, differences=differences, verb=verb
     )
     return [subject, *pieces]
 
@@ -122,8 +123,9 @@ def _one_arm(group: Group, findings: Findings) -> Pieces:
     changed, same, metric = group.those((*CHANGED, "computed")), group.those(SAME), group.metric
     rest, effects = optional(_rest(group.all), NO_COUNT), [one.effect for one in changed]
     if same and len(same) >= len(changed):
-        amount = [amount_text(metric, effects), metric.words.quantity] if changed else []
-        differs = f"; {' '.join(filter(None, amount))} in {len(changed)}" if changed else ""
+        quantity = metric.short_label if any(differences_of(changed)) else metric.words.quantity
+        amount = f"{amount_of(changed)} {quantity}".rstrip() if changed else ""
+        differs = f"; {amount} in {len(changed)}" if changed else ""
         where = f"in {_of(len(same), total, findings.noun)}" if total > 1 else ""
         return [
             Piece("No difference"), optional(f"in {metric.short_label}", NO_DETAIL),
@@ -143,9 +145,9 @@ def _one_arm(group: Group, findings: Findings) -> Pieces:
         Piece(arm),
         *effect_pieces(
             metric, effects, baseline, "" if alone or (both and len(changed) == total) else where,
-            amount=amount_text(metric, effects, places) if both else None,
+            amount=amount_of(changed, places) if both else None,
             base=first.base if alone else None,
-            difference=first.comparison.difference if alone else None,
+            differences=differences_of(changed),
             interval=interval_phrase(metric, first.comparison.ci_pct) if alone else "",
         ),
         rest,
@@ -166,9 +168,9 @@ def _further_metrics(group: Group, findings: Findings) -> Pieces:
     for other in others:
         effects = [other.all[0].effect]
         same_way = (other.gain > 0) == (first.gain > 0)
-        amount = amount_text(other.metric, effects)
+        amount, differences = amount_of(other.all), differences_of(other.all)
         pieces.append(Piece("and" if same_way else ", but"))
-        pieces += effect_pieces(other.metric, effects, amount=amount)
+        pieces += effect_pieces(other.metric, effects, amount=amount, differences=differences)
     return pieces
 
 
@@ -209,8 +211,8 @@ def _amount_beside(findings: Sequence[Finding], up: bool) -> str:
     """Return the amount of other effects; ``more`` or ``less`` is left out if it was just said."""
     effects = [one.effect for one in findings]
     if all((effect > 0) == up for effect in effects):
-        return f"{range_text(effects)} %"
-    return amount_text(findings[0].metric, effects)
+        return sizes_text(findings[0].metric, effects, differences_of(findings))
+    return amount_of(findings)
 
 
 def _all_alike(groups: Sequence[Group], findings: Findings, price: Pieces) -> Pieces:
@@ -301,10 +303,9 @@ def _out_of_memory(findings: Findings) -> Pieces:
     if len(findings.lead) <= MAX_NAMED_ARMS or not decided:
         first, *others = _compared(findings)
         return [start, Piece(capitalised(first.text), first.shorter), *others]
-    amount = amount_text(decided[0].metric, [one.effect for one in decided])
-    quantity = decided[0].metric.words.quantity
-    rest = optional(_rest(findings.lead), NO_DETAIL)
-    return [start, Piece(f"Others: {amount} {quantity}".rstrip()), rest]
+    metric, rest = decided[0].metric, optional(_rest(findings.lead), NO_DETAIL)
+    quantity = metric.short_label if any(differences_of(decided)) else metric.words.quantity
+    return [start, Piece(f"Others: {amount_of(decided)} {quantity}".rstrip()), rest]
 
 
 def _best_setting(findings: Findings) -> Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -76,6 +77,19 @@ def _signed(interval: tuple[float, float] | None) -> str:
     return "unknown" if interval is None else interval_text(*interval)
 
 
+def as_measured_text(one: Comparison, directed: bool) -> str:
+    """Return the effect as measured if it lies outside the interval, else an empty text.
+
+    ``directed``: whether the sentence has named the effect's direction, so that the same direction
+    needs no sign.
+    """
+    effect = one.as_measured_pct
+    if effect is None:
+        return ""
+    unsigned = directed and effect * (one.effect_pct or 0.0) > 0
+    return f"; {f'{magnitude_text(effect)} %' if unsigned else percent_text(effect)} as measured"
+
+
 def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text.
 
@@ -90,7 +104,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     return (
         f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
-        f"{count_text(one.blocks, 'block')}"
+        f"{count_text(one.blocks, 'block')}{as_measured_text(one, directed)}"
     )
 
 
@@ -102,7 +116,8 @@ def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
     if word == "computed":
         return f"{arm}: {computed_text(row, one)} (computed)"
     if one.difference is not None and word in ("better", "worse"):
-        phrase = effect_phrase(row.definition, [], difference=one.difference)
+        effects, differences = [math.copysign(math.inf, one.difference)], [one.difference]
+        phrase = effect_phrase(row.definition, effects, differences=differences)
         return f"{arm} {phrase}: {reason}; adjusted p = {p_text(one.p_adjusted)}"
     if one.effect_pct is None:
         return f"{arm}: inconclusive: {reason}"

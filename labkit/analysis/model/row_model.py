@@ -69,7 +69,8 @@ class Comparison(EffectInPercent):
 
     The numbers are those of :class:`labkit.analysis.comparison.arm_comparison.ArmComparison`,
     rounded to 10 digits. ``difference``, in the metric's unit, takes the place of effect and
-    interval if the baseline is 0 in every run.
+    interval if the baseline is 0 in every run. ``as_measured_pct`` is the effect with stalls, or of
+    the mean of all launches, if it lies outside the interval.
     """
 
     arm: str
@@ -91,6 +92,7 @@ class Comparison(EffectInPercent):
     verdict: str = "inconclusive"
     reason: str | None = None
     difference: float | None = absent()
+    as_measured_pct: float | None = absent()
 
     @property
     def ci_raw_pct(self) -> tuple[float, float] | None:

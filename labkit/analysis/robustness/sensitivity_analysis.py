@@ -9,7 +9,8 @@ Rules that were fixed before any data were seen say which analyses apply:
   ``labkit.analysis.robustness.disturbed_runs``. If a rule used a reading taken while the arm ran, a
   note beside the numbers says so;
 - stalls: included if the verdict excludes them, and excluded if the verdict includes them
-  (``labkit.analysis.comparison.machine_or_arm_stalls``).
+  (``labkit.analysis.comparison.machine_or_arm_stalls``);
+- mean of all launches, beside a typical launch (``labkit.analysis.comparison.slow_launches``).
 
 The results are shown beside the verdict's own numbers and never replace them. Their intervals and
 p-values are for one row alone, not adjusted for several rows or arms.
@@ -17,7 +18,7 @@ p-values are for one row alone, not adjusted for several rows or arms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,12 @@ from labkit.analysis.comparison.arm_comparison import interval_to_percent
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.robustness.disturbed_runs import Disturbance, disturbed_blocks
-from labkit.analysis.statistics.effect_size import breakpoints, hodges_lehmann, to_percent
+from labkit.analysis.statistics.effect_size import (
+    breakpoints,
+    hodges_lehmann,
+    mean_difference,
+    to_percent,
+)
 from labkit.analysis.statistics.permutation_test import (
     Floats,
     Relabellings,
@@ -61,6 +67,7 @@ class _Task:
     """A sensitivity analysis that is still to be computed.
 
     ``base`` and ``other`` are the log values of the baseline and the arm, float64 [blocks, runs].
+    ``estimate`` returns the shift from one to the other.
     """
 
     row: int
@@ -68,6 +75,7 @@ class _Task:
     how: str
     base: Floats
     other: Floats
+    estimate: Callable[[Floats, Floats], float] = hodges_lehmann
 
 
 def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
@@ -174,18 +182,21 @@ def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iter
     """Yield the task that includes the machine's stalls if the verdict excludes them.
 
     If the verdict includes stalls, the task excludes them. There is no task if stalls did not
-    change the row.
+    change the row. Launches are compared by their mean.
     """
     data = analysis.data
-    if analysis.stalls is None:
+    if not analysis.differs(index):
         return
     row = analysis.alternative_rows[index]
-    if not row.positive or row.arms == analysis.rows[index].arms:
+    if not row.positive:
         return
     blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
     if blocks:
-        how = "without" if analysis.stalls.kept_reason is not None else "with"
         base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
+        if analysis.stalls is None:
+            yield _Task(index, arm, "mean of all launches", base, other, mean_difference)
+            return
+        how = "without" if analysis.stalls.kept_reason is not None else "with"
         yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
 
 
@@ -212,7 +223,7 @@ def _result(
         row=task.row,
         arm=task.arm,
         how=task.how,
-        effect_pct=to_percent(hodges_lehmann(task.base, task.other)),
+        effect_pct=to_percent(task.estimate(task.base, task.other)),
         ci_pct=interval_to_percent(limits),
         p=two_sided_p(null_distribution),
         blocks=len(task.base),

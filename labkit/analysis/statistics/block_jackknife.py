@@ -1,12 +1,12 @@
-"""Block jackknife: the interval of a statistic of windows whose neighbours are dependent.
+"""Intervals of statistics of windows of text whose neighbours are dependent.
 
-The windows are grouped into blocks of neighbours. The statistic is computed without each block in
-turn, and the variance of the pseudo-values gives the standard error (Kunsch, The jackknife and the
-bootstrap for general stationary observations, 1989). The interval is Student's with one degree of
-freedom less than there are blocks. A percentile bootstrap of so few units has intervals that are
-too short (coverage of .85 to .92 instead of .95). Blocks must be much longer than the dependence:
-with 50 windows whose neighbours correlate by .5, the coverage is 92.1 % with eight blocks and
-93.9 % with four.
+Block jackknife: the windows are grouped into blocks of neighbours. The statistic is computed
+without each block in turn, and the variance of the pseudo-values gives the standard error (Kunsch,
+The jackknife and the bootstrap for general stationary observations, 1989). The interval is
+Student's with one degree of freedom less than there are blocks. A percentile bootstrap of so few
+units has intervals that are too short (coverage of .85 to .92 instead of .95). Blocks must be much
+longer than the dependence: with 50 windows whose neighbours correlate by .5, the coverage is 92.1
+% with eight blocks and 93.9 % with four.
 
 Coverage in 4,000 simulated studies of skewed windows (lognormal, sigma .5), in percent:
 
@@ -19,18 +19,41 @@ correlation     0    .3    .5
 100 windows  94.5  94.2  94.0
 200 windows  94.7  94.2  93.9
 =========== ===== ===== =====
+
+Fewer than 16 windows have no interval: the coverage of 8 is 94.4, 90.8 and 86.6 %. (Neighbours
+among the windows of the committed records correlate by .05 to .13.)
+
+A quantile has the interval of R. S. Woodruff (Confidence intervals for medians and other position
+measures, 1952): the interval of the share of positions below the estimate, blocks being the units
+(:func:`.load_capacity.share_interval`), gives two shares, whose quantiles are the limits. With
+less than 10 positions beyond the quantile there is no interval. Coverage of 500 studies whose
+windows (255 positions) are drawn from three arms of the committed records, in percent, as a range
+over the arms (the jackknife's for the 99.9 % quantile was 88 to 91):
+
+=========== ============ ============ ============ ============
+quantile            50 %         90 %         99 %       99.9 %
+=========== ============ ============ ============ ============
+16 windows  96.0 to 97.6 94.2 to 96.6 96.8 to 98.4         none
+32 windows  95.2 to 96.4 93.8 to 96.0 95.6 to 97.6         none
+52 windows  95.4 to 97.0 95.8 to 96.2 97.0 to 98.4 96.3 to 99.0
+100 windows 95.2 to 97.0 96.0 to 97.4 95.6 to 97.4 97.2 to 98.6
+=========== ============ ============ ============ ============
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from labkit.analysis.statistics.load_capacity import share_interval
+
+MIN_WINDOWS = 16
+MIN_BEYOND = 10  # positions beyond a quantile that has an interval
 MIN_BLOCKS = 4
 MAX_BLOCKS = 8
 WINDOWS_PER_BLOCK = 20  # or more, if there are at least 4 * 20 windows
@@ -60,7 +83,7 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
     statistic
         A function that takes ascending indices of windows and returns a number.
     num_windows
-        The number of windows. With fewer than ``MIN_BLOCKS`` there is no interval.
+        The number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
     """
     return _interval(*_leave_out(statistic, num_windows))
 
@@ -77,6 +100,28 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
     return _interval(estimate, without).transformed(lambda value: max(0.0, value))
 
 
+def quantile_interval(windows: Sequence[NDArray[np.float64]], share: float) -> Interval:
+    """Return a quantile of the values of all windows, with Woodruff's interval.
+
+    ``windows``: the values of each window, in the order of the windows. Of values that equal the
+    quantile, the part counts as below it that makes the share right.
+    """
+    values = np.sort(np.concatenate(windows))
+    estimate, count = float(np.quantile(values, share)), len(values)
+    if len(windows) < MIN_WINDOWS or count * (1 - share) < MIN_BEYOND:
+        return Interval(estimate, None, None)
+    blocks = [np.concatenate(windows[b[0] : b[-1] + 1]) for b in _blocks(len(windows))]
+    below = np.array([np.count_nonzero(block < estimate) for block in blocks], np.float64)
+    equal = np.array([np.count_nonzero(block == estimate) for block in blocks], np.float64)
+    total = np.array([len(block) for block in blocks], np.float64)
+    part = (share * count - below.sum()) / equal.sum() if equal.any() else 0.0
+    low, high = share_interval(below + part * equal, total, 1 - CONFIDENCE)
+    first, last = math.floor(low * count) - 1, math.ceil(high * count)
+    if first < 0 or last >= count:
+        return Interval(estimate, None, None)
+    return Interval(estimate, float(values[first]), float(values[last]))
+
+
 def num_blocks(num_windows: int) -> int:
     """Return the number of blocks into which windows are grouped.
 
@@ -84,6 +129,10 @@ def num_blocks(num_windows: int) -> int:
     ``MAX_BLOCKS`` blocks.
     """
     return min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
+
+
+def _blocks(num_windows: int) -> list[Indices]:
+    return np.array_split(np.arange(num_windows), num_blocks(num_windows))
 
 
 def _leave_out(
@@ -94,7 +143,7 @@ def _leave_out(
     The array is empty if there are too few windows.
     """
     every = np.arange(num_windows)
-    blocks = np.array_split(every, num_blocks(num_windows)) if num_windows >= MIN_BLOCKS else []
+    blocks = _blocks(num_windows) if num_windows >= MIN_WINDOWS else []
     without = [statistic(np.setdiff1d(every, block)) for block in blocks]
     return statistic(every), np.array(without, np.float64)
 

@@ -53,6 +53,11 @@ def hodges_lehmann(baseline: Floats, arm: Floats) -> float:
     return float(np.median((differences[upper[0]] + differences[upper[1]]) / 2.0))
 
 
+def mean_difference(baseline: Floats, arm: Floats) -> float:
+    """Return the mean shift, which values that are rare move, both float64 [blocks, runs]."""
+    return float(arm.mean() - baseline.mean())
+
+
 @dataclass(frozen=True)
 class Breakpoints:
     """The shift at which each relabelling reaches the observed statistic.

@@ -56,26 +56,37 @@ class LoadCounts:
         return float(self.good.sum() / self.requests.sum())
 
     def share_interval(self, alpha: float) -> tuple[float, float]:
-        """Return the share's interval; each limit errs with probability ``alpha / 2``.
+        """Return the share's interval; see :func:`share_interval`."""
+        return share_interval(self.good, self.requests, alpha)
 
-        It is (0, 1) with fewer than ``MIN_RUNS`` runs.
-        """
-        if len(self.good) < MIN_RUNS:
-            return 0.0, 1.0
-        number = self._effective_requests(alpha)
-        good = self.share * number
-        low = betaincinv(good, number - good + 1.0, alpha / 2) if good > 0 else 0.0
-        high = betaincinv(good + 1.0, number - good, 1 - alpha / 2) if good < number else 1.0
-        return float(low), float(high)
 
-    def _effective_requests(self, alpha: float) -> float:
-        """Return the number of independent requests that would be as informative as these."""
-        total, runs, share = float(self.requests.sum()), len(self.good), self.share
-        deviations = self.good - share * self.requests
-        variance = float(np.sum(deviations**2)) * runs / (runs - 1) / total**2
-        effective = share * (1.0 - share) / variance if variance > 0.0 else total
-        quantiles = stdtrit([max(1.0, total - 1.0), runs - 1.0], 1.0 - alpha / 2)
-        return min(effective * float(quantiles[0] / quantiles[1]) ** 2, total)
+def share_interval(good: Floats, total: Floats, alpha: float) -> tuple[float, float]:
+    """Return the interval of a share; each limit errs with probability ``alpha / 2``.
+
+    It is (0, 1) with fewer than ``MIN_RUNS`` runs.
+
+    Parameters
+    ----------
+    good, total
+        What counts in each run, and everything of the run, float64 [runs].
+    """
+    if len(good) < MIN_RUNS:
+        return 0.0, 1.0
+    number, share = _effective_number(good, total, alpha), float(good.sum() / total.sum())
+    part = share * number
+    low = betaincinv(part, number - part + 1.0, alpha / 2) if part > 0 else 0.0
+    high = betaincinv(part + 1.0, number - part, 1 - alpha / 2) if part < number else 1.0
+    return float(low), float(high)
+
+
+def _effective_number(good: Floats, total: Floats, alpha: float) -> float:
+    """Return the number of independent requests that would be as informative as these."""
+    number, runs, share = float(total.sum()), len(good), float(good.sum() / total.sum())
+    deviations = good - share * total
+    variance = float(np.sum(deviations**2)) * runs / (runs - 1) / number**2
+    effective = share * (1.0 - share) / variance if variance > 0.0 else number
+    quantiles = stdtrit([max(1.0, number - 1.0), runs - 1.0], 1.0 - alpha / 2)
+    return min(effective * float(quantiles[0] / quantiles[1]) ** 2, number)
 
 
 @dataclass(frozen=True)

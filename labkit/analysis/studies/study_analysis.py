@@ -17,6 +17,7 @@ from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
+from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.config import count_text
@@ -59,23 +60,36 @@ class AnalysisCache:
         """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
         return [self.cell(path) for path in cell_dirs(study_dir)]
 
-    def decided(self, cell_dir: StudyPath) -> bool:
-        """Return whether every treatment arm has a decided verdict in every primary row.
+    def undecided_cases(self, cell_dir: StudyPath) -> list[str]:
+        """Return the cases with a primary row in which a treatment arm has no decided verdict.
 
-        Arms that claim to run out of memory are left out. A sweep is decided if only one setting
-        may be the best in every primary row.
+        Arms that claim to run out of memory are left out. In a sweep all cases are undecided until
+        only one setting may be the best in every primary row.
         """
         analysis = self.cell(cell_dir)
+        primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
-            return is_decided(analysis.best)
+            return [] if is_decided(analysis.best) else primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
         arms = set(analysis.data.treatment_arms) - claimed
-        words = {
-            one.verdict.word
-            for one in analysis.judged
-            if one.row.primary and one.comparison.arm in arms
-        }
-        return bool(words) and words <= DECIDED_WORDS | {"computed"}
+        judged = [one for one in analysis.judged if one.row.primary and one.comparison.arm in arms]
+        if not judged:
+            return primary
+        decided = DECIDED_WORDS | {"computed"}
+        return [one.row.case for one in judged if one.verdict.word not in decided]
+
+    def decided_lines(self, cell_dir: StudyPath, cases: Collection[str]) -> list[str]:
+        """Return a line for each arm in each primary row of decided cases."""
+        cell = self.cell(cell_dir).cell
+        arms = {arm.name for arm in cell.arms if arm.role == "arm"}
+        return [
+            f"decided: {row.name}: {one.arm} {one.verdict}, {percent_text(one.effect_pct)} "
+            f"({interval_text(one.ci_low_pct, one.ci_high_pct)})"
+            for row in cell.rows
+            if row.primary and row.case in cases
+            for one in row.comparisons
+            if one.arm in arms
+        ]
 
     def objective(self, cell_dir: StudyPath) -> float | None:
         """Return a cell's objective; see :mod:`labkit.analysis.studies.study_analysis`."""

@@ -52,14 +52,11 @@ class ResultLine:
         The row.
     arm
         The arm; None if the cell has no arm to compare.
-    several_arms
-        Whether the row has more than one line.
     """
 
     row_index: int
     row: Row
     arm: str | None
-    several_arms: bool
 
     @property
     def comparison(self) -> Comparison | None:
@@ -75,15 +72,6 @@ class ResultLine:
     def verdict(self) -> str | None:
         """The verdict's name in ``cell.json``, such as ``estimate_only``."""
         return None if self.comparison is None else self.comparison.verdict
-
-    @property
-    def phone_text(self) -> str:
-        """The verdict for narrow screens such as phones, shown beside the row's name."""
-        if self.verdict is not None:
-            text = verdict_text(self.row, self.verdict)
-        else:
-            text = "skipped" if self.arm is not None and self.skipped is not None else ""
-        return f"{self.arm}: {text}" if text and self.several_arms else text
 
     def compared(self, formatter: Callable[..., str], *keys: str) -> str:
         """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
@@ -134,7 +122,7 @@ def results_table(
     if published and arms:
         columns.append(_published_column(published))
     shown: list[str | None] = [*arms] or [None]
-    lines = [ResultLine(i, row, arm, len(arms) > 1) for i, row in rows for arm in shown]
+    lines = [ResultLine(i, row, arm) for i, row in rows for arm in shown]
     notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
     return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 

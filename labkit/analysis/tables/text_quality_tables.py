@@ -22,7 +22,7 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.analysis.statistics.block_jackknife import MIN_BEYOND, MIN_WINDOWS, Interval
 from labkit.config import count_text
 from labkit.records import Record
 
@@ -53,6 +53,11 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
         _column("RMS change of p", lambda quality: quality.probability_change),
     ]
     notes = scoring_notes([quality.arm for quality in qualities], records)
+    if any(interval.low is None for quality in qualities for interval in quality.kl_quantiles):
+        notes += (
+            f"Fewer than {MIN_WINDOWS} windows have no interval, nor has a quantile with fewer "
+            f"than {MIN_BEYOND} positions beyond it.",
+        )
     return Table(tuple(columns), tuple(qualities), notes)
 
 
@@ -72,7 +77,8 @@ def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, 
     return (
         f"{count_text(len(windows), 'window')}, "
         f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
-        "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
+        "intervals over windows (block jackknife; of quantiles, Woodruff's). Compared with the arm "
+        f"{baseline}.",
         "KL divergence is a lower bound. It compares the baseline's "
         f"{notes['reference_top']:,} likeliest tokens one by one, and all other tokens "
         f"({notes['reference_rest']:.2%} of the probability on average) as one.",

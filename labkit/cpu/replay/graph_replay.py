@@ -128,7 +128,7 @@ def _run_node(
     launch = AttentionLaunch(
         attention.nonce + number, params.body, params.params, attention.scratch,
         attention.counters[number], attention.cu_seqlens_q, attention.seq_lens,
-        params.num_kv_heads, params.kv_heads_per_unit, 1,
+        params.num_q_heads, params.heads_per_unit, 1,
     )  # fmt: skip
     run_decode_worker(unit, launch, lookup)
 

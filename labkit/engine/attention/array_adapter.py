@@ -53,8 +53,3 @@ class ArrayAdapter:
     def pending(self, metadata: Any) -> list[Any]:
         """Return no arrays, because each layer is evaluated when its arrays are converted."""
         return []
-
-
-def adapt(arrays: Arrays, attention: Attention) -> Attention:
-    """Return ``attention`` itself if it takes ``arrays``, otherwise an adapter around it."""
-    return attention if attention.arrays == arrays else ArrayAdapter(attention)

@@ -112,9 +112,10 @@ def parse_chunk(data: bytes) -> StreamChunk:
 
 def _chunk_from_json(event: Mapping[str, Any]) -> StreamChunk:
     usage = parse_usage(event.get("usage"))
-    if not event["choices"]:
+    choices = event.get("choices") if usage else event["choices"]
+    if not choices:  # the last chunk: OpenAI's has an empty list, others' have null or no list
         return StreamChunk(usage=usage)
-    choice = event["choices"][0]
+    choice = choices[0]
     delta = choice.get("delta") or {}
     calls = delta.get("tool_calls") or []
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")

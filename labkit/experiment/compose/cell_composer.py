@@ -27,13 +27,13 @@ from labkit.config import (
 )
 from labkit.config.environment_text import EXPRESSION
 from labkit.config.option_index import did_you_mean
-from labkit.config.size_text import sizes_in_bytes
 from labkit.config.sweep import key_parts
+from labkit.config.unit_text import in_units_of_option
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
-from labkit.experiment.compose.legacy_design import as_begun
-from labkit.experiment.compose.reachable_looks import with_reachable_looks
+from labkit.experiment.compose.legacy_design import as_begun, rounds_as_begun
+from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
 from labkit.experiment.compose.user_class_check import check_workload_class
 from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote
@@ -380,18 +380,23 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
     design = as_begun(separate, Isolation.process, folder, blocks_given=False)
     design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
-    return [cell, replace(cell, dir=folder, name=cell.name + PROCESSES_SUFFIX, design=design)]
+    name = cell.name + PROCESSES_SUFFIX
+    return [cell, replace(cell, dir=folder, name=name, design=design, blocks_from_time=False)]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
     """Return the cell that runs a composed cell in ``folder``."""
-    experiment, given = composed.experiment, composed.blocks_given
+    experiment, given, arms = composed.experiment, composed.blocks_given, composed.tested_arms
     design = as_begun(experiment.design, composed.isolation, folder, given)
+    from_time = design.blocks == 0
+    if from_time:
+        design = replace(design, blocks=fewest_blocks(design, arms))
     return ReadyCell(
         dir=folder,
         name=composed.name,
-        arms=composed.arms,
-        design=with_reachable_looks(design, composed.tested_arms, folder, given),
+        arms=rounds_as_begun(composed.arms, folder),
+        design=with_reachable_looks(design, arms, folder, given and not from_time),
+        blocks_from_time=from_time,
         seed=experiment.seed,
         question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,
@@ -419,7 +424,7 @@ def _dropped_arms(overrides: Sequence[str]) -> list[str]:
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     others = [o for o in cell if o.split("=", 1)[0] not in overrides]
-    own = (sizes_in_bytes(f"{key}={hydra_quote(value)}") for key, value in overrides.items())
+    own = (in_units_of_option(f"{key}={hydra_quote(value)}") for key, value in overrides.items())
     return [*others, *own]
 
 

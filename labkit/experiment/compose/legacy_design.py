@@ -1,20 +1,38 @@
 """Older designs: a cell that an earlier version of labkit began continues as it began.
 
+Options may have had other names (:func:`with_present_names`).
+
 Arms that take turns today ran in separate processes in earlier versions. A block then had 2 runs
-of each arm, unless ``design.runs_per_block`` set another number.
+of each arm, unless ``design.runs_per_block`` set another number. Blocks and rounds that follow from
+``design.time`` today were fixed numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
-from labkit.records import RecordError, read_cell
+from labkit.records import Arm, RecordError, read_arms, read_cell
 
 RUNS_PER_BLOCK = 2  # the default of earlier versions
+ALLOCATION = "allocation.json"  # of a cell whose blocks or rounds follow from design.time
+
+
+def with_present_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an arm's config with the present name of ``engine.attention.gqa_sharing``.
+
+    True was what ``unit=auto`` is now. False keeps its former name, and thus differs from any
+    config of today: on the CPU, its units served one query head of each of several KV heads.
+    """
+    attention = dict(config.get("engine", {}).get("attention", {}))
+    if attention.get("gqa_sharing") is not True:
+        return config
+    del attention["gqa_sharing"]
+    return {**config, "engine": {**config["engine"], "attention": {"unit": "auto", **attention}}}
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
@@ -38,6 +56,11 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it
         begun = dict(read_cell(folder)["design"])
+    if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
+        looks = [PlannedLook(**look) for look in begun.get("looks", ())]
+        blocks = looks[-1].blocks if looks else int(begun["blocks"])
+        runs = int(begun["runs_per_block"])
+        design = replace(design, blocks=blocks, runs_per_block=runs, looks=looks)
     if design.isolation is Isolation.auto:
         separate = begun.get("isolation") == Isolation.process.value
         design = replace(design, isolation=Isolation.process if separate else auto)
@@ -50,3 +73,21 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     if blocks_given:
         blocks, looks = design.blocks, [look for look in looks[:-1] if look.blocks < design.blocks]
     return replace(design, blocks=blocks, runs_per_block=RUNS_PER_BLOCK, looks=looks)
+
+
+def rounds_as_begun(arms: Sequence[Arm], folder: Path) -> tuple[Arm, ...]:
+    """Return the arms with the rounds with which the cell in ``folder`` began, if it fixed them."""
+    begun: dict[str, Arm] = {}
+    with suppress(RecordError):
+        begun = {arm.name: arm for arm in read_arms(folder)}
+    return tuple(_with_rounds_of(begun.get(arm.name), arm) for arm in arms)
+
+
+def _with_rounds_of(begun: Arm | None, arm: Arm) -> Arm:
+    old, new = (a.config.get("workload", {}) if a else {} for a in (begun, arm))
+    if new.get("repeats", 1) is not None or old.get("repeats") is None:
+        return arm
+    factors = {case["name"]: case["factor"] for case in old["cases"]}
+    cases = [{**case, "factor": factors.get(case["name"], 1)} for case in new["cases"]]
+    workload = {**new, "repeats": old["repeats"], "cases": cases}
+    return replace(arm, config={**arm.config, "workload": workload})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import re
 import typing
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from hydra._internal.core_plugins import file_config_source
+from hydra._internal.core_plugins import file_config_source, structured_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
@@ -39,20 +40,42 @@ class FileConfigSource(file_config_source.FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Check a file and load it; raises :class:`labkit.config.ConfigError`."""
         path = Path(self.path, self._normalize_file_name(config_path))
-        if path.is_file():
-            check_file(path, Path(config_path).parent.as_posix(), path.stat().st_mtime_ns)
-        return super().load_config(config_path)
+        modified = path.stat().st_mtime_ns if path.is_file() else None
+        loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, modified))
+        return loaded
+
+    def __deepcopy__(self, memo: object) -> FileConfigSource:
+        return self  # Hydra copies its sources for each config that it composes
+
+
+class StructuredConfigSource(structured_config_source.StructuredConfigSource):
+    """Hydra's source of schemas, which are not copied for each config either."""
+
+    def __deepcopy__(self, memo: object) -> StructuredConfigSource:
+        return self
 
 
 def register() -> None:
-    """Replace Hydra's source of files; repeated calls are harmless."""
-    Plugins.instance()  # registers Hydra's own source
-    SourcesRegistry.instance().types["file"] = FileConfigSource
+    """Replace Hydra's sources of files and schemas; repeated calls are harmless."""
+    Plugins.instance()  # registers Hydra's own sources
+    SourcesRegistry.instance().types |= {
+        "file": FileConfigSource,
+        "structured": StructuredConfigSource,
+    }
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def check_file(path: Path, group: str, modified: int) -> None:
-    """Check a file of a config group; ``modified`` tells when it was written.
+def _load(provider: str, folder: str, name: str, modified: int | None) -> bytes:
+    """Check and load a file once, pickled; ``modified`` tells when it was written."""
+    source = file_config_source.FileConfigSource(provider, folder)
+    if modified is not None:
+        path = Path(folder, source._normalize_file_name(name))
+        check_file(path, Path(name).parent.as_posix())
+    return pickle.dumps(source.load_config(name))
+
+
+def check_file(path: Path, group: str) -> None:
+    """Check a file of a config group.
 
     Raises
     ------

@@ -43,6 +43,13 @@ class RunLauncher(Protocol):
     def prepare(self, cell: ReadyCell) -> None:
         """Build and compile what the cell's arms need, before their first run."""
 
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        """Measure what a process of the cell costs, and return it as JSON; None if it fails.
+
+        The rounds of all cases take about ``seconds``. Arms that do not share a process are
+        represented by one of them.
+        """
+
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Do one run, or all runs that share a process; return all records, including failed ones.
 
@@ -127,6 +134,28 @@ class ProcessLauncher:
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
             self._history.failures |= dict.fromkeys(arms_by_marker, failure)
+
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        self.progress.note("pilot: how long launches take here, and how much they vary")
+        path = cell.paths.pending / "pilot.json"
+        arms = cell.arms if cell.design.isolation is Isolation.in_process else [_newest(cell.arms)]
+        ending = child_process.run(
+            [
+                *self.command,
+                *("--pilot", str(path), "--seconds", f"{seconds:g}"),
+                *(str(cell.paths.arm(arm.name)) for arm in arms),
+            ],
+            # This labkit, not that of an arm's revision, which may have no pilot.
+            environment=_environment(replace(arms[0], environment={})).variables,
+            log=cell.paths.runs / "pilot.log",
+            timeout_s=cell.design.timeout_s,
+            on_tick=lambda pid: self.progress.tick(),
+        )
+        if ending.code != 0:
+            return None
+        pilot: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+        path.unlink()
+        return pilot
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Start the workers of ``runs``, watch them, and return the records.
@@ -306,6 +335,9 @@ class WorkerLauncher:
     def prepare(self, cell: ReadyCell) -> None:
         self.of(cell).prepare(cell)
 
+    def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
+        return self.of(cell).pilot(cell, seconds)
+
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         return self.of(cell).launch(runs, cell)
 
@@ -321,6 +353,11 @@ def config_digest(arm: Arm) -> str:
     """Return a hash of an arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _newest(arms: Sequence[Arm]) -> Arm:
+    """Return an arm whose options this version of labkit has: the last one under test."""
+    return next((arm for arm in reversed(arms) if arm.role == "arm"), arms[0])
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:

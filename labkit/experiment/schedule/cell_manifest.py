@@ -4,18 +4,18 @@ The analysis adds its results to the same file (:mod:`labkit.analysis`). A seque
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
 :mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
-is in a package above this one, so the function that analyses at a look is a parameter
-(``AllDecided``).
+is in a package above this one, so what analyses at a look is a parameter
+(``LookAnalysis``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment.cell import ReadyCell
@@ -47,10 +47,18 @@ FIXED_DESIGN_KEYS = (
     "eliminate",
 )
 
-# Analyses a cell's folder and returns whether every comparison has its verdict.
-AllDecided = Callable[[Path], bool]
-# Analyses a sweep's folder and returns the names of the arms that may be the best.
-PossiblyBest = Callable[[Path], Sequence[str]]
+
+class LookAnalysis(Protocol):
+    """Analyses a cell's folder at an interim look."""
+
+    def undecided_cases(self, cell_dir: Path) -> Collection[str]:
+        """Return the cases that have a primary row without a verdict."""
+
+    def possibly_best(self, cell_dir: Path) -> Sequence[str]:
+        """Return the arms of a sweep that may be the best."""
+
+    def decided_lines(self, cell_dir: Path, cases: Collection[str]) -> Sequence[str]:
+        """Return a line for each primary row of decided cases."""
 
 
 def _exists(cell: ReadyCell) -> bool:
@@ -92,6 +100,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
             "metrics": list(cell.metrics),
+            **({"time_s": cell.design.time} if cell.timed else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
@@ -163,8 +172,9 @@ def _difference(cell: ReadyCell) -> str | None:
 
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm without its inputs, and with the options that its version did not have yet."""
-    parts = {key: with_defaults(part, defaults.get(key)) for key, part in arm.config.items()}
+    """Return an arm without its inputs, and with the options of this version."""
+    config = legacy_design.with_present_names(arm.config)
+    parts = {key: with_defaults(part, defaults.get(key)) for key, part in config.items()}
     return dataclasses.replace(arm, config=parts, inputs={}).to_json()
 
 
@@ -273,13 +283,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
     OSError
         The folder can't be written.
     """
-    paths = cell.paths
-    for folder in (paths.arms, paths.pending):
-        folder.mkdir(parents=True, exist_ok=True)
-    for arm in cell.arms:
-        if not paths.arm(arm.name).exists():
-            inputs = input_digests(arm.config, arm.environment)
-            publish_arm(cell.dir, dataclasses.replace(arm, inputs=inputs))
+    write_arms(cell)
     old = _old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:
@@ -292,6 +296,23 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
             fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
             publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
+
+
+def write_arms(cell: ReadyCell) -> None:
+    """Write the arms' files, each only if it is absent, and make the folder of pending records."""
+    paths = cell.paths
+    for folder in (paths.arms, paths.pending):
+        folder.mkdir(parents=True, exist_ok=True)
+    for arm in cell.arms:
+        path = paths.arm(arm.name)
+        if path.exists():
+            continue
+        inputs = input_digests(arm.config, arm.environment)
+        arm = dataclasses.replace(arm, inputs=inputs)
+        if path.parent == cell.dir / "arms":
+            publish_arm(cell.dir, arm)
+        else:
+            write_json(path, arm.to_json())
 
 
 def blocks_when_shown(cell: ReadyCell) -> list[int]:
@@ -338,28 +359,33 @@ def take_interim_look(
     cell: ReadyCell,
     blocks: int,
     records: list[Record],
-    all_decided: AllDecided | None,
-    possibly_best: PossiblyBest | None = None,
+    analysis: LookAnalysis | None,
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    With ``design.eliminate``, arms that cannot be the best are dropped. The look lists the
-    remaining arms, always with the baseline and the control. The result is added to ``cell.json``.
+    The cell ends if no case that is still measured is undecided. The look lists the decided ones,
+    which stop. With ``design.eliminate``, arms that cannot be the best are dropped. The look lists
+    the remaining arms, always with the baseline and the control. The result is added to
+    ``cell.json``.
     A look is taken only if no later block has been run. If an earlier command ran later blocks,
     the look's recorded result stays.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
         return False
-    if all_decided is None:
-        raise ValueError(f"cell {cell.name}: its design has looks, but all_decided is None")
-    decided = all_decided(cell.dir)
+    if analysis is None:
+        raise ValueError(f"cell {cell.name}: its design has looks, but analysis is None")
+    undecided, plan = analysis.undecided_cases(cell.dir), cell.plan(blocks)
+    running = undecided if plan is None else plan.rounds.keys() & undecided
+    decided = not running
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if cell.design.eliminate and not decided and blocks < cell.design.blocks:
-        result["kept"] = _remaining_arms(cell, taken, possibly_best)
+        result["kept"] = _remaining_arms(cell, taken, analysis)
+    if plan is not None and not decided:
+        result["stopped"] = sorted(plan.rounds.keys() - running - _stopped_cases(taken))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken
@@ -368,15 +394,23 @@ def take_interim_look(
 
 
 def _remaining_arms(
-    cell: ReadyCell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
+    cell: ReadyCell, taken: Sequence[Mapping[str, Any]], analysis: LookAnalysis
 ) -> list[str]:
     """Return the arms that a look keeps: baseline, control, and those that may be the best."""
-    if possibly_best is None:
-        raise ValueError(f"cell {cell.name}: its design eliminates arms, but possibly_best is None")
-    remaining = set(possibly_best(cell.dir))
+    remaining = set(analysis.possibly_best(cell.dir))
     before = next((look["kept"] for look in reversed(taken) if "kept" in look), None)
     arms = [arm for arm in cell.arms if before is None or arm.name in before]
     return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]
+
+
+def stopped_cases(cell: ReadyCell, block: int) -> set[str]:
+    """Return the cases that looks before a block have decided."""
+    taken = _old_design(cell).get("looks_taken", [])
+    return _stopped_cases([look for look in taken if look["blocks"] <= block])
+
+
+def _stopped_cases(taken: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {case for look in taken for case in look.get("stopped", ())}
 
 
 def ended_at_look(cell: ReadyCell) -> bool:

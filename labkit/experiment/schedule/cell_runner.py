@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from labkit.config import Isolation, count_text
@@ -26,16 +26,18 @@ from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
+from labkit.experiment.schedule.cell_allocation import BlockTimer, CellAllocator
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
-    AllDecided,
-    PossiblyBest,
+    LookAnalysis,
     ended_at_look,
     exploratory_warning,
     kept_arms,
     refuse_changed_inputs,
     refuse_changes,
+    stopped_cases,
     take_interim_look,
+    write_arms,
     write_manifest,
 )
 from labkit.experiment.schedule.timing_lock import timing_lock
@@ -74,8 +76,7 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    all_decided: AllDecided | None = None,
-    possibly_best: PossiblyBest | None = None,
+    analysis: LookAnalysis | None = None,
 ) -> CellOutcome:
     """Run the missing runs of a cell, while holding the cell's lock.
 
@@ -88,12 +89,8 @@ def run_cell(
         Carries out the runs; by default, every run gets a fresh process.
     redo_failed
         Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``.
-    all_decided
-        Analyses the cell's folder at an interim look and returns whether every comparison is
-        decided. Needed if the design has looks.
-    possibly_best
-        Analyses the cell's folder at an interim look and returns the arms that may be the best.
-        Needed if the design eliminates arms.
+    analysis
+        Analyses the cell at an interim look. Needed if the design has looks.
 
     Raises
     ------
@@ -112,9 +109,12 @@ def run_cell(
         InterruptSignals() as signals,
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
     ):
+        first = _BlockRunner(cell, launcher, progress, signals)
+        allocator = CellAllocator(launcher, progress, first.run_first_block, first.timing_lock)
+        cell = allocator.allocated(cell)
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
-        runner = _BlockRunner(cell, launcher, progress, signals, possibly_best)
-        new_records = runner.run_blocks(blocks, old_records, all_decided)
+        runner = _BlockRunner(cell, launcher, progress, signals, analysis)
+        new_records = runner.run_blocks(blocks, old_records)
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
     return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
@@ -128,16 +128,16 @@ class _BlockRunner:
     launcher: RunLauncher
     progress: Progress
     signals: InterruptSignals
-    possibly_best: PossiblyBest | None = None
+    analysis: LookAnalysis | None = None
 
     def run_blocks(
         self,
         blocks: Sequence[Block],
         old_records: Sequence[Record],
-        all_decided: AllDecided | None,
     ) -> list[Record]:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
+        timer = BlockTimer.of(cell.plan(_index(block)) for block in blocks)
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
@@ -146,17 +146,19 @@ class _BlockRunner:
                 due = [block for block in blocks if _index(block) < end]
                 blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
                 if due and not holds_timing_lock:
-                    held.enter_context(self._timing_lock())
+                    held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
-                    self.launcher.prepare(cell)
-                for block in due:
-                    records += self._run_block(block)
+                    write_arms(cell.to_prepare)
+                    self.launcher.prepare(cell.to_prepare)
+                for done, block in enumerate(due):
+                    records += self._run_block(block, timer, len(blocks) + len(due) - done)
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
-                if take_interim_look(cell, end, records, all_decided, self.possibly_best):
+                if take_interim_look(cell, end, records, self.analysis):
                     self._note_decided(end)
                     break
+                self._note_stopped(end)
                 blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
 
@@ -166,6 +168,13 @@ class _BlockRunner:
             f"every primary row {decided} at the look after {count_text(blocks, 'block')}"
         )
 
+    def _note_stopped(self, blocks: int) -> None:
+        """Show the rows that the look has decided; they are not measured any longer."""
+        stopped = stopped_cases(self.cell, blocks) - stopped_cases(self.cell, blocks - 1)
+        if stopped and self.analysis is not None:
+            for line in self.analysis.decided_lines(self.cell.dir, stopped):
+                self.progress.note(line)
+
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return the blocks to run without the arms that looks have dropped."""
         if not self.cell.design.eliminate:
@@ -173,24 +182,49 @@ class _BlockRunner:
         left = {_index(block) for block in blocks}
         return [block for block in _scheduled_blocks(self.cell) if _index(block) in left]
 
-    def _timing_lock(self) -> AbstractContextManager[None]:
+    def run_first_block(self, cell: ReadyCell) -> list[Record]:
+        """Run the first block of a cell that has no manifest yet, unless it is finished."""
+        block = _scheduled_blocks(cell)[0]
+        status = _block_status(block, cell, redo_failed=False)
+        if status.run_reason is None:
+            return status.records
+        _move_unpublished_files(cell)
+        _abandon_block(block, cell, self.progress, status.run_reason)
+        only = replace(cell, design=replace(cell.design, blocks=1))
+        self.progress.begin(only, len(block), 0)
+        try:
+            return self._run_block(block)
+        finally:
+            self.progress.end()
+
+    def timing_lock(self) -> AbstractContextManager[None]:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
         return timing_lock(holder, on_wait=note, check=self.signals.check)
 
-    def _run_block(self, block: Block) -> list[Record]:
+    def _run_block(
+        self, block: Block, timer: BlockTimer | None = None, blocks_left: int = 1
+    ) -> list[Record]:
         """Launch the processes of a block one after the other, and write each record."""
         records: list[Record] = []
         refuse_changed_inputs(self.cell)
+        cell, start = self.cell, time.monotonic()
+        plan = cell.plan(_index(block))
+        if plan is not None and timer is not None:
+            plan = timer.fitted(plan.without(stopped_cases(cell, _index(block))), blocks_left)
+            cell = cell.with_rounds(plan.rounds)
+            write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
-            launched = self.launcher.launch(runs, self.cell)
+            launched = self.launcher.launch(runs, cell)
             ended = [without_values(record, self.cell.arms) for record in launched]
             for record in ended:
                 publish_record(self.cell.dir, record)
                 self._show(record)
             records += ended
             self.progress.launch_ended(ended)
+        if plan is not None and timer is not None:
+            timer.ended(plan, time.monotonic() - start)
         return records
 
     def _show(self, record: Record) -> None:

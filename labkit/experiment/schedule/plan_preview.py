@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,17 @@ from labkit import workload
 from labkit.config import CONTROL, Isolation, count_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
+from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
+from labkit.experiment.schedule.cell_allocation import (
+    allocation_lines,
+    allocation_of,
+    blocks_within,
+    earlier_pilot,
+    with_allocation,
+)
 from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
@@ -56,6 +65,8 @@ class CellPlan:
         ``design.confirm`` adds.
     separate_processes_reason
         The reason that the arms do not share a process; None if they do.
+    timing
+        Lines on what follows from ``design.time``; empty if nothing does.
     warnings
         Warnings, for example that the server will refuse some of the arms' requests.
     """
@@ -69,6 +80,7 @@ class CellPlan:
     one_minute: str | None
     start_up: str
     separate_processes_reason: str | None
+    timing: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -87,20 +99,28 @@ def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list
 def _plan(
     cell: ReadyCell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
 ) -> CellPlan:
+    cell, timing = _timing(with_allocation(cell), composed, history)
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     combine = sum if cell.design.isolation.takes_turns else max
     seconds, measured_in = _measured_run_s(cell, composed, history)
+    if seconds is None:
+        seconds = _modelled_s(cell, costs, to_run)
+    else:
+        seconds *= len(to_run)
+    if timing is not None and timing.seconds is not None:
+        seconds, measured_in = timing.seconds, timing.folder
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
-        seconds=_modelled_s(cell, costs, to_run) if seconds is None else seconds * len(to_run),
+        seconds=seconds,
         bytes=combine(cost.bytes for cost in costs.values()),
         measured_in=measured_in,
         detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
         one_minute=one_minute,
         start_up=power_forecast.start_up_line(composed, history),
         separate_processes_reason=composed.separate_processes_reason,
+        timing=() if timing is None else timing.lines,
         warnings=(
             *_growth(cell, composed),
             *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
@@ -108,10 +128,59 @@ def _plan(
     )
 
 
+@dataclass(frozen=True)
+class _Timing:
+    """What follows from ``design.time``: lines of text, and the cell's seconds if they are known.
+
+    ``folder``: the earlier cell whose pilot gave them.
+    """
+
+    lines: tuple[str, ...]
+    seconds: float | None = None
+    folder: Path | None = None
+
+
+def _timing(
+    cell: ReadyCell, composed: ComposedCell, history: StudyHistory
+) -> tuple[ReadyCell, _Timing | None]:
+    """Return the cell as an earlier pilot of its workload would allocate it, and what follows."""
+    if not cell.follows_time:
+        return cell, None
+    time_s = cell.design.time
+    for folder, _ in history.studies(composed, cell.design.isolation):
+        pilot = earlier_pilot(folder) if cell.rounds_from_time else None
+        block_s = noise_history.median_block_s(folder)
+        if pilot is not None:
+            allocation = allocation_of(cell, pilot, time_s)
+            lines = tuple(allocation_lines(allocation, time_s))
+        elif block_s is not None and not cell.rounds_from_time and time_s is not None:
+            allocation = blocks_within(cell, block_s)
+            lines = (f"a block takes {block_s:.2g} s",)
+        else:
+            continue
+        design = replace(
+            cell.design,
+            blocks=allocation.blocks,
+            looks=planned_looks(cell.design, cell.tested_arms, allocation.blocks),
+        )
+        if cell.blocks_from_time:
+            cell = replace(cell, design=design)
+        return cell, _Timing(lines, allocation.seconds, folder)
+    source = "a pilot" if cell.rounds_from_time else "the first block"
+    found = " and ".join(
+        name
+        for name, open_ in (("blocks", cell.blocks_from_time), ("rounds", cell.rounds_from_time))
+        if open_
+    )
+    limit = "" if time_s is None else f" for {format_duration(time_s)} (design.time)"
+    fewest = f", at least {cell.design.blocks} blocks" if cell.blocks_from_time else ""
+    return cell, _Timing((f"{source} will find the {found}{limit}{fewest}",), time_s)
+
+
 def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
     """Yield a line if the cell has more blocks than its design, for its number of arms."""
     declared, blocks = composed.experiment.design.blocks, cell.design.blocks
-    if blocks > declared and cell.design.runs_per_block == 1 and not composed.blocks_given:
+    if blocks > declared > 0 and cell.design.runs_per_block == 1 and not composed.blocks_given:
         arms = count_text(composed.tested_arms, "arm")
         yield f"{blocks} blocks instead of {declared}: {arms} could claim nothing with fewer"
 
@@ -213,6 +282,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     memory = memory_capacity.this_machine().total
     if plan.bytes > memory:
         yield f"this exceeds this machine's {memory / 2**30:.1f} GiB of memory, so it will not fit"
+    yield from plan.timing
     yield from plan.warnings
     if plan.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"

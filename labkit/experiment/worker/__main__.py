@@ -6,7 +6,8 @@ contains the block, position and arm. Several pairs are one block, whose arms ar
 grants the only arm its turns (:mod:`labkit.experiment.launch.turn_coordinator`). ``--keep CELL``
 stores array outputs (:mod:`labkit.experiment.worker.differing_outputs`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
-warms up arms without measuring, so that nothing is compiled during a measured run.
+warms up arms without measuring, so that nothing is compiled during a measured run. ``--pilot FILE
+ARM ...`` writes to FILE what a process of these arms costs (:class:`.time_allocation.Pilot`).
 
 A record is written to a temporary file and renamed. If the parent process has died, no record is
 written.
@@ -46,6 +47,7 @@ from labkit.records import (
     parse_run_name,
     read_arm,
     step_counts,
+    write_json,
     write_record,
     write_step_trace,
 )
@@ -120,15 +122,25 @@ def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
 
 
+def pilot(arm_paths: Sequence[Path], seconds: float, spawned_ns: int) -> Mapping[str, Any]:
+    """Return the pilot of one arm, or of interleaved arms; see ``WorkerProcess.pilot``."""
+    return _unrecorded(arm_paths, spawned_ns).pilot(seconds)
+
+
 def prepare(arm_paths: Sequence[Path]) -> None:
     """Compile, build and cache what the runs of one arm, or of interleaved arms, need."""
+    _unrecorded(arm_paths, time.monotonic_ns()).prepare()
+
+
+def _unrecorded(arm_paths: Sequence[Path], spawned_ns: int) -> WorkerProcess:
+    """Return the process of arms whose runs leave no record."""
     arms = list(map(read_arm, arm_paths))
     now = fingerprint.utc_now()
     records = [
         Record(arm.name, arm.role, 0, place, worker_stages.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)
     ]
-    WorkerProcess(records, arms, StageTimer(time.monotonic_ns())).prepare()
+    return WorkerProcess(records, arms, StageTimer(spawned_ns))
 
 
 def survive_hangups() -> None:
@@ -145,6 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--pilot", metavar="FILE", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of the pilot's rounds")
     parser.add_argument("--keep", metavar="CELL", type=Path, default=None)
     parser.add_argument("--turns", metavar="FD", type=int, default=None)
     parser.add_argument("--parent", type=int, default=None)
@@ -152,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spawned", type=int, default=None)
     options = parser.parse_args(argv)
     paths = options.paths
-    if not options.prepare and len(paths) % 2:
+    if not options.prepare and options.pilot is None and len(paths) % 2:
         parser.error("arguments must be pairs: ARM RUN [ARM RUN ...], or --prepare ARM ...")
     spawned_ns = options.spawned or time.monotonic_ns()
     faulthandler.enable()
@@ -165,6 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.prepare:
             prepare(paths)
+            return 0
+        if options.pilot is not None:
+            write_json(options.pilot, pilot(paths, options.seconds, spawned_ns))
             return 0
         records = perform(paths[::2], paths[1::2], spawned_ns, options.keep, turns)
     except (RecordError, ConfigError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.facts import fingerprint
 from labkit.records import Arm, Record
-from labkit.workload.workload_protocols import MachineKernels, TurnContext
+from labkit.workload.workload_protocols import MachineKernels, PilotedArms, TurnContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,6 +146,24 @@ class WorkerProcess:
         finally:
             arms.close()
         self._measure_peak_rates()
+
+    def pilot(self, seconds: float) -> dict[str, Any]:
+        """Return what the process and each case cost (``Pilot``), from rounds of ``seconds``."""
+        probe = self._start_probe()
+        probe.time()
+        arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
+        if not isinstance(arms, PilotedArms):
+            raise TypeError(f"{type(arms).__name__} has no pilot")
+        try:
+            loaded = self.shared.timer.since_spawn()
+            cases = arms.pilot(seconds)
+        finally:
+            arms.close()
+        measured = self.shared.timer.since_spawn()
+        probe.time()
+        fingerprint.take()
+        others_s = loaded + self.shared.timer.since_spawn() - measured
+        return {"start_s": others_s, "cases": [asdict(case) for case in cases]}
 
     @property
     def _experiments(self) -> list[Experiment]:

@@ -176,16 +176,15 @@ class EngineThread:
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
     """Compile kernels and touch memory by generating tokens.
 
-    First a prompt of one token runs alone, which is a step of decode that begins a request, then a
-    longer one, then ``num_requests`` run together. So every kernel of a later step is compiled.
-    The engine's cache and counters are reset afterwards.
+    A prompt of one token has kernels of its own. It runs alone after a longer one has, then
+    ``num_requests`` requests run together. The engine's cache and counters are reset afterwards.
 
     Raises
     ------
     EngineError, RuntimeError
         The engine cannot generate.
     """
-    for count, length in dict.fromkeys(((1, 1), (1, 8), (num_requests, 8))):
+    for count, length in ((1, 8), (1, 1), (num_requests, 8)):
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         for number in range(count):
             prompt = tuple((number * 7 + at) % vocab_size for at in range(length))

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from labkit import __version__
-from labkit.machine.facts import memory_capacity
 from labkit.server.apis import (
     chat_api,
     completions_api,
@@ -35,6 +34,7 @@ from labkit.server.generation.response_streams import (
     wait_for_disconnect,
 )
 from labkit.server.generation.serving_service import Service
+from labkit.server.http.heap_trimming import HeapTrimmer
 from labkit.server.http.host_check import HostCheck
 from labkit.server.http.openapi_schema import BodylessRoute, PostRoute, openapi_document
 from labkit.server.types.api_error import ApiError
@@ -68,8 +68,6 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-LARGE_BODY_BYTES = 1 << 18
-TRIM_DELAY_S = 1.0
 MESSAGES_PATH = "/v1/messages"
 POST_ROUTES = [
     PostRoute(
@@ -165,7 +163,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._trim_at: float | None = None  # on the event loop's clock
+        self._trimmer = HeapTrimmer(lambda: service.num_live > 0)
 
     def get(self, path: str, endpoint: Endpoint) -> Route:
         """Return a route for ``GET`` and ``HEAD`` that checks the key."""
@@ -234,8 +232,7 @@ class Routes:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-            if len(body) >= LARGE_BODY_BYTES:
-                self._trim_later()
+            self._trimmer.look_later()
             if responding.cancelled():
                 if not done:
                     raise timeout_error(timeout_s)
@@ -246,17 +243,6 @@ class Routes:
             return response
 
         return endpoint
-
-    def _trim_later(self) -> None:
-        """Return the memory of large bodies to the system, once for all that end within a second.
-
-        A body of 4 MB becomes many small objects. The heap keeps their memory, and the next such
-        body takes more, because other objects have come between.
-        """
-        loop = asyncio.get_running_loop()
-        if self._trim_at is None or self._trim_at <= loop.time():
-            self._trim_at = loop.time() + TRIM_DELAY_S
-            loop.call_at(self._trim_at, loop.run_in_executor, None, memory_capacity.trim_heap)
 
     async def _body(self, request: Request) -> bytes:
         """Return the request's body, or raise ``ApiError`` (413) as soon as it is too long."""

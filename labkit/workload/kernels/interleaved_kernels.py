@@ -7,7 +7,7 @@ rounds of n arms, each arm has each position once:
 
 1. For hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
    leaves there and not what the previous arm left. For cold caches a flush evicts everything.
-2. The output is poisoned, the launch is timed, the output is checked. Small batches on hot
+2. The output is poisoned, the launch is timed, the output is checked. Brief batches on hot
    caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
    On a device with a queue, a chain of launches is timed and then a single launch. On cold
    caches only the single launch is timed, because a chain's second launch would find hot caches.
@@ -24,10 +24,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,10 +40,11 @@ from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_cases, kernel_samples
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
+from labkit.workload.kernels.kernel_pilot import pilot_cases
 from labkit.workload.kernels.kernel_samples import ArmSamples, CaseRounds
 from labkit.workload.kernels.kernel_warmup import KernelWarmup
 from labkit.workload.kernels.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
-from labkit.workload.measurement import Measurement
+from labkit.workload.measurement import CasePilot, Measurement
 from labkit.workload.workload_protocols import TurnContext
 
 
@@ -118,13 +120,30 @@ class InterleavedKernels:
         total = sum(part.rounds for part in parts)
         with _no_garbage_collection():
             for number, now in enumerate(self._context.turn_order.rounds(parts), 1):
-                case = self._cases[now.part]
-                case.pulse_s.append(self._pulse())
-                self._time_empty_launches(case)
-                for arm, position in now.turns:
-                    self._measure_turn(case.samples(arm), case, position)
+                self._measure_round(self._cases[now.part], now.turns)
                 heartbeat(f"{number} of {total} rounds")
         return [self._measurement(index) for index in range(len(self._arms.arms))]
+
+    def _measure_round(self, case: CaseRounds, turns: Iterable[tuple[int, int]]) -> None:
+        case.pulse_s.append(self._pulse())
+        self._time_empty_launches(case)
+        for arm, position in turns:
+            self._measure_turn(case.samples(arm), case, position)
+
+    def pilot(self, seconds: float) -> list[CasePilot]:
+        """Warm up and measure some rounds of each case, in about ``seconds`` besides the warm-up.
+
+        The same process must not measure afterwards.
+        """
+        names = self._arms.case_names()
+        with _no_garbage_collection():
+            return pilot_cases(
+                self._warmup.run(names),
+                self._measure_round,
+                self._context.order,
+                self._clock,
+                seconds / max(1, len(names)),
+            )
 
     def _pulse(self) -> float:
         """Return the seconds of one pulse, which is the same work for every arm."""
@@ -157,6 +176,7 @@ class InterleavedKernels:
             single = self._timed_launch(arm, f"{launch_name}, by itself", 1) if length > 1 else None
         fastest = min(launches, key=lambda launch: launch.seconds)
         arm.seconds.append(fastest.seconds)
+        arm.mean_s.append(statistics.fmean(launch.seconds for launch in launches))
         arm.host_s.append(fastest.host_s)
         if single is not None:
             arm.single_s.append(single.seconds)

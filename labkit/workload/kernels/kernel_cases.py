@@ -24,9 +24,11 @@ POOL_COUNT = 2  # keys and values
 WASHOUT_FLOPS = 0.5e9
 WASHOUT_BYTES = 48e6
 # Another process can only lengthen a launch. So a turn on hot caches times this many launches of a
-# small batch (a batch that is its own wash-out), and the fastest counts. Large batches are launched
-# once: time spent on more rounds is worth more than on more launches per round.
+# batch that takes less than some 0.3 ms, and the fastest counts. Others are launched once: the time
+# of more launches per round is worth more as rounds.
 TIMED_LAUNCHES = 3
+BRIEF_FLOPS = 36e6
+BRIEF_BYTES = 4.5e6
 # On a device with a queue, the launches of a chain together do at most this much work. Waiting for
 # the device costs some hundred microseconds, which is little beside a chain of ten milliseconds.
 CHAIN_FLOPS = 32e9
@@ -126,7 +128,9 @@ def washout_share(size: CaseGeometry, workload: Workload) -> float:
 
 def timed_launches(size: CaseGeometry, workload: Workload) -> int:
     """Return the number of launches that a turn on hot caches times. It is the same in all runs."""
-    return TIMED_LAUNCHES if washout_share(size, workload) == 1 else 1
+    least = work(size, workload)
+    brief = least.flops <= BRIEF_FLOPS and least.bytes <= BRIEF_BYTES
+    return TIMED_LAUNCHES if brief else 1
 
 
 def chain_length(size: CaseGeometry, workload: Workload) -> int:

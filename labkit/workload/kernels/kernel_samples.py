@@ -71,7 +71,8 @@ class PreparedArm:
 class ArmSamples:
     """Times of one arm in the rounds of a case. The lists have one entry per round.
 
-    ``seconds``: time of one launch, or of a chain divided by its length. ``single_s``: time of a
+    ``seconds``: time of one launch, or of a chain divided by its length; the fastest of a turn.
+    ``mean_s``: the mean of the launches of which the fastest counts. ``single_s``: time of a
     launch outside a chain; an empty list if no chains are timed. ``host_s``: time the host took to
     describe a launch. ``positions``: the arm's position in the round's order. ``report``: the
     report of the latest single launch.
@@ -80,6 +81,7 @@ class ArmSamples:
     prepared: PreparedArm
     report: LaunchReport
     seconds: list[float] = field(default_factory=list)
+    mean_s: list[float] = field(default_factory=list)
     single_s: list[float] = field(default_factory=list)
     host_s: list[float] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -199,9 +201,16 @@ def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
             "fastest_of": case.timed_launches(arm),
             "pulse_us": [round(us, 2) for us in _microseconds(case.pulse_s)],
             "turns": list(arm.positions),
+            "over_rounds": "middle_half",
+            **(_all_launches(arm) if case.timed_launches(arm) > 1 else {}),
             **(_queue_notes(arm, case) if batch.queued else {}),
         },
     )
+
+
+def _all_launches(arm: ArmSamples) -> dict[str, object]:
+    """Return the note with all launches, some of which an arm's own work may slow."""
+    return {"as_measured": {"dispatch_us": [round(us, 3) for us in _microseconds(arm.mean_s)]}}
 
 
 def output_values(arm: ArmSamples, case: CaseRounds) -> dict[str, NDArray[np.float32]]:

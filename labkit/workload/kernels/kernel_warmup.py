@@ -55,7 +55,8 @@ class KernelWarmup:
             for state in cache_states(workload.state):
                 label = f"{name} ({state.value})" if workload.state is State.both else name
                 samples = [ArmSamples(arm, arm.report) for arm in prepared]
-                yield CaseRounds(label, state, workload.repeats * case.factor, samples, rounds)
+                count = workload.num_repeats * case.factor
+                yield CaseRounds(label, state, count, samples, rounds)
 
     def _prepare(self, name: str) -> list[PreparedArm]:
         """Prepare the arms that run a case, in random order."""

@@ -91,7 +91,7 @@ class KernelKind:
         output = [kernel_cases.element_bytes(w) * kernel_cases.query_elements(s, w) for s in run]
         seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
         for size, written in zip(run, output, strict=True):
-            rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)
+            rounds = w.num_repeats * size.case.factor * (2 if w.state is State.both else 1)
             launch = _launch_seconds(size, experiment, written)
             washout = _launch_seconds(_washed(size, w), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS

@@ -84,7 +84,7 @@ class VideoKind:
             if workload.picks is not FramePicks.stream:
                 once += 2 * length / PACKETS_PER_SECOND
             check = length * pixels / PIXELS_PER_SECOND
-            seconds += once * (workload.repeats + requests) + check
+            seconds += once * (workload.num_repeats + requests) + check
             largest = max(largest, 3 * pixels * num_frames)
         warnings = (
             ()

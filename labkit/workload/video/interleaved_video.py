@@ -116,7 +116,7 @@ class InterleavedVideo:
         See ``InterleavedArms.measure``.
         """
         order, arms = self._context.turn_order, tuple(range(len(self._arms)))
-        repeats = self._arms[0].repeats
+        repeats = self._arms[0].num_repeats
         parts = [Part(source.name, repeats, arms) for source in self._sources[0]]
         for number, now in enumerate(order.rounds(parts), 1):
             for arm, position in now.turns:
@@ -246,7 +246,7 @@ class InterleavedVideo:
 
     def _case(self, arm: int, clip: int) -> CaseRecord:
         source, samples = self._sources[arm][clip], self._samples[arm][clip]
-        asked = self._arms[arm].repeats
+        asked = self._arms[arm].num_repeats
         failed = len(samples.failures)
         unserved = [
             {"id": source.name, "outcome": "failed", "error": line} for line in samples.failures

@@ -49,8 +49,46 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
     for a, name in ((1, "arm"), (2, "control")):
         ratios = np.median(values[[0, 2, 5], a] - values[[0, 2, 5], 0], axis=1)
         assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
-    assert median_over_rounds(np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
-    assert median_over_rounds(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
+    assert median_over_rounds(np.zeros(3), np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
+    assert median_over_rounds(np.zeros(4), np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("over_rounds", "ratios", "value"),
+    [
+        (None, (9.0, 0.1, 0.2, 0.4), 0.3),
+        ("median", (9.0, 0.1, 0.2), 0.2),
+        ("middle_half", (9.0, 0.1, 0.2, 0.4, -7.0, 0.3, 0.2, 5.0), 0.275),
+        ("middle_half", (9.0, 0.1, 0.3, 0.5, -7.0, 0.6), (0.5 * 0.1 + 0.3 + 0.5 + 0.5 * 0.6) / 3),
+        ("middle_half", (9.0, 0.1, 0.2), (0.25 * 0.1 + 0.2 + 0.25 * 9.0) / 1.5),
+    ],
+)
+def test_the_record_names_the_estimator_over_rounds(make_cell, over_rounds, ratios, value):
+    """Records without a name go on giving the median's digits."""
+
+    def change(record):
+        factors = np.exp(ratios) if record.arm == "seq_map" else np.ones(len(ratios))
+        named = {} if over_rounds is None else {"over_rounds": over_rounds}
+        cases = [
+            replace(c, notes={**c.notes, **named}, metrics=tuple(
+                replace(m, repeats=tuple(100.0 * factors)) for m in c.metrics))
+            for c in record.cases
+        ]  # fmt: skip
+        return replace(record, cases=tuple(cases))
+
+    path = make_cell(blocks=1, runs=1, isolation="in_process", change=change)
+    row = analyse(path).rows[0]
+    found = log_values(row, "seq_map", [0]) - log_values(row, "binary_search", [0])
+    assert found.item() == pytest.approx(value)
+
+
+def test_an_unknown_estimator_over_rounds_is_refused(make_cell):
+    def change(record):
+        cases = (replace(c, notes={**c.notes, "over_rounds": "mode"}) for c in record.cases)
+        return replace(record, cases=tuple(cases))
+
+    with pytest.raises(RecordError, match="unknown over_rounds: 'mode'"):
+        analyse(make_cell(blocks=1, isolation="in_process", change=change))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def few(effect, **options):
     return one("estimate_only", effect, reason="2 blocks of 2: a claim needs 3", **options)
 
 
+def from_zero(difference, **options):
+    """Return a finding on an arm whose baseline has a goodput of 0."""
+    finding = one("better", None, metric="goodput_req_s", base=0.0, value=difference, **options)
+    return replace(finding, comparison=replace(finding.comparison, difference=difference))
+
+
 def invalid(**options):
     return one("invalid", -9.0, reason="vacuous: resolver.map stayed 0", **options)
 
@@ -425,6 +431,35 @@ CASES = {  # findings, the long text, the short text, the chip
         "the smallest detectable effect is 30.0 %.",
         "Nothing to compare: search has throughput 500 tok/s.",
         "none: nothing to compare",
+    ),
+    "a baseline of 0 in one of several rows": (
+        rows(from_zero(0.42), better(12.0, 8.0, 16.0, metric="goodput_req_s"), from_zero(1.5)),
+        "On this machine map serves 12.0 % and 0.42 to 1.50 req/s more goodput than search in all "
+        "3 rows.",
+        "Map serves 12.0 % and 0.42 to 1.50 req/s more goodput than search in all 3 rows.",
+        "better: more requests within the limits",
+    ),
+    "a baseline of 0 in rows of both directions": (
+        rows(from_zero(1.5), worse(-100.0, -100.0, -90.0, metric="goodput_req_s")),
+        "On this machine map serves 1.50 req/s more goodput than search in 1 of 2 rows (a) and "
+        "100 % fewer in 1 of 2 rows (b).",
+        "Map serves 100 % fewer (b) to 1.50 req/s more (a) goodput than search.",
+        "mixed: mixed",
+    ),
+    "a baseline of 0 for several arms": (
+        cell(from_zero(1.5), from_zero(0.5, arm="seq"), from_zero(0.25, arm="tree")),
+        "On this machine, against search: map serves 1.50 req/s more goodput in a; seq serves 0.5 "
+        "req/s more goodput in a; tree serves 0.25 req/s more goodput in a.",
+        "Map serves 1.50 req/s more goodput than search, seq 0.5 req/s, tree 0.25 req/s.",
+        "better: more requests within the limits",
+    ),
+    "a baseline of 0 and little change elsewhere": (
+        rows(from_zero(1.5), same(metric="goodput_req_s"), same(metric="goodput_req_s")),
+        "On this machine map differs from search by at most 1.2 % in goodput, except in a (1.50 "
+        "req/s more).",
+        "No difference between map and search beyond 1.2 % in 2 of 3 rows; 1.50 req/s more goodput "
+        "in 1.",
+        "better: more requests within the limits in 1 of 3 rows",
     ),
     "a sweep": (
         setting(),

@@ -28,7 +28,7 @@ def test_a_cell_is_decided_when_every_arm_is_in_every_primary_row(make_cell, opt
         (one.row.primary, one.comparison.arm): one.verdict.word
         for one in AnalysisCache().cell(cell).judged
     }
-    assert AnalysisCache().decided(cell) is decided, words
+    assert (not AnalysisCache().undecided_cases(cell)) is decided, words
 
 
 def test_an_undecided_control_or_secondary_row_leaves_a_cell_decided(make_cell):
@@ -46,7 +46,7 @@ def test_an_undecided_control_or_secondary_row_leaves_a_cell_decided(make_cell):
     words = {
         (one.row.metric, one.comparison.arm): one.verdict.word for one in cache.cell(cell).judged
     }
-    assert words["total_tok_s", "seq_map"] == "worse" and cache.decided(cell)
+    assert words["total_tok_s", "seq_map"] == "worse" and not cache.undecided_cases(cell)
     assert words["total_tok_s", "control"] == words["ttft_p50_ms", "seq_map"] == "inconclusive"
 
 

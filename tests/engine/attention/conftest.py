@@ -7,11 +7,11 @@ import pytest
 
 from labkit.cpu.precision import kv_dtypes, kv_quantization
 from labkit.engine import attention
-from labkit.engine.attention import array_adapter
+from labkit.engine.attention.array_adapter import ArrayAdapter
 from labkit.metal.emulator.cpp_compilation import find_compiler
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
-SWITCHES = ("device", "resolver", "split_kv", "gqa_sharing", "window_skip", "tile_threshold")
+SWITCHES = ("device", "resolver", "split_kv", "unit", "window_skip", "tile_threshold")
 # (query length, context) of each sequence.
 SHAPES = {
     "decode": [(1, 1), (1, 16), (1, 17), (1, 200), (1, 64), (1, 65)],
@@ -46,7 +46,7 @@ class Batch:
 
     def forward(self, backend, metadata, k=None, v=None, out=None):
         """Return output and report of one launch."""
-        adapter = array_adapter.adapt("numpy", backend)
+        adapter = backend if backend.arrays == "numpy" else ArrayAdapter(backend)
         out = np.full_like(self.q, np.nan) if out is None else out
         result = adapter.forward(0, self.q, k, v, metadata, out)
         (report,) = adapter.report(metadata)

@@ -27,8 +27,8 @@ def test_a_response_is_text_with_the_servers_token_count(opponent, run_load, ask
     (entry,) = run_load(engine, ask(PROMPT)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "length", 6)
     assert entry.text == "the cat sat on a mat" and entry.tokens == []
-    assert len(entry.chunk_times) == 6
     counts = engine.counters()
+    assert counts["stream.chunks"] == len(entry.chunk_times) <= 6  # reads; one may hold several
     assert counts["tokens.usage"] == counts["tokens.stream"] == 6
     assert counts["engine.openai"] > 0 and counts["finish.length"] == 1
     assert engine.notes["server"]["identity"] == "text"
@@ -48,15 +48,15 @@ def test_token_ids_of_a_server_are_used_for_identity(opponent, run_load, ask):
 def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, run_load, ask):
     engine, _ = opponent("bundles", "ids", preset="vllm")
     (entry,) = run_load(engine, ask(PROMPT)).entries
-    assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) == 3
-    assert engine.counters()["stream.bundled"] == 3
+    assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) <= 3
+    assert engine.counters()["stream.bundled"] == len(entry.chunk_times)
     assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / (6 - entry.first_chunk))
 
 
 def test_bundles_without_ids_use_the_servers_count(opponent, run_load, ask):
     engine, _ = opponent("bundles")
     (entry,) = run_load(engine, ask(PROMPT)).entries
-    assert entry.output_tokens == 6 and len(entry.chunk_times) == 3
+    assert entry.output_tokens == 6 and len(entry.chunk_times) <= 3
     assert engine.counters()["tokens.stream"] == 3
     server = engine.notes["server"]
     assert server["disagree"][0]["stream"] == 3
@@ -163,7 +163,7 @@ def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
 def test_tool_calls_count_as_content(opponent, run_load, ask):
     engine, _ = opponent("tools", api=config.Api.chat)
     (entry,) = run_load(engine, ask(PROMPT)).entries
-    assert entry.outcome == "served" and len(entry.chunk_times) == 6
+    assert entry.outcome == "served"
     counts = engine.counters()
     assert counts["stream.tool_calls"] == 6 and counts["finish.tool_calls"] == 1
 
@@ -231,16 +231,18 @@ def test_an_aborted_request_gives_no_more_events(opponent, ask):
 def test_tokens_have_their_arrival_time(opponent, run_load, ask):
     """The main thread sleeps while tokens arrive; their times must not depend on it."""
     engine, _ = opponent()
-    original_step = engine.step
+    original_step, before_step = engine.step, []
 
     def late():
+        start = time.perf_counter()
         events = original_step()
+        before_step.extend(event.received < start for event in events)
         time.sleep(0.05)
         return events
 
     engine.step = late
-    (entry,) = run_load(engine, ask(PROMPT, tokens=12)).entries
-    assert len(entry.chunk_times) == 12 and entry.e2e < 0.05 * 6
+    run_load(engine, ask(PROMPT, tokens=12))
+    assert len(before_step) == 13 and sum(before_step) > 6
 
 
 def test_a_request_is_sent_when_due_even_if_nothing_arrives(opponent, run_load, ask):
@@ -268,9 +270,10 @@ def test_malformed_chunks_are_errors():
     assert parse_chunk(b"[DONE]") is DONE
     assert parse({"choices": [{"delta": {"role": "assistant"}}]}).is_empty
     assert parse({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
-    usage = parse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
-    assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
-    for wrong in (b"7", b"[]", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
+    for choices in ({"choices": []}, {"choices": None}, {}):  # OpenAI's, and other servers'
+        usage = parse({**choices, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
+        assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
+    for wrong in (b"7", b"[]", b"{}", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
         with pytest.raises(StreamError):
             parse_chunk(wrong)
     with pytest.raises(StreamError, match=r"^no room$"):

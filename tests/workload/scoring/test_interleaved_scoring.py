@@ -1,12 +1,11 @@
 """Arms score the same windows, compared with the baseline in their process."""
 
 import random
-import subprocess
-import sys
 import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -245,42 +244,21 @@ def test_memory_does_not_grow_with_the_number_of_windows(compose_experiment):
     assert peaks[40] - peaks[4] < 60 * 2 * 36 * 32
 
 
-SCORE_MANY = """
-import random, sys
-from contextlib import nullcontext
-from labkit.cli import study_composer
-from labkit.experiment.compose.cell_composer import compose_cell
-from labkit.machine.facts.operating_system import operating_system
-from labkit.workload.scoring import KIND
-from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
-study_composer.register()
-with study_composer.initialized():
-    cell = compose_cell([], ["workload=scoring", "model=tiny", "engine.budget.blocks=256",
-                             "ablation=kv_dtype",
-                             "ablation.metric=total_tok_s", "design.control=false", *sys.argv[1:]])
-turns = TurnContext(0, random.Random(0), lambda arm: nullcontext(), NoMachineKernels(), baseline=0)
-arms = KIND.load([cell.experiments[name] for name in ("float32", "bfloat16")], turns)
-arms.warm_up()
-measured = arms.measure(lambda text: None)
-tokens = sum(w["tokens"] for w in measured[0].cases[0].notes["scoring"]["windows"])
-print(tokens, operating_system().peak_rss())
-"""
-
-
-NOISE_BYTES = 125  # per token; 12 MB, because peaks of equal runs differ by up to 6 MB
-
-
 @pytest.mark.slow
-def test_100_000_tokens_need_no_more_memory_than_6_000(tmp_path):
+def test_100_000_tokens_need_no_more_memory_than_6_000(tmp_path, compose_experiment):
+    """By what is allocated: a process's peak also holds free memory, more of it under load."""
     words = random.Random(0).choices(["the", "garden", "opens", "at", "nine"], k=150_000)
-    file = tmp_path / "words.txt"
-    file.write_text(" ".join(words))
+    (tmp_path / "words.txt").write_text(" ".join(words))
     peaks = {}
     for count in (24, 24, 400):  # the first fills the caches: compiled kernels, windows
-        options = (f"workload.texts={file}", f"workload.num_windows={count}")
-        answer = subprocess.run(
-            [sys.executable, "-c", SCORE_MANY, *options], capture_output=True, text=True, check=True
+        experiment = compose_experiment(
+            "workload=scoring",
+            "model=tiny",
+            "engine.budget.blocks=256",
+            f"workload.texts={tmp_path / 'words.txt'}",
+            f"workload.num_windows={count}",
         )
-        tokens, peaks[count] = map(int, answer.stdout.split()[-2:])
-        assert tokens == 255 * count
-    assert peaks[400] - peaks[24] < 96_000 * NOISE_BYTES
+        mx.reset_peak_memory()
+        python = traced_peak([experiment, with_kv(experiment, config.KVDType.bfloat16)])
+        peaks[count] = python + mx.get_peak_memory()
+    assert peaks[400] - peaks[24] < 32 * 255 * (400 - 24)  # 14 bytes of a token are retained

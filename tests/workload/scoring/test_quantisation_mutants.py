@@ -26,7 +26,7 @@ def experiment(compose_experiment):
         "workload=scoring",
         "model=tiny",
         "workload.window_tokens=24",
-        "workload.num_windows=8",
+        "workload.num_windows=16",
         "engine.budget.blocks=64",
     )
 

@@ -1,0 +1,251 @@
+"""Allocation of a cell: its blocks, looks and rounds, where they follow from ``design.time``.
+
+A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give
+every case its rounds (:mod:`labkit.experiment.schedule.time_allocation`). The runs of any other
+workload have a fixed size: the first block is timed, and as many blocks follow as fit. The
+allocation is written to the cell's folder before any result is known, and does not change.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
+from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.compose.legacy_design import ALLOCATION
+from labkit.experiment.compose.reachable_looks import planned_looks
+from labkit.experiment.launch.run_launcher import RunLauncher
+from labkit.experiment.progress_display import Progress, format_duration
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_arms
+from labkit.experiment.schedule.time_allocation import (
+    LIKELY,
+    MIN_ROUNDS,
+    Allocation,
+    CaseShare,
+    CellPilot,
+    allocate,
+)
+from labkit.records import Record, write_json
+
+PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
+MAX_BLOCKS = 100
+
+
+@dataclass(frozen=True)
+class CellAllocator:
+    """Reads the allocation of a cell from its folder, or makes it.
+
+    ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
+    records. ``timing_lock`` holds the host's timing lock.
+    """
+
+    launcher: RunLauncher
+    progress: Progress
+    run_first_block: Callable[[ReadyCell], Sequence[Record]]
+    timing_lock: Callable[[], AbstractContextManager[None]]
+
+    def allocated(self, cell: ReadyCell) -> ReadyCell:
+        """Return the cell with its blocks, looks and rounds.
+
+        Raises
+        ------
+        ConfigError
+            The folder holds another cell. The message is one line.
+        """
+        path = cell.dir / ALLOCATION
+        if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
+            return cell  # an earlier version began it, with numbers of its own
+        if not path.exists():
+            refuse_changes(cell)
+            write_arms(cell)
+            with self.timing_lock():
+                data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
+            write_json(path, data)
+        return with_allocation(cell)
+
+    def _piloted(self, cell: ReadyCell) -> dict[str, Any]:
+        """Run the pilot, and return the contents of the allocation's file."""
+        design, pilot_cell = cell.design, cell.to_prepare
+        write_arms(pilot_cell)
+        self.launcher.prepare(pilot_cell)
+        start, wanted_s = time.monotonic(), PILOT_SHARE * (design.time or float("inf"))
+        pilot_s = min(MAX_PILOT_S, max(MIN_PILOT_S, wanted_s))
+        plain = self.launcher.pilot(pilot_cell, pilot_s)
+        if plain is None:
+            self.progress.note("the pilot failed, so every case gets the fewest rounds")
+            shares = (CaseShare(case, design.blocks, MIN_ROUNDS, 0.0, 0.0) for case in cell.cases)
+            return _contents(cell, Allocation(design.blocks, tuple(shares), 0.0), None)
+        pilot = _of_all_arms(CellPilot.from_json(plain), cell)
+        left_s = None if design.time is None else design.time - (time.monotonic() - start)
+        allocation = allocation_of(cell, pilot, left_s)
+        for line in allocation_lines(allocation, left_s):
+            self.progress.note(line)
+        return _contents(cell, allocation, pilot)
+
+    def _timed(self, cell: ReadyCell) -> dict[str, Any]:
+        """Time the first block, and return the contents of the allocation's file."""
+        self.launcher.prepare(cell)
+        block_s = sum(record.seconds.get("process", 0.0) for record in self.run_first_block(cell))
+        allocation, time_s = blocks_within(cell, block_s), cell.design.time or 0.0
+        line = f"a block takes {block_s:.2g} s; {count_text(allocation.blocks, 'block')}"
+        if allocation.seconds > 1.05 * time_s:
+            line += (
+                f" take about {format_duration(allocation.seconds)}, longer than design.time="
+                f"{format_duration(time_s)}, because fewer could claim nothing"
+            )
+        self.progress.note(line)
+        return _contents(cell, allocation, None)
+
+
+def allocation_of(cell: ReadyCell, pilot: CellPilot, time_s: float | None) -> Allocation:
+    """Return the allocation of a kernel cell for a time, given its pilot."""
+    blocks = None if cell.blocks_from_time else cell.design.blocks
+    return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
+
+
+def blocks_within(cell: ReadyCell, block_s: float) -> Allocation:
+    """Return as many blocks of ``block_s`` seconds as fit into the cell's time, but enough."""
+    fitting = int((cell.design.time or 0.0) / max(block_s, 1e-3))
+    blocks = max(cell.design.blocks, min(MAX_BLOCKS, fitting))
+    return Allocation(blocks, (), blocks * block_s)
+
+
+def earlier_pilot(cell_dir: Path) -> CellPilot | None:
+    """Return the pilot of the cell in a folder, or None if it had none."""
+    try:
+        pilot = json.loads((cell_dir / ALLOCATION).read_text("utf-8"))["pilot"]
+        return None if pilot is None else CellPilot.from_json(pilot)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def with_allocation(cell: ReadyCell) -> ReadyCell:
+    """Return a cell with the allocation in its folder; the cell itself if there is none.
+
+    Raises
+    ------
+    ConfigError
+        The file was made for another ``design.time``, or is damaged. The message is one line.
+    """
+    path = cell.dir / ALLOCATION
+    if not cell.follows_time or not path.exists():
+        return cell
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        shares = [CaseShare(**share) for share in data["cases"]]
+        looks = [PlannedLook(**look) for look in data["looks"]]
+        blocks, time_s = int(data["blocks"]), data["time_s"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not an allocation ({error}); set another folder") from None
+    if time_s != cell.design.time:
+        raise ConfigError(
+            f"{cell.dir}: design.time was {time_s}, now {cell.design.time}; set another folder, "
+            "out=NAME"
+        )
+    design = cell.design
+    if cell.blocks_from_time:
+        design = replace(design, blocks=blocks, looks=looks)
+    starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
+    pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
+    plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
+    return replace(cell, design=design, plans=plans, timed=True, blocks_from_time=False)
+
+
+def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int) -> BlockPlan:
+    rounds = {share.case: share.rounds for share in shares if block < share.blocks}
+    if pilot is None:
+        return BlockPlan(rounds)
+    round_s = {case.case: case.round_s for case in pilot.cases}
+    warm_up_s = {case.case: case.warm_up_s for case in pilot.cases}
+    return BlockPlan(rounds, pilot.start_s, round_s, warm_up_s)
+
+
+@dataclass
+class BlockTimer:
+    """Keeps blocks within their planned time: if they take longer, later ones have fewer rounds.
+
+    ``planned_s``, ``spent_s``: seconds of the blocks done.
+    """
+
+    deadline: float
+    planned_s: float = 0.0
+    spent_s: float = 0.0
+
+    @classmethod
+    def of(cls, plans: Iterable[BlockPlan | None]) -> BlockTimer:
+        """Return the timer of blocks that begin now."""
+        seconds = sum(plan.fixed_s + plan.rounds_s for plan in plans if plan is not None)
+        return cls(time.monotonic() + seconds)
+
+    def fitted(self, plan: BlockPlan, blocks_left: int) -> BlockPlan:
+        """Return a block's plan with rounds for which the time left suffices.
+
+        ``blocks_left``: the number of blocks to come that are like this one, itself included.
+        """
+        slowness = self.spent_s / self.planned_s if self.planned_s > 0 else 1.0
+        left_s = (self.deadline - time.monotonic()) / blocks_left
+        rounds_s = slowness * plan.rounds_s
+        if rounds_s <= 0 or slowness * plan.fixed_s + rounds_s <= left_s:
+            return plan
+        return plan.scaled(max(0.0, (left_s - slowness * plan.fixed_s) / rounds_s))
+
+    def ended(self, plan: BlockPlan, seconds: float) -> None:
+        """Count a block."""
+        self.planned_s += plan.fixed_s + plan.rounds_s
+        self.spent_s += seconds
+
+
+def _contents(cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None) -> dict[str, Any]:
+    looks = planned_looks(cell.design, cell.tested_arms, allocation.blocks)
+    return {
+        "time_s": cell.design.time,
+        "blocks": allocation.blocks,
+        "looks": [to_plain(look) for look in looks],
+        "seconds": allocation.seconds,
+        "cases": [asdict(share) for share in allocation.cases],
+        "pilot": None if pilot is None else asdict(pilot),
+    }
+
+
+def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
+    """Return the costs of a block, given those of its pilot process.
+
+    The pilot of arms in processes of their own has one arm.
+    """
+    if cell.design.isolation is Isolation.in_process:
+        return pilot
+    arms = len(cell.arms) * cell.design.runs_per_block
+    cases = (
+        replace(case, round_s=arms * case.round_s, warm_up_s=arms * case.warm_up_s)
+        for case in pilot.cases
+    )
+    return CellPilot(arms * pilot.start_s, tuple(cases))
+
+
+def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:
+    """Yield what will be decided, and which cases are out of reach, one line each."""
+    cases, blocks = allocation.cases, allocation.blocks
+    likely = [share for share in cases if share.p_decided >= LIKELY]
+    yield (
+        f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
+        f"{format_duration(allocation.seconds)}: {len(likely)} of {count_text(len(cases), 'row')} "
+        f"will be decided if the arms do not differ (probability {LIKELY:.0%} or more each)"
+    )
+    out_of_reach = [
+        f"{share.case} (would take {format_duration(share.needed_s)})"
+        for share in cases
+        if share.blocks < blocks
+    ]
+    if out_of_reach:
+        yield f"estimates only, unless they differ by much: {'; '.join(out_of_reach)}"
+    if time_s is not None and allocation.seconds > 1.05 * time_s:
+        yield (
+            f"this is longer than design.time, which leaves {format_duration(time_s)}: with fewer "
+            "processes or rounds nothing could be claimed"
+        )

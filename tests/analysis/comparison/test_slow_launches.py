@@ -1,0 +1,197 @@
+"""Slow launches of a kernel's arms: what tells them from the machine's, and the verdicts then."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
+from labkit.analysis.comparison.slow_launches import restrict, slow_launch_p
+from labkit.analysis.comparison.verdict import Verdict
+from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict_sentences
+from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
+from labkit.analysis.statistics.permutation_test import permutation_test
+
+ARM = "seq_map"
+
+
+def analyse_rounds(make_cell, factor, note=None, rounds=32, **options):
+    """Analyse interleaved launches; ``factor(arm, block)`` multiplies an arm's rounds.
+
+    ``note`` does the same for the mean of each round's launches, where the fastest counts.
+    """
+
+    def change(record):
+        cases = []
+        for case in record.cases:
+            times = np.array(case.metrics[0].repeats)
+            fastest = tuple(times * factor(record.arm, record.block))
+            notes = {**case.notes}
+            if note is not None:
+                means = times * note(record.arm, record.block)
+                notes["as_measured"] = {case.metrics[0].name: means.tolist()}
+            metrics = (replace(case.metrics[0], repeats=fastest), *case.metrics[1:])
+            cases.append(replace(case, metrics=metrics, notes=notes))
+        return replace(record, cases=tuple(cases))
+
+    cell = make_cell(
+        blocks=10, runs=1, isolation="in_process", repeats=rounds, noise=0.004,
+        effects={ARM: 1.0}, change=change, **options,
+    )  # fmt: skip
+    return analyse(cell)
+
+
+def now_and_then(typical, slow, every, rounds=32):
+    """Return factors of an arm's launches: every n-th of all is slow, the first at random."""
+
+    def factor(arm, block):
+        if arm != ARM:
+            return 1.0
+        slow_ones = np.random.default_rng([every, block]).random(rounds) < 1 / every
+        return np.where(slow_ones, slow, typical)
+
+    return factor
+
+
+def verdicts(analysis):
+    return [j for j in analysis.judged if j.row.primary and j.comparison.arm == ARM]
+
+
+@pytest.mark.parametrize(
+    ("typical", "slow", "every", "word", "reason"),
+    [
+        (0.95, 1.45, 10, "inconclusive", "slow launches of seq_map differ"),  # the same mean
+        (0.95, 3.8, 60, "inconclusive", ""),
+        (1.0, 1.5, 10, "inconclusive", "slow launches of seq_map differ"),
+        (0.8, 1.6, 40, "better", None),  # a better mean, too
+        (0.95, 0.95, 10, "better", None),
+    ],
+)
+def test_a_faster_arm_has_a_faster_mean(make_cell, typical, slow, every, word, reason):
+    analysis = analyse_rounds(make_cell, now_and_then(typical, slow, every))
+    for one in verdicts(analysis):
+        assert one.comparison.effect_pct == pytest.approx(100 * (typical - 1), abs=0.6)
+        assert one.verdict.word == word
+        assert reason is None or (
+            reason in one.verdict.reason and "mean of all launches" in one.verdict.reason
+        )
+    means = [s for s in sensitivity_results(analysis) if s.how == "mean of all launches"]
+    assert len(means) == 2 * len(verdicts(analysis))  # the arm's, and the control's
+
+
+def test_launches_of_which_the_fastest_counts_are_judged_by_all(make_cell):
+    """A launch that is slow now and then is never the fastest of three."""
+    mean = now_and_then(0.95, 1.25, 4)
+    hidden = analyse_rounds(make_cell, now_and_then(0.95, 0.95, 4), name="hidden")
+    noted = analyse_rounds(make_cell, now_and_then(0.95, 0.95, 4), mean, name="noted")
+    assert {one.verdict.word for one in verdicts(hidden)} == {"better"}
+    for one, before in zip(verdicts(noted), verdicts(hidden), strict=True):
+        assert one.verdict.word == "inconclusive"
+        assert one.comparison.effect_pct == before.comparison.effect_pct
+    lines = [line for line in verdict_sentences(noted.cell, "tokens") if f"{ARM}:" in line]
+    assert lines and all("% as measured" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("effect", "directed", "text"),
+    [
+        (None, True, ""),
+        (12.5, True, "; 12.5 % as measured"),
+        (-2.0, True, "; −2.0% as measured"),
+        (12.5, False, "; +12.5% as measured"),
+    ],
+)
+def test_the_effect_as_measured_has_a_sign_where_the_sentence_has_no_direction_for_it(
+    effect, directed, text
+):
+    one = Comparison("a", "base", effect_pct=10.0, as_measured_pct=effect)
+    assert as_measured_text(one, directed) == text
+
+
+def test_the_rule_only_takes_words_away():
+    better, same = Verdict("better"), Verdict("equivalent")
+    assert restrict(better, "a", 0.2, (-3.0, -1.0), pytest.fail) == better
+    assert restrict(better, "a", 0.2, (-3.0, 0.1), pytest.fail).word == "inconclusive"
+    assert restrict(same, "a", 0.2, (-0.3, 0.1), pytest.fail) == same
+    assert restrict(better, "a", 0.05, (-3.0, -1.0), lambda: better) == better
+    assert restrict(better, "a", 0.05, (-3.0, -1.0), lambda: same).word == "inconclusive"
+    assert restrict(same, "a", 0.05, (-0.3, 0.1), lambda: Verdict("trivial")) == same
+    undecided = Verdict("inconclusive", "noise")
+    assert restrict(undecided, "a", 0.001, (-3.0, 1.0), pytest.fail) == undecided
+
+
+def simulated_row(rng, processes, rounds, typical=0.0, slow=0.0, every=1):
+    """Return a row of two arms with launches that the machine slows, and one arm's own."""
+    shape = (processes, 2, rounds)
+    logs = rng.normal(0, 0.02, shape) + rng.normal(0, 0.02, (processes, 1, rounds))
+    logs += rng.normal(0, 0.005, (processes, 2, 1))
+    logs += (rng.random(shape) < 0.02) * rng.exponential(0.4, shape)
+    logs[:, 1] += typical + slow * (rng.random((processes, rounds)) < 1 / every)
+    arms = {
+        arm: [RunValue(p, 0, "", 1.0, tuple(np.exp(x))) for p, x in enumerate(logs[:, a])]
+        for a, arm in enumerate(("base", "arm"))
+    }
+    return MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms=arms)
+
+
+def share_of_slow(rng, studies, processes, rounds, **options):
+    rows = (simulated_row(rng, processes, rounds, **options) for _ in range(studies))
+    return np.mean([slow_launch_p(r, "base", "arm", range(processes)) <= 0.05 for r in rows])
+
+
+@pytest.mark.parametrize(("processes", "rounds"), [(6, 32), (10, 16)])
+def test_equal_launches_seldom_differ_and_own_slow_ones_are_seen(processes, rounds):
+    rng = np.random.default_rng([processes, rounds])
+    assert share_of_slow(rng, 200, processes, rounds) <= 0.07
+    seen = share_of_slow(rng, 60, processes, rounds, typical=-0.05, slow=0.41, every=10)
+    assert seen >= 0.9
+
+
+def test_an_arm_with_the_same_mean_is_seldom_called_faster():
+    """One launch of twenty takes twice as long: without the rule, all 100 studies say faster."""
+    rng, claims, faster = np.random.default_rng(5), 0, 0
+    for _ in range(100):
+        row = simulated_row(rng, 8, 32, -np.log1p(0.05), np.log(2), 20)
+        pair = [log_values(row, arm, range(8)) for arm in ("base", "arm")]
+        mean = replace(row, over_rounds="mean")
+        by_mean = [log_values(mean, arm, range(8)) for arm in ("base", "arm")]
+        effects = tuple(float((arm - base).mean()) for base, arm in (pair, by_mean))
+        word = "better" if permutation_test(*by_mean) <= 0.05 and effects[1] < 0 else "inconclusive"
+        faster += permutation_test(*pair) <= 0.05 and effects[0] < 0
+        p = slow_launch_p(row, "base", "arm", range(8))
+        kept = restrict(Verdict("better"), "arm", p, effects, lambda word=word: Verdict(word))
+        claims += kept.word == "better"
+    assert faster == 100 and claims <= 25
+
+
+def p_of(slow):
+    """Return the p of a row whose launches take twice as long where ``slow``: bool [p, 2, r]."""
+    arms = {
+        arm: [RunValue(p, 0, "", 1.0, tuple(np.where(x, 2.0, 1.0))) for p, x in enumerate(each)]
+        for arm, each in zip(("base", "arm"), slow.transpose(1, 0, 2), strict=True)
+    }
+    row = MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms=arms)
+    return slow_launch_p(row, "base", "arm", range(len(slow)))
+
+
+def test_only_launches_slower_than_the_other_arm_s_of_the_round_count():
+    slow = np.zeros((8, 2, 32), bool)
+    assert p_of(slow) == 1
+    slow[:, 1, ::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, ::8] = True  # the machine slowed both
+    assert p_of(slow) == 1
+    slow[:, 1, 2::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, 1::8] = True
+    assert p_of(slow) == 1
+
+
+def test_one_process_in_which_an_arm_is_slow_for_a_while_shows_nothing():
+    slow = np.zeros((8, 2, 32), bool)
+    slow[3, 1, :15] = True
+    assert p_of(slow) == 1
+    slow[2:7, 1, 20:22] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5**8)  # of the four other processes

@@ -1,0 +1,112 @@
+"""The division of a cell's time among processes and cases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.config import Design
+from labkit.experiment.compose.reachable_looks import fewest_blocks, planned_looks
+from labkit.experiment.schedule.time_allocation import (
+    LIKELY,
+    MIN_ROUNDS_TO_DECIDE,
+    CasePilot,
+    CellPilot,
+    allocate,
+)
+
+DESIGN = Design(blocks=0, time=120)
+LIGHT = [CasePilot(f"light {i}", 0.01, 0.02, 0.05, 50) for i in range(3)]
+HEAVY = CasePilot("heavy", 1.0, 1.5, 0.10, 3)
+
+
+def shares(pilot, time_s, arms=1, blocks=None):
+    allocation = allocate(pilot, DESIGN, arms, time_s, blocks)
+    return allocation, {share.case: share for share in allocation.cases}
+
+
+def test_cheap_cases_are_decided_and_the_one_out_of_reach_gets_a_few_rounds():
+    allocation, by_case = shares(CellPilot(1.0, (HEAVY, *LIGHT)), 60)
+    assert 50 < allocation.seconds <= 60
+    assert all(by_case[case.case].p_decided >= LIKELY for case in LIGHT)
+    assert by_case["heavy"].blocks == fewest_blocks(DESIGN, 1) < allocation.blocks
+    assert by_case["heavy"].rounds == 1 and by_case["heavy"].needed_s > 60
+    assert {by_case[case.case].blocks for case in LIGHT} == {allocation.blocks}
+
+
+def test_with_enough_time_every_case_is_decided():
+    allocation, by_case = shares(CellPilot(1.0, (HEAVY, *LIGHT)), 1200)
+    assert allocation.expected_decisions > 3.5 and by_case["heavy"].p_decided >= LIKELY
+    unlimited, _ = shares(CellPilot(1.0, (HEAVY, *LIGHT)), None)
+    assert unlimited.expected_decisions > 3.5 and math.isfinite(unlimited.seconds)
+
+
+def test_equal_cases_get_equal_rounds_and_dearer_ones_fewer():
+    dear = [replace(LIGHT[0], case="dear", round_s=0.03), *LIGHT]
+    _, by_case = shares(CellPilot(0.5, tuple(dear)), 30)
+    rounds = [by_case[case.case].rounds for case in LIGHT]
+    assert max(rounds) - min(rounds) <= 1 and by_case["dear"].rounds < min(rounds)
+
+
+def test_processes_that_are_slow_to_start_are_fewer():
+    few, many = (shares(CellPilot(start_s, tuple(LIGHT)), 60)[0].blocks for start_s in (6.0, 0.1))
+    assert few < many
+
+
+def test_a_fixed_number_of_blocks_stays():
+    allocation, by_case = shares(CellPilot(1.0, tuple(LIGHT)), 20, blocks=4)
+    assert allocation.blocks == 4 and allocation.seconds <= 20
+    assert all(share.blocks == 4 for share in by_case.values())
+
+
+def test_too_little_time_still_gives_the_fewest_blocks_that_can_claim_something():
+    allocation, _ = shares(CellPilot(5.0, (HEAVY,)), 10)
+    assert allocation.blocks == fewest_blocks(DESIGN, 1) and allocation.seconds > 10
+
+
+@pytest.mark.parametrize(("arms", "blocks"), [(1, 6), (2, 7), (3, 8), (15, 10), (16, 10)])
+def test_more_arms_need_more_blocks(arms, blocks):
+    assert fewest_blocks(DESIGN, arms) == blocks
+    assert arms * DESIGN.smallest_p(blocks) <= 0.8 * DESIGN.alpha
+
+
+def test_a_look_must_be_able_to_claim_something_and_its_alpha_is_part_of_all():
+    assert planned_looks(DESIGN, 1, 9) == []
+    first, last = planned_looks(DESIGN, 1, 12)
+    assert (first.blocks, last.blocks) == (8, 12)
+    assert first.alpha + last.alpha == pytest.approx(DESIGN.alpha)
+    assert 16 * DESIGN.smallest_p(planned_looks(DESIGN, 16, 16)[0].blocks) <= first.alpha
+    assert planned_looks(DESIGN, 16, 14) == []  # after 12 of 14, it would save little
+
+
+def test_three_rounds_of_a_case_do_not_make_it_noiseless():
+    calm = replace(HEAVY, sd=0.0)
+    pooled = CellPilot(1.0, (calm, *LIGHT)).pooled
+    assert 0.03 < pooled.cases[0].sd < LIGHT[0].sd
+    assert pooled.cases[1].sd == pytest.approx(LIGHT[0].sd)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-4, 3), st.floats(1e-4, 3), st.floats(0, 0.5)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.floats(0.1, 10),
+    st.floats(20, 2000),
+    st.integers(1, 16),
+)
+def test_a_study_takes_its_time_or_the_least_that_can_claim_something(cases, start_s, time_s, arms):
+    pilots = tuple(CasePilot(str(i), *case, 5) for i, case in enumerate(cases))
+    allocation = allocate(CellPilot(start_s, pilots), DESIGN, arms, time_s)
+    least = fewest_blocks(DESIGN, arms)
+    least_s = least * (start_s + sum(case.warm_up_s + case.round_s for case in pilots))
+    assert allocation.seconds <= max(time_s, least_s) * (1 + 1e-9)
+    assert allocation.blocks >= least
+    for share in allocation.cases:
+        assert share.rounds >= 1 and least <= share.blocks <= allocation.blocks
+        assert share.blocks == allocation.blocks or share.rounds < MIN_ROUNDS_TO_DECIDE
