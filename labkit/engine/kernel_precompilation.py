@@ -7,6 +7,7 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -50,12 +51,23 @@ def fill_cache(options: config.Engine, stream: IO[str] | None = None) -> None:
             "replay": options.graph_replay,
         }
     )
-    marker = _marker(arguments)
+    marker, stream = _marker(arguments), sys.stderr if stream is None else stream
     if marker.exists():
         return
-    if _compile(arguments, sys.stderr if stream is None else stream):
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{marker}.lock", "a", encoding="utf-8") as lock:
+        _wait_for(lock, stream)
+        if not marker.exists() and _compile(arguments, stream):
+            marker.touch()
+
+
+def _wait_for(lock: IO[str], stream: IO[str]) -> None:
+    """Lock a file. Two processes that need the same kernels do not both compile them."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another process that compiles the kernels", file=stream, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _marker(arguments: str) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import time
 
 import pytest
 
@@ -80,3 +82,24 @@ def test_a_long_compilation_says_once_how_far_it_is(monkeypatch):
             progress.add(1)
     total = sum(kernels for kernels, _ in precompilation.STEPS)
     assert stream.getvalue() == f"compiling 3 of {total} kernels (once per machine)\n"
+
+
+def test_the_second_of_two_processes_waits_for_the_kernels_of_the_first(monkeypatch, tmp_path):
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    calls, streams = [], [io.StringIO(), io.StringIO()]
+    second = threading.Thread(target=FILL_CACHE, args=(Engine(), streams[1]))
+
+    def compile_while_the_other_waits(arguments, stream):
+        calls.append(stream)
+        second.start()
+        for _ in range(2_000):
+            if streams[1].getvalue():
+                break
+            time.sleep(0.001)
+        return True
+
+    monkeypatch.setattr(precompilation, "_compile", compile_while_the_other_waits)
+    FILL_CACHE(Engine(), streams[0])
+    second.join()
+    assert calls == streams[:1]
+    assert streams[1].getvalue() == "waiting for another process that compiles the kernels\n"
