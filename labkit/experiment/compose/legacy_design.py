@@ -59,7 +59,7 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
         looks = [PlannedLook(**look) for look in begun.get("looks", ())]
         blocks = looks[-1].blocks if looks else int(begun["blocks"])
-        runs = int(begun["runs_per_block"])
+        runs = int(begun.get("runs_per_block", design.runs_per_block))
         design = replace(design, blocks=blocks, runs_per_block=runs, looks=looks)
     if design.isolation is Isolation.auto:
         separate = begun.get("isolation") == Isolation.process.value
