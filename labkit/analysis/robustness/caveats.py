@@ -133,10 +133,10 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
             f"({100 * (1 - look.alpha):g} %), and then not measured: {', '.join(rows)}"
         )
     if estimates := data.design.estimates:
-        rows = (f"{case!r} ({math.ceil(s / 60)} min)" for case, s in estimates.items())
+        names = (f"{case!r} ({math.ceil(s / 60)} min)" for case, s in estimates.items())
         yield (
             "measured in few rounds, because deciding them would take longer than design.time: "
-            f"{', '.join(rows)}"
+            f"{', '.join(names)}"
         )
     hosts = hosts_sentence(analysis)
     if hosts is not None:
