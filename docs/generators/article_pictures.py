@@ -7,16 +7,14 @@ wide, which a phone can show.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from docs.generators.binary_search_steps import BATCH, prefix_sums, qblock_keys
 from docs.generators.run_diagrams import FOLDER, text
 from labkit.analysis.document.arm_styles import COLOURS
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.kernel_constants import BQ
 from labkit.records import open_study
 
 WIDTH, MARGIN = 400, 12
