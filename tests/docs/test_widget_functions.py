@@ -323,6 +323,16 @@ def test_a_wrong_formula_in_python_is_noticed(monkeypatch):
     assert [json.loads(json.dumps(frame_result(one))) for one in given[:50]] != expected[:50]
 
 
+def test_exact_frames_of_the_article_s_clip_show_all_events_from_6_on():
+    name, clip = next(iter(out_of_context.data()["clips"].items()))
+    assert name == out_of_context.FIRST and clip["keyframes"] == [0]
+    events = [planted_events.Event(**event) for event in clip["events"]]
+    picks = [frame_selection.positions(clip["length"], budget) for budget in range(1, 17)]
+    shown = [sum(event.visible(one) for event in events) for one in picks]
+    assert shown == [0, 1, 1, 2, 2, *[3] * 11]
+    assert not any(event.visible([0]) for event in events)
+
+
 def test_the_inputs_reach_every_outcome():
     _, plans = python_results("memory_budget")
     assert {plan[2] for plan in plans} == {"fits", "slows", "dies"}

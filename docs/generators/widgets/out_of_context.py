@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from docs.generators.widgets.page import Widget
 from labkit.config import Clip, FramePicks
@@ -40,7 +40,7 @@ def clip_data(clip: Clip) -> dict[str, Any]:
 
 def data() -> dict[str, Any]:
     """Return the clips of ``experiment=keyframes`` with 16 frames, and the pick methods."""
-    clips = [Clip(**one) for one in yaml.safe_load(CONF.read_text("utf-8"))["made"]]
+    clips = [Clip(**one) for one in OmegaConf.load(CONF)["made"]]
     clips = sorted((c for c in clips if c.frames is None), key=lambda c: c.name != FIRST)
     return {
         "clips": {clip.name: clip_data(clip) for clip in clips},
