@@ -59,6 +59,7 @@ NOT_COMMANDS = {
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
     ("docs/statistical-methods.md", ""): "formulas: tests/docs/test_recompute_statistics.py",
     ("docs/video.md", "from labkit.video"): "runs: tests/test_video.py",
+    ("docs/video.md", "from labkit.vllm_video"): "runs: tests/test_video.py",
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
     ("docs/studies.md", "labkit.report: "): "printed: tests/records/test_record_digests.py",
