@@ -10,11 +10,13 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from docs.generators.binary_search_steps import BATCH, prefix_sums, qblock_keys
 from docs.generators.run_diagrams import FOLDER, text
 from labkit.analysis.document.arm_styles import COLOURS
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.kernel_constants import BQ
 from labkit.records import open_study
 
 WIDTH, MARGIN = 400, 12
@@ -159,7 +161,70 @@ def _mark(arm: str, x: float, y: float, kind: str, tip: str = "") -> str:
     return f'<path class="{kind}" d="{shapes[arm]}">{tip}</path>'
 
 
-PICTURES = {"video-gop.svg": gop_strip, "video-decode-times.svg": decode_times}
+LADDER = (  # a level of the article's Mac; how many are in the level above
+    ("chip: M1 Pro", "its memory is shared with the CPU"),
+    ("GPU core: runs whole threadgroups, several in turn", "14 on the chip"),
+    (
+        "threadgroup: up to 1,024 threads, 32 KB",
+        "with memory of its own; one for each unit of work",
+    ),
+    ("simdgroup: 32 lanes in lockstep", "8 in the decode kernel, 4 in the tiled one"),
+    ("lane: a thread", "32 in a simdgroup"),
+)
+
+
+def ladder() -> str:
+    """Return the levels from a chip to a lane, each inside the one above."""
+    parts, step, depth = [], 50, len(LADDER)
+    for level, (name, count) in enumerate(LADDER):
+        x, y = MARGIN + 8 * level, 10 + step * level
+        height = step * (depth - level) - 8 + 6 * (depth - level)
+        parts.append(box(x, y, WIDTH - 2 * x, height, "level frame"))
+        parts.append(text(x + 8, y + 18, name, "small title"))
+        parts.append(text(x + 8, y + 34, count, "small soft"))
+    return svg(step * depth + 46, "From the chip to a lane", parts)
+
+
+def qblocks() -> str:
+    """Return a batch as query tokens and as Q-blocks, and the keys that both searches compare."""
+    prefix, keys = prefix_sums(BATCH), qblock_keys(prefix_sums(BATCH))
+    parts, token, block = [], INSIDE / prefix[-1], INSIDE / keys[-1]
+    top, below = 44, 148
+    parts.append(text(MARGIN, 18, f"cu, in query tokens: {', '.join(map(str, prefix))}", "small"))
+    parts.append(text(MARGIN, 34, f"query lengths: {', '.join(map(str, BATCH))}", "small soft"))
+    words = f"cu[i] / {BQ} + i, in Q-blocks: {', '.join(map(str, keys))}"
+    parts.append(text(MARGIN, below + 50, words, "small"))
+    for i, length in enumerate(BATCH):
+        colour = f"s{i % len(COLOURS)}"
+        x, end = MARGIN + token * prefix[i], MARGIN + token * prefix[i + 1]
+        parts.append(box(round(x, 1), top, round(end - x, 1), 26, f"{colour} frame"))
+        if length > 1:
+            parts.append(text(round((x + end) / 2, 1), top + 18, f"request {i}", "small", "middle"))
+        to = MARGIN + block * (keys[i] + 0.5)
+        parts.append(
+            f'<path d="M{(x + min(end, x + 4)) / 2:.1f} {top + 28}L{to:.1f} {below - 3}"/>'
+        )
+        for number in range(keys[i], keys[i + 1]):
+            row = BQ * (number - keys[i])
+            left = round(MARGIN + block * number + 1.5, 1)
+            kind = f"{colour} frame" if row < length else "surplus frame"
+            parts.append(box(left, below, round(block - 3, 1), 34, kind))
+            rows = f"{min(BQ, length - row)}" if row < length else "none"
+            middle = round(left + block / 2 - 1.5, 1)
+            parts.append(text(middle, below + 15, str(number), "small", "middle"))
+            parts.append(text(middle, below + 28, rows, "small soft", "middle"))
+    note = "In a block: its number, and its rows. Dashed: surplus."
+    parts.append(text(MARGIN, below + 68, note, "small soft"))
+    style = "".join(f".s{i}{{fill:{c};fill-opacity:.4}}" for i, c in enumerate(COLOURS))
+    return svg(below + 80, "One array for query tokens and for Q-blocks", parts, style)
+
+
+PICTURES = {
+    "one-launch-ladder.svg": ladder,
+    "one-launch-qblocks.svg": qblocks,
+    "video-gop.svg": gop_strip,
+    "video-decode-times.svg": decode_times,
+}
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():
