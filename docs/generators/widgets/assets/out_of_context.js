@@ -31,8 +31,7 @@ connect((state) => {
   const verdict = (event, picks) => eventVisible(event, picks) ? element("span", { class: "good" }, "yes") : element("span", { class: "bad" }, "not sure");
   tableRows("verdicts", clip.events.map((event) => [data.questions[event.kind], `${(event.frame / clip.fps).toFixed(2)} s`, verdict(event, many), verdict(event, few)]), [1]);
   const budgets = Array.from({ length: 16 }, (_, i) => i + 1);
-  const now = (budget) => (budget === state.budget ? "n now" : "n");
-  fill("budgets", element("th", {}, "frames"), ...budgets.map((budget) => element("th", { class: now(budget) }, `${budget}`)));
-  fill("counts", ...[["exact", exact], [state.lossy, lossy]].map(([name, picks]) => element("tr", {}, element("td", {}, name),
-    ...budgets.map((budget) => element("td", { class: now(budget) }, `${shown(picks(budget))}`)))));
+  fill("countsHead", state.lossy);
+  fill("counts", ...budgets.map((budget) => element("tr", { class: budget === state.budget && "now" },
+    ...[budget, shown(exact(budget)), shown(lossy(budget))].map((number) => element("td", { class: "n" }, `${number}`)))));
 });
