@@ -59,6 +59,8 @@ from labkit.records import (
     unlisted_records,
 )
 
+IF_NO_DRIFT = "if nothing drifted between the arms' runs"
+
 
 @dataclass(frozen=True)
 class CellData:
@@ -403,6 +405,8 @@ class CellAnalysis:
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
             return replace(verdict, reason=_zero_baseline_text(row, comparison))
+        if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
+            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, IF_NO_DRIFT))))
         if not self.differs(index) or verdict.word not in DECIDED_WORDS:
             return verdict
 

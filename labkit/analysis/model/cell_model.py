@@ -111,6 +111,15 @@ class CellDesign:
         return str(self.keys.get("isolation", "process"))
 
     @property
+    def imported(self) -> Mapping[str, Any]:
+        """What is known of runs that another tool measured (:mod:`labkit.importers`), else empty.
+
+        ``could_change`` and ``for_the_record`` are caveats; ``in_sequence`` says whether a drift of
+        the machine would look like an effect.
+        """
+        return self.keys.get("imported") or {}
+
+    @property
     def across_hosts(self) -> bool:
         """Whether the host may change from block to block."""
         return bool(self.keys.get("across_hosts", False))
