@@ -76,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     cache = AnalysisCache()
     report_files.write_study(out, plots=False, analysis_cache=cache)
     print_cell(folder, analysis_cache=cache)
+    print(f"page: {out / 'report.html'}")
     analysis = cache.cell(folder)
     for line in _more_runs(analysis):
         print(line)

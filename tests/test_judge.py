@@ -34,7 +34,7 @@ def test_arms_that_came_one_after_the_other_are_judged_if_nothing_drifted(timed,
     words = [head, "--against", base, "--out", "out", "--summary", "summary.md"]
     assert main(words) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "head takes 5.0 % more time" in printed
+    assert "If nothing drifted: head takes 5.0 % more time" in printed
     assert "one after the other: the test assumes that nothing drifted" in printed
     assert "whether the arms gave the same outputs" in printed
     summary = (tmp_path / "summary.md").read_text()

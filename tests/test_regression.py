@@ -8,6 +8,7 @@ from planted_cells import planted_cell
 
 from labkit import regression
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
+from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
 from labkit.cli import study_command, study_composer
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
@@ -15,7 +16,6 @@ from labkit.experiment.launch.python_environment import Imports, RevisionError, 
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine.facts import code_revision
 from labkit.records import RecordError
-from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
 
 
 def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):

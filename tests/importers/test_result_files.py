@@ -159,6 +159,17 @@ def test_a_csv_with_blocks_has_the_known_answer(tmp_path):
     assert latency.comparisons[0].verdict == "worse" and rate.comparisons[0].verdict == "better"
 
 
+def test_the_csv_of_the_documentation_is_read(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(lines[lines.index("arm,run,block,latency:ms:lower") :])
+    )
+    old, new = read_files([tmp_path / "t.csv"])
+    assert (old.arm, new.arm, old.block) == ("old", "new", "1")
+    assert new.cases[0].metrics[0].repeats == (11.4,)
+
+
 def edited(document, key, value, index=0):
     """Return a document in which one field of its ``index``-th result is replaced (None: gone)."""
     document = json.loads(json.dumps(document))

@@ -35,7 +35,7 @@ from labkit.analysis.comparison.observations import (
 )
 from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.text_quality import text_qualities
-from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict, judge
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import round_significant, value_text
@@ -58,8 +58,6 @@ from labkit.records import (
     read_runs,
     unlisted_records,
 )
-
-IF_NO_DRIFT = "if nothing drifted between the arms' runs"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
         interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
         p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
         effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
-        reason = f" ({one.reason})" if one.reason and result.outcome.value == 125 else ""
+        reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
         median = row.median(one.baseline)
         base = "" if median is None else f"{median:,.4g} {row.unit}"
         cells = (result.subject, row.case, row.metric, base, effect, interval, p)
