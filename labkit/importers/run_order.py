@@ -8,6 +8,7 @@ drift of the machine looks like an effect.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -68,8 +69,7 @@ def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         kept, dropped = _equally_many(arms, runs)
         return RunPlan(Order.unknown, (tuple(kept),), len(kept) // len(arms), (*notes, *dropped))
     in_order = [runs[i] for i in sorted(range(len(runs)), key=lambda i: (times[i], i))]
-    files = [_as_one_run(list(group)) for _, group in groupby(in_order, lambda run: run.file)]
-    plan = _in_windows(arms, files)
+    plan = _in_windows(arms, _joined_by_file(in_order))
     if plan is not None and _all_in_groups(arms, plan):
         joined = tuple(tuple(map(_as_one_run, _groups(block))) for block in plan.blocks)
         plan = RunPlan(Order.in_turns, joined, 1)
@@ -139,6 +139,15 @@ def _groups(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
 def _all_in_groups(arms: Sequence[str], plan: RunPlan) -> bool:
     """Whether each arm's runs came together in every window, so that they are no runs in turns."""
     return all(len(_groups(block)) == len(arms) for block in plan.blocks)
+
+
+def _joined_by_file(runs: Sequence[ImportedRun]) -> list[ImportedRun]:
+    """Return the runs, those of one file as one if their arm has several files of its own."""
+    pairs = {(run.file, run.arm) for run in runs}
+    shared = {file for file, _ in pairs if sum(file == other for other, _ in pairs) > 1}
+    files = Counter(arm for file, arm in pairs if file not in shared)
+    groups = groupby(runs, lambda run: run.file if files[run.arm] > 1 else id(run))
+    return [_as_one_run(list(group)) for _, group in groups]
 
 
 def _as_one_run(runs: Sequence[ImportedRun]) -> ImportedRun:

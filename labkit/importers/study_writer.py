@@ -106,7 +106,7 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
         overrides = {key: settings[arm].get(key) for key in varied}
         publish_arm(cell, Arm(arm, role, overrides, dict(settings[arm])))
     design = {
-        "seed": 0,
+        "seed": None,
         "blocks": len(plan.blocks),
         "runs_per_block": plan.runs_per_block,
         "control": False,

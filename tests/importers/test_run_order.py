@@ -42,6 +42,8 @@ def shape(plan):
 def test_windows_hold_every_arm_equally_often(text, order, runs, blocks):
     arms = sorted(set(text))
     assert shape(plan_runs(arms, runs_of(text))) == (order, runs, blocks)
+    table = runs_of(text, files="1" * len(text))  # all runs are in one file
+    assert shape(plan_runs(arms, table)) == (order, runs, blocks)
 
 
 def test_processes_of_one_file_are_repeats_if_files_came_in_turns():
