@@ -19,7 +19,7 @@ PERF = {
     "metric-unit", "metric-threshold",
 }  # fmt: skip
 NOT_COUNTED = ("<not counted>", "<not supported>")
-PERF_UNITS = {"msec": "ms", "ns": "ns", "": "events"}
+PERF_UNITS = {"msec": ("ms", 1.0), "ns": ("us", 1e-3), "": ("events", 1.0)}
 PERF_PRIMARY = ("duration_time", "task-clock", "cpu-clock", "cycles")  # the first that was counted
 
 
@@ -73,8 +73,9 @@ def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
             raise event.refuse("unit", f"is {unit!r}, not one of: msec, ns, or nothing")
         if name in counts:
             raise event.refuse("event", f"{name} comes twice; was the file edited?")
+        own_unit, scale = PERF_UNITS[unit]
         try:
-            counts[name] = float(value), PERF_UNITS[unit]
+            counts[name] = scale * float(value), own_unit
         except ValueError:
             raise event.refuse("counter-value", f"is {value!r}, not a number") from None
     main = next((name for name in PERF_PRIMARY if name in counts), next(iter(counts), None))

@@ -159,6 +159,26 @@ def test_a_csv_with_blocks_has_the_known_answer(tmp_path):
     assert latency.comparisons[0].verdict == "worse" and rate.comparisons[0].verdict == "better"
 
 
+def test_runs_of_two_hosts_get_no_verdict(tmp_path):
+    files = written(tmp_path, FAMILIES["Google Benchmark"], 1.0)
+    for file in files["head"]:
+        file.write_text(edited(json.loads(file.read_text()), "context.host_name", "other"))
+    cell = cell_of(tmp_path / "study", _runs(files["head"], files["base"]))
+    assert "runs are from different hosts" in cell.gates["healthy"].reasons[0]
+    assert {row.comparisons[0].verdict for row in cell.primary_rows} == {"invalid"}
+
+
+def test_requests_that_failed_and_other_work_are_named(tmp_path):
+    served = json.loads(json.dumps(VLLM)) | {"completed": 9, "request_throughput": 4.5}
+    (tmp_path / "a.json").write_text(json.dumps(served))
+    (tmp_path / "b.json").write_text(json.dumps(VLLM | {"request_rate": 4.0, "new_rate": 1.0}))
+    (run,), (other,) = (read_files([tmp_path / name]) for name in ("a.json", "b.json"))
+    assert run.failure == "1 of 10 requests failed"
+    assert other.failure is None and other.unjudged == ("new_rate",)
+    with pytest.raises(ResultFileError, match=r"request_rate is 4.0, but 'inf' in .*a.json"):
+        ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
+
+
 def test_the_csv_of_the_documentation_is_read(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
     lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
