@@ -111,6 +111,7 @@ FAMILIES = {
     "AIPerf": AIPERF | {"schema_version": "1.1"},
     "genai-perf": AIPERF,
 }
+HYPERFINE, GOOGLE = FAMILIES["hyperfine"], FAMILIES["Google Benchmark"]
 
 
 def written(folder, document, effect, pairs=8):
@@ -159,6 +160,34 @@ def test_a_csv_with_blocks_has_the_known_answer(tmp_path):
     assert latency.comparisons[0].verdict == "worse" and rate.comparisons[0].verdict == "better"
 
 
+KNOWN = {  # of the committed files, as read by eye
+    "hyperfine_two_commands.json": {"elapsed_s": 0.011204792},
+    "pyperf.json": {"time_us": 0.46559},
+    "pytest_benchmark.json": {"time_us": 0.8521998},
+    "google_benchmark.json": {"real_time_us": 0.8392334, "cpu_time_us": 0.8378},
+    "asv.json": {"time_us": 0.62282},
+    "perf_stat.jsonl": {"task-clock": 0.805132, "page-faults": 78, "duration_time": 15362.52},
+    "sglang.jsonl": {"output_tok_s": 620.47887, "total_tok_s": 1861.4366, "e2e_p99_ms": 22.732704},
+    "guidellm.json": {"output_tok_s": 130.51629, "tpot_excl_first_p50_ms": 2.71051},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_file_of_the_tool_is_read_in_labkits_units(name):
+    metrics = {one.name: one.repeats[0] for one in read_files([FILES / name])[0].cases[0].metrics}
+    assert {key: metrics[key] for key in KNOWN[name]} == pytest.approx(KNOWN[name], rel=1e-4)
+
+
+def test_google_benchmarks_units_are_converted(tmp_path):
+    for unit, scale in {"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6}.items():
+        document = json.loads(json.dumps(GOOGLE))
+        for line in document["benchmarks"]:
+            line["time_unit"] = unit
+        (tmp_path / unit).write_text(json.dumps(document))
+        metric = read_files([tmp_path / unit])[0].cases[0].metrics[0]
+        assert metric.repeats[0] == pytest.approx(839.2334 * scale, rel=1e-6)
+
+
 def test_runs_of_two_hosts_get_no_verdict(tmp_path):
     files = written(tmp_path, FAMILIES["Google Benchmark"], 1.0)
     for file in files["head"]:
@@ -203,7 +232,6 @@ def edited(document, key, value, index=0):
     return text_of(document)
 
 
-HYPERFINE, GOOGLE = FAMILIES["hyperfine"], FAMILIES["Google Benchmark"]
 BROKEN = [
     ("", "it is empty"),
     ("hello\n", "it is not a result of a tool that labkit reads"),
