@@ -1,24 +1,30 @@
-# Each target does its own set-up: all it needs is Python 3.11 to 3.13 with venv and pip.
+# Each target does its own set-up: all it needs is Python 3.11 to 3.13 with venv and pip, or uv.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
-	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-	>/dev/null 2>&1 && echo $$p && break; done)
+	"$$p" -c 'import sys; sys.argv[1:] or __import__("ensurepip"); sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	$$(command -v uv) >/dev/null 2>&1 && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
-# Without byte code: what runs compiles its own, and the rest of transformers is never read.
-INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
+UV := uv==0.13.9
+INSTALL := .ci/install $(VENV)
 
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac clean
+.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac gpu clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "labkit needs Python 3.11 to 3.13 with venv and pip (make PYTHON=/path/to/python3.12)"; exit 1; }
-	@echo "installing into $(VENV) (about a minute)"
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null; then \
+		echo "installing into $(VENV) with uv (some ten seconds)"; \
+		test -x $(RUN) || uv venv --quiet --seed --python $(PYTHON) $(VENV); \
+	else \
+		echo "installing into $(VENV) with uv, which pip installs first (some twenty seconds)"; \
+		test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
+		$(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; \
+	fi
 	@$(INSTALL) -e .
 	@touch $@
 
@@ -67,7 +73,7 @@ mutants: $(DEV)  ## SAMPLE mutants of labkit, some of each package; SEED draws o
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
 clients: $(DEV)  ## clients of others, each with pinned versions in an environment of its own
-	@$(INSTALL) uv==0.13.9
+	@$(INSTALL) $(UV)
 	$(RUN) tests/clients/client_table.py --write
 
 lint: $(DEV)
@@ -84,8 +90,12 @@ docs: $(DEV)  ## the documentation as a site with search and the API reference; 
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "build/site/index.html; with search, http://localhost:8000: $(RUN) -m http.server -d build/site"
 
-mac: $(READY)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
+mac: $(DEV)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
 	$(RUN) -m labkit.mac
+
+gpu: $(DEV)  ## on Linux with an NVIDIA GPU: tests, answers and studies on CUDA, and one file, in about ten minutes
+	@$(INSTALL) 'mlx[cuda13]>=0.32.2,<0.33'
+	$(RUN) -m labkit.mac.gpu
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -94,6 +94,14 @@ def pytest_collection_finish():
         module.gc = young
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_compilers():
+    """Compile in the test's process what is not compiled yet, and not in others before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("labkit.engine.kernel_precompilation.fill_cache", lambda options: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def composer():
     """One for all tests: files that are chosen again are not read again."""

@@ -18,7 +18,7 @@ DATES = {
     "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/launch/run_launcher.py:_write_marker": {"time.time"},
-    "labkit/mac/__main__.py:main": {"datetime.now"},  # a folder's name
+    "labkit/mac/__main__.py:run_and_bundle": {"datetime.now"},  # a folder's name
     "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
     "labkit/machine/facts/macos.py:state": {

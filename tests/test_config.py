@@ -104,6 +104,18 @@ def test_plain_round_trip():
     assert from_plain(Experiment, to_plain(whole)) == whole
 
 
+@pytest.mark.parametrize(("former", "unit"), [(True, "auto"), (False, "head")])
+def test_the_former_name_of_unit_is_read_and_not_written(former, unit):
+    plain = to_plain(experiment())
+    assert "gqa_sharing" not in plain["engine"]["attention"]
+    del plain["engine"]["attention"]["unit"]
+    plain["engine"]["attention"]["gqa_sharing"] = former
+    attention = from_plain(Experiment, plain).engine.attention
+    assert attention == Attention(unit=unit)
+    with pytest.raises(ConfigError, match=r"unit=head: engine\.attention\.backend=reference does"):
+        Attention("reference", gqa_sharing=False)
+
+
 def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
     plain = to_plain(experiment())
     plain["engine"]["kv"]["block_sise"] = 16
@@ -270,10 +282,15 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "engine.attention.device=emulated: engine.",
         ),
         (lambda: Attention("reference", window_skip=False), "engine.attention.window_skip=false: "),
-        (lambda: Attention("a.b:C", gqa_sharing=False), "engine.attention.gqa_sharing=false: "),
+        (lambda: Attention("a.b:C", unit="head"), "engine.attention.unit=head: "),
         (
             lambda: Attention("reference", resolver="seq_map"),
             "resolver=seq_map: engine.attention.backend=reference does not",
+        ),
+        (lambda: Attention(unit="two"), "engine.attention.unit=two: must be auto, head, kv_head"),
+        (
+            lambda: Attention(unit="token", gqa_sharing=False),
+            "engine.attention.unit=token: contradicts engine.attention.gqa_sharing=false",
         ),
         (lambda: Workload(window=4), "workload.window=4: workload.kind=requests does not read it"),
         (

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -75,17 +76,20 @@ def at_import(tree):
         yield from at_import(node)
 
 
+@cache
 def imported(path, nodes=ast.walk):
-    """Yield the modules of labkit that a file imports, and the line."""
+    """Return the modules of labkit that a file imports, with their lines."""
+    found = []
     for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             for alias in node.names:
                 deeper = ROOT.joinpath(*node.module.split("."), alias.name)
                 whole = deeper.is_dir() or deeper.with_suffix(".py").is_file()
-                yield f"{node.module}.{alias.name}" if whole else node.module, node.lineno
+                found.append((f"{node.module}.{alias.name}" if whole else node.module, node.lineno))
+    return found
 
 
 @pytest.mark.parametrize("part", MAY)

@@ -26,9 +26,6 @@ READERS = {
         for name in options(config.experiment.QualityLimits)
     },
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
-    "engine.attention.gqa_sharing": "labkit.engine.attention.kernel_dispatch.KernelSwitches",
-    "engine.attention.tile_threshold": "labkit.engine.attention.kernel_dispatch.KernelSwitches",
-    "engine.attention.window_skip": "labkit.engine.attention.kernel_dispatch.KernelSwitches",
 }
 
 

@@ -521,6 +521,7 @@ TINY_BENCHMARKS = {
     "benchmarks/step_trace_overhead.py": ("--rounds 1 --steps 4 --requests 2", "| 2 | "),
     "benchmarks/search_error_rate.py": ("1 --permutations 20", "| 16 | unequal |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),
+    "benchmarks/verdict_error_rate.py": ("1", "| processes, 96 % | 12 | 16 |"),
     "benchmarks/best_arm_coverage.py": ("1 --permutations 20", "| 5 x 2 | 12 |"),
 }
 

@@ -61,7 +61,7 @@ ONCE = [
 SHAPE = ModelShape(
     hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=512
 )
-WINDOWS = {"window_tokens": 16, "num_windows": 8}  # of a scored text
+WINDOWS = {"window_tokens": 16, "num_windows": 16}  # of a scored text
 FEW, PART = 6, 16  # requests at most; and of a length
 POOL = 64 << 20  # bytes, where an experiment leaves it at the default
 

@@ -61,6 +61,8 @@ def run(command: Command) -> int:
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
+        for line in study.decided():
+            say(line)
         running = "".join(f"; Slurm job {job} keeps running" for job in jobs.running())
         say(f"interrupted; all records are kept{running}. Continue with: {same_command}")
         return 130

@@ -19,7 +19,7 @@ from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_allocation import with_allocation
-from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links
+from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
 from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ class StudyRunner:
             self._launcher,
             progress,
             redo_failed=redo_failed,
-            undecided_cases=analysis_cache.undecided_cases,
-            possibly_best=analysis_cache.possibly_best,
+            analysis=analysis_cache,
         )
         analysis.write_cell(cell.dir, analysis_cache)
         analysis.print_cell(cell.dir, analysis_cache=analysis_cache)
@@ -158,6 +157,13 @@ class StudyRunner:
             return 1
         analyses = analysis.write_study(self.out, analysis_cache=self._load_analysis())
         return max(int(len(begun) < len(cells)), *(one.status for one in analyses))
+
+    def decided(self) -> Iterator[str]:
+        """Yield a line for each row that a look has decided in a cell that is not finished."""
+        for cell in self._cells():
+            stopped = stopped_cases(cell, cell.design.blocks)
+            if stopped and cell_runner.unfinished(cell):
+                yield from self._load_analysis().decided_lines(cell.dir, stopped)
 
     def unfinished(self) -> Iterator[str]:
         """Yield a line per cell with missing runs: their number, and how its last session ended."""

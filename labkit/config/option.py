@@ -176,6 +176,15 @@ def option(default: Any = None, meaning: str = "", *, factory: Any = None, **met
     return dataclasses.field(**defaults, metadata={"option": spec})
 
 
+def former_name() -> Any:
+    """Return a dataclass field, null by default, for the former name of an option.
+
+    Configs may still set it, and the group's ``__post_init__`` then sets the option instead. It has
+    no place in the option's documentation nor in the JSON form of a config.
+    """
+    return dataclasses.field(default=None, metadata={"former_name": True})
+
+
 def options(group: Any) -> dict[str, Option]:
     """Return the options of a group's class by name."""
     fields = dataclasses.fields(group)

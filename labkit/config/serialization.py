@@ -23,7 +23,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, EnvironmentText):
         return value.expression
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = (f for f in dataclasses.fields(value) if "former_name" not in f.metadata)
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):

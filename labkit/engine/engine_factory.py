@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.engine import kv_layout, preconditions, speculation, user_classes
+from labkit.engine import (
+    kernel_precompilation,
+    kv_layout,
+    preconditions,
+    speculation,
+    user_classes,
+)
 from labkit.engine.engine_protocol import (
     Counters,
     EngineError,
@@ -82,6 +88,7 @@ def create(
         from labkit.engine import openai
 
         return openai.create(options, Path(model_dir))
+    kernel_precompilation.fill_cache(options)
     if not options.parallel.single_process:
         from labkit.engine.parallel import tensor_parallel_engine
 

@@ -139,6 +139,8 @@ class ReadyCell:
         The overrides that name the cell, such as ``workload=chat``.
     config_dirs
         The folders of the user's files that the command named.
+    timed
+        Whether blocks or rounds have followed from ``design.time``.
     blocks_from_time
         Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
         ``design.time``.
@@ -161,6 +163,7 @@ class ReadyCell:
     sweep: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
+    timed: bool = False
     blocks_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
     arms_dir: str = "arms"

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from labkit.cli.program import print_error
 from labkit.mac import report_bundle
-from labkit.mac.mac_steps import INTERRUPTED, PASSED, MacStep, all_steps, run_steps
+from labkit.mac.mac_steps import (
+    INTERRUPTED,
+    PASSED,
+    STEP_TIMEOUT_S,
+    MacStep,
+    all_steps,
+    run_steps,
+)
 from labkit.machine.facts import macos, memory_capacity
 
 PROG = "python -m labkit.mac"
@@ -26,17 +33,27 @@ def main(
     """Run the steps, write their results below ``outputs/`` and return the exit code."""
     if not has_metal():
         return print_error(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
-    folder = Path("outputs") / f"mac-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return run_and_bundle(PROG, "mac", make_steps, STEP_TIMEOUT_S)
+
+
+def run_and_bundle(
+    prog: str, name: str, make_steps: Callable[[Path, int], Sequence[MacStep]], timeout_s: float
+) -> int:
+    """Run the steps, write their results to ``outputs/NAME-TIME`` and return the exit code.
+
+    ``timeout_s`` is the time after which a step is stopped.
+    """
+    folder = Path("outputs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         folder.mkdir(parents=True)
         facts = report_bundle.surroundings()
         steps = make_steps(folder, memory_capacity.this_machine().total)
-        outcomes = run_steps(steps, folder, _show)
+        outcomes = run_steps(steps, folder, _show, timeout_s)
         path = report_bundle.write_bundle(
             folder, facts, outcomes, report_bundle.Redactor.for_this_computer()
         )
     except OSError as error:
-        print_error(PROG, error)
+        print_error(prog, error)
         return 1
     statuses = [outcome.status for outcome in outcomes]
     size_mb = path.stat().st_size / 1e6

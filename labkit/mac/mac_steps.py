@@ -29,7 +29,7 @@ HALF_KERNELS = "workload.dtype=float16"
 HALF_SERVING = "engine.dtype=float16"
 # Matrix products in full float32, so that the tokens can equal those of the reference.
 EXACT_FLOAT32 = ("engine.dtype=float32", "engine.mlx.tf32=false")
-DECODE_ABLATIONS = "gqa_sharing,split_kv,resolver,block_size"
+DECODE_ABLATIONS = "grid,split_kv,resolver,block_size"
 REFERENCE_ARM = "{engine.attention.backend:reference,engine.attention.device:cpu}"
 MLX_LM_ARM = "{engine:mlx_lm,engine.attention.device:cpu}"
 VERIFICATION_FILE = "answers.md"
@@ -100,7 +100,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
         study("seq_map", "seq_map against binary search, in float16", *kernels, "ablation=seq_map"),
         study(
             "decode",
-            "sharing of loads, split keys, resolvers and block sizes in decode attention",
+            "the grid, split keys, resolvers and block sizes in decode attention",
             *(*kernels, f"ablation={DECODE_ABLATIONS}"),
         ),
         study(

@@ -1,4 +1,4 @@
-"""The bundle of ``make mac``: summary, environment, logs and studies in one zip file.
+"""The bundle of ``make mac`` or ``make gpu``: summary, environment, logs and studies in one zip.
 
 This computer's paths and the user's name are removed. Records are otherwise unchanged: they name
 the busiest other programs and hold a hash of the host's name.

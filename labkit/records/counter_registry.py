@@ -229,6 +229,10 @@ COUNTERS: tuple[Counter, ...] = (
     _family_of("engine.attention.device", "device.*", "launches",
                "launches of a fused kernel on this device"),
     Counter("block_size.*", "launches", "launches over KV blocks of this many tokens"),
+    Counter("unit.*", "launches",
+            "launches whose units serve one query head, the query heads of one KV head, or all "
+            "heads of a token",
+            None, ("head", "kv_head", "token")),
     Counter("gqa.shared", "launches",
             "launches in which grouped query heads shared each loaded key"),
     Counter("gqa.unshared", "launches",
@@ -256,8 +260,8 @@ COUNTERS: tuple[Counter, ...] = (
 
 # Prefixes of the counters that kernel workloads record: launches without an engine's steps.
 LAUNCH_PREFIXES = (
-    "engine.", "kernel.", "resolver.", "device.", "block_size.", "kv_dtype.", "gqa.", "split_kv.",
-    "attention.", "window.",
+    "engine.", "kernel.", "resolver.", "device.", "block_size.", "kv_dtype.", "unit.", "gqa.",
+    "split_kv.", "attention.", "window.",
 )  # fmt: skip
 OptionChoices = Callable[[str], Sequence[str]]  # the choices of an option, from its key
 _SINGLE = {counter.name: counter for counter in COUNTERS if counter.family_prefix is None}

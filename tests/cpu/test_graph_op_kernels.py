@@ -1,5 +1,6 @@
 """The division of a graph node's work into units."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -7,6 +8,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms
 from labkit.cpu.replay.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
 
+from_python = numba.njit(lambda *arguments: num_units(*arguments))
 LEAST, CHUNK = activations.MIN_PARALLEL_NUMBERS, activations.CHUNK
 
 
@@ -14,7 +16,7 @@ def units_of(op, rows=1, **values):
     params = np.zeros(1, graph_ops.PARAMS[op])
     for name, value in values.items():
         params[name] = value
-    return num_units(op, params.ctypes.data, rows, 4)
+    return from_python(op, params.ctypes.data, rows, 4)
 
 
 @pytest.mark.parametrize("op", [graph_ops.ADD, graph_ops.MULTIPLY, graph_ops.SCALE])

@@ -1,21 +1,27 @@
 """Greedy sampling of a replayed step equals NumPy's argmax."""
 
+import numba
 import numpy as np
 import pytest
 
 from labkit.cpu.layers.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
 from labkit.engine.sampling.sampler import greedy
 
+# Python cannot call functions of kernels.
+parts_of = numba.njit(lambda width: num_parts(width))
+find = numba.njit(lambda *arguments: find_candidate(*arguments))
+merge = numba.njit(lambda *arguments: merge_candidates(*arguments))
+
 
 def best_of(logits):
     """Return the best token of each row and its lead, as the last node of a graph finds them."""
     rows, width = logits.shape
-    parts = num_parts(width)
+    parts = parts_of(width)
     candidates = np.zeros(rows * parts, CANDIDATE)
     tokens, leads = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
     for unit in range(rows * parts):
-        find_candidate(logits.ctypes.data, width, unit, candidates.ctypes.data)
-    merge_candidates(candidates.ctypes.data, width, tokens, leads)
+        find(logits.ctypes.data, width, unit, candidates.ctypes.data)
+    merge(candidates.ctypes.data, width, tokens, leads)
     return tokens, leads
 
 

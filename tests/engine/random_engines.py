@@ -286,7 +286,7 @@ def draw_attention(draw: Draw) -> dict[str, Any]:
         options |= {
             "resolver": draw.pick("binary_search", "seq_map", "padded_grid", "work_plan"),
             "split_kv": draw.rarely("off", "auto", "2", "3", share=0.2),
-            "gqa_sharing": draw.chance(0.7),
+            "unit": draw.rarely("auto", "head", "kv_head", "token", share=0.3),
             "window_skip": draw.chance(0.7),
             "tile_threshold": draw.pick(2, 2, 3, 9),
         }

@@ -25,7 +25,7 @@ AXES = {
     "engine": ("paged", "paged", "paged", "contiguous", "padded", "naive"),
     "backend": ("fused", "gather", "reference", "sdpa"),
     "resolver": ("binary_search", "seq_map", "padded_grid", "work_plan"),
-    "gqa_sharing": (True, False),
+    "unit": ("auto", "head", "token"),
     "tile_threshold": (2, 12),
     "block_size": (8, 16, 32),
     "admission": ("continuous", "static"),
@@ -71,7 +71,7 @@ def legal(choice):
                 config.Attention,
                 backend=c["backend"],
                 resolver=c["resolver"],
-                gqa_sharing=c["gqa_sharing"],
+                unit=c["unit"],
                 tile_threshold=c["tile_threshold"],
             ),
             scheduler=part(
@@ -112,7 +112,7 @@ def drawn(count, seed):
             if rng.random() < 0.5 and axis not in ("engine", "backend", "composition"):
                 choice[axis] = values[0]
         if choice["backend"] != "fused":  # else most draws would be refused
-            choice |= {"resolver": "binary_search", "gqa_sharing": True, "tile_threshold": 2}
+            choice |= {"resolver": "binary_search", "unit": "auto", "tile_threshold": 2}
         if choice["speculation"] == "none":
             choice["verification"] = "window"
         if choice["admission"] == "static":

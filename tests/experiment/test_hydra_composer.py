@@ -115,7 +115,7 @@ def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypat
     monkeypatch.setattr(hydra, "compose", lambda *a, **k: reads.append(k) or compose(*a, **k))
     threads = [composer.compose([*BASE, f"engine.threads={n}"]).engine.threads for n in (1, 2, 3)]
     assert threads == [1, 2, 3] and len(reads) == 1
-    composer.compose([*BASE, "engine=mlx_lm"])
+    composer.compose([*BASE, "engine=mlx_lm", "engine.attention.unit=auto"])
     assert len(reads) == 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from planted_runs import PlantedRuns, kernel_fields
@@ -41,9 +42,8 @@ class Planted(PlantedRuns):
         return kernel_fields(100 * math.exp(log)) | {"outcome": self.outcome, "detail": detail}
 
 
-def run_cell(cell, *others, undecided_cases=None):
-    undecided_cases = undecided_cases or AnalysisCache().undecided_cases
-    return cell_runner.run_cell(cell, *others, undecided_cases=undecided_cases)
+def run_cell(cell, *others, analysis=None):
+    return cell_runner.run_cell(cell, *others, analysis=analysis or AnalysisCache())
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_failed_runs_decide_nothing(make):
 
 
 def test_a_design_with_looks_needs_a_function_that_takes_them(make):
-    with pytest.raises(ValueError, match="its design has looks, but undecided_cases is None"):
+    with pytest.raises(ValueError, match="its design has looks, but analysis is None"):
         cell_runner.run_cell(make(), Planted(0.0, 0.1))
 
 
@@ -145,10 +145,10 @@ def test_a_look_is_taken_only_on_its_own_blocks(make):
             return super().record(run, cell)
 
     with pytest.raises(KeyboardInterrupt):
-        run_cell(make(), Dies(0.0, 0.1), undecided_cases=decided)
+        run_cell(make(), Dies(0.0, 0.1), analysis=SimpleNamespace(undecided_cases=decided))
     assert (looked, design_of(make())["blocks"]) == ([8], 10)
     assert len(unfinished(make())) == 3 * 3
-    run_cell(make(), Planted(0.0, 0.1), undecided_cases=decided)
+    run_cell(make(), Planted(0.0, 0.1), analysis=SimpleNamespace(undecided_cases=decided))
     assert looked == [8, 10, 12]
     assert [t["blocks"] for t in design_of(make())["looks_taken"]] == [8, 10, 12]
 

@@ -14,6 +14,7 @@ ABLATIONS = (
     "seq_map",
     "resolver",
     "split_kv",
+    "grid",
     "gqa_sharing",
     "window_skip",
     "block_size",
@@ -128,7 +129,40 @@ def test_claims_on_an_engine_s_steps_are_refused_for_kernel_workloads(composed):
     composed("ablation=seq_map", claim, "workload=kernel_decode")
 
 
-def test_counters_of_launches_have_the_declared_prefixes(measured):
+def search_steps(requests):
+    """Return the steps of the article's search, summed over the tokens of a pure decode batch."""
+    steps = 0
+    for token in range(requests):
+        low, high = 0, requests
+        while low < high:
+            middle, steps = (low + high + 1) // 2, steps + 1
+            low, high = (middle, high) if middle <= token else (low, middle - 1)
+    return steps
+
+
+def test_the_first_command_has_the_article_s_grid(measured):
+    """Each head of a token searches: a unit that served two would halve columns and steps."""
+    assert 16 * search_steps(64) == 6160  # 64 requests and 16 heads, as in the article
     _, results = measured("seq_map")
-    for result in results.values():
+    for arm, result in results.items():
         assert all(name.startswith(counter_registry.LAUNCH_PREFIXES) for name in result.counters)
+        kernels = [case.notes["kernel"] for case in result.cases]
+        assert {"decode", "tiled"} == set(kernels)
+        for case in result.cases:
+            notes = case.notes
+            assert notes["grid"][0] == 16 and notes["counters"]["unit.head"] == 1
+            if notes["kernel"] == "decode":
+                assert notes["grid"] == [16, notes["total_q"]]
+                searched = 16 * search_steps(notes["total_q"]) if arm == "binary_search" else 0
+                assert notes["counters"]["attention.search_iterations"] == searched
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ablation=resolver", "experiment=seq_map_kernel", "experiment=seq_map_concurrency_64"],
+)
+def test_the_article_s_questions_ask_for_its_grid(composed, name):
+    arms = composed(name).experiments
+    assert {experiment.engine.attention.unit for experiment in arms.values()} == {"head"}
+    serving = composed("ablation=none").experiments["base"]
+    assert serving.engine.attention.unit == "auto"

@@ -1,8 +1,12 @@
 """Studies that earlier versions began, with 2 runs of each arm per block by default."""
 
+import copy
+import dataclasses
+
 import pytest
 
 from labkit.config import ConfigError, Design, Isolation, PlannedLook
+from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.legacy_design import as_begun
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 
@@ -71,3 +75,25 @@ def test_twice_the_blocks_where_arms_take_turns_are_explained(make_cell, looks):
     with pytest.raises(ConfigError) as refusal:
         refuse_changes(make_cell(blocks=4, isolation=TURNS))
     assert "older version" not in str(refusal.value)
+
+
+def test_an_option_continues_under_its_former_name_where_it_means_the_same(composed, tmp_path):
+    cell = to_cell(composed("ablation=none", "workload=kernel_decode"), tmp_path / "cell")
+
+    def named_formerly(value):
+        config = copy.deepcopy(cell.arms[0].config)
+        assert config["engine"]["attention"].pop("unit") == "auto"
+        config["engine"]["attention"]["gqa_sharing"] = value
+        return dataclasses.replace(cell.arms[0], config=config)
+
+    for value in (True, False):
+        begun = dataclasses.replace(
+            cell, dir=tmp_path / str(value), arms=(named_formerly(value), *cell.arms[1:])
+        )
+        write_manifest(begun, 1)
+        today = dataclasses.replace(cell, dir=begun.dir)
+        if value:
+            refuse_changes(today)
+        else:
+            with pytest.raises(ConfigError, match=r"attention\.gqa_sharing was False, now it is"):
+                refuse_changes(today)

@@ -145,7 +145,7 @@ def test_sequential_studies_of_nothing_through_the_runner(make_cell):
             blocks=12, looks=LOOKS, seed=seed, control=False, folder=f"aa-{seed}", margin_pct=0.1
         )
         launcher = Simulated(seed, len(cell.schedule()), 0.0)
-        run_cell(cell, launcher, undecided_cases=AnalysisCache().undecided_cases)
+        run_cell(cell, launcher, analysis=AnalysisCache())
         (row,) = analysis.analyse_cell(cell.dir)["rows"]
         words = {comparison["verdict"] for comparison in row["comparisons"]}
         claims += bool(words & {"better", "worse", "trivial"})

@@ -79,8 +79,8 @@ def test_a_look_must_be_able_to_claim_something_and_its_alpha_is_part_of_all():
     first, last = planned_looks(DESIGN, 1, 12)
     assert (first.blocks, last.blocks) == (8, 12)
     assert first.alpha + last.alpha == pytest.approx(DESIGN.alpha)
-    assert 16 * DESIGN.smallest_p(planned_looks(DESIGN, 16, 14)[0].blocks) <= first.alpha
-    assert planned_looks(DESIGN, 16, 12) == []
+    assert 16 * DESIGN.smallest_p(planned_looks(DESIGN, 16, 16)[0].blocks) <= first.alpha
+    assert planned_looks(DESIGN, 16, 14) == []  # after 12 of 14, it would save little
 
 
 def test_three_rounds_of_a_case_do_not_make_it_noiseless():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_interleaved_arms_are_prepared_in_one_process(make_cell, prepare, monkey
     assert arms == ["base", "seq_map"]  # control is base again
 
 
-def test_a_pilot_is_a_process_of_all_arms_or_of_the_baseline_alone(make_cell, launcher):
+def test_a_pilot_is_a_process_of_all_arms_or_of_one(make_cell, launcher):
     names = {}
     for isolation in (Isolation.in_process, Isolation.live):
         cell = make_cell(isolation=isolation, folder=isolation.value)
@@ -133,8 +134,16 @@ def test_a_pilot_is_a_process_of_all_arms_or_of_the_baseline_alone(make_cell, la
         assert 0 < pilot["start_s"] < 60 and not list(cell.paths.pending.iterdir())
     assert names == {
         "in_process": "binary_search+seq_map+binary_search",
-        "live": "binary_search",
+        "live": "seq_map",
     }
+
+
+def test_a_pilot_runs_this_labkit_for_an_arm_of_a_revision(make_cell, launcher, monkeypatch):
+    cell = make_cell(isolation=Isolation.live)
+    write_manifest(cell, 1)
+    elsewhere = {"revision": "0" * 40, "repository": "/nowhere"}
+    arms = tuple(dataclasses.replace(arm, environment=elsewhere) for arm in cell.arms)
+    assert launcher.pilot(dataclasses.replace(cell, arms=arms), 1.0) is not None
 
 
 def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):

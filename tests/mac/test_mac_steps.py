@@ -15,7 +15,7 @@ import pytest
 from labkit import analysis
 from labkit.cli import command_line, study_composer
 from labkit.mac import __main__ as door
-from labkit.mac import kernel_verification, mac_steps, report_bundle
+from labkit.mac import gpu, kernel_verification, mac_steps, report_bundle
 from labkit.mac.mac_steps import (
     INTERRUPTED,
     NOT_RUN,
@@ -150,6 +150,48 @@ def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_pa
     for name, engines in arms.items():
         first = next(iter(engines.values()))
         assert first.attention.device.value == "metal", name
+
+
+def test_every_kernel_study_on_a_gpu_is_verified_and_has_the_article_s_seven_rows(tmp_path):
+    """The emulator stands for the GPU: the steps must be ready when there is one."""
+    study_composer.register()
+    cells = {}
+    for step in gpu.gpu_steps(tmp_path, 16 * GIB, "engine.attention.device=emulated"):
+        if step.arguments[:2] != ("-m", "pytest"):
+            start = 3 if step.name == "answers" else 2
+            cells[step.name] = study_composer.compose_cells(
+                command_line.parse(step.arguments[start:])
+            )
+    assert {c.experiment.ablation.name for c in cells["answers"]} == {"seq_map", *gpu.ABLATIONS}
+    (rows,) = cells["seq_map"]
+    workload = rows.experiment.workload
+    assert len([case for case in workload.cases if case.name in published_rows(rows)]) == 7
+    assert workload.max_pool_bytes == 8 * GIB
+    for name, (cell, *_) in cells.items():
+        for experiment in cell.experiments.values():
+            assert experiment.workload.dtype.value == "float16", name
+            assert experiment.engine.attention.device.value == "emulated"
+    assert {e.engine.attention.unit for e in rows.experiments.values()} == {"head"}
+
+
+def published_rows(cell):
+    return {row["case"] for row in cell.experiment.ablation.published["rows"]}
+
+
+def test_the_gpus_answers_are_right_in_the_emulator(tmp_path):
+    (answers, *_) = gpu.gpu_steps(tmp_path, GIB, "engine.attention.device=emulated")
+    table = Path(answers.arguments[2])
+    case = "workload.cases=[{name: c, decode: 2, context: 8}]"
+    small = ("workload=kernel_emulated", case, "ablation=grid")
+    kept = [o for o in answers.arguments[3:-1] if not o.startswith("ablation=")]
+    assert kernel_verification.main([str(table), *kept, *small]) == 0
+    assert table.read_text().count("| right |") == 3
+
+
+def test_without_a_gpu_it_prints_one_line_and_exits_with_2(inside, capsys):
+    assert gpu.main(has_cuda=lambda: False) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert list(inside.iterdir()) == []
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(16, False), (32, True)])
@@ -300,7 +342,7 @@ def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
 
 def test_an_interrupt_exits_with_130_and_writes_the_file(inside, monkeypatch):
     outcome = StepOutcome(python("one", ""), INTERRUPTED)
-    monkeypatch.setattr(door, "run_steps", lambda steps, folder, show: [outcome])
+    monkeypatch.setattr(door, "run_steps", lambda *_: [outcome])
 
     def steps(folder, memory_bytes):
         (folder / "one.log").write_text("so far")

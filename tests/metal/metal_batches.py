@@ -168,12 +168,12 @@ def attend(
     scale=None,
     resolver="binary_search",
     split_kv="off",
-    gqa_sharing=False,
+    unit="head",
     window_skip=True,
     **options,
 ):
     """Run a batch, by default on three schedules; return (output in float32, report, dispatch)."""
-    switches = KernelSwitches(resolver, split_kv, gqa_sharing, window_skip)
+    switches = KernelSwitches(resolver, split_kv, unit, window_skip)
     backend = Launcher(switches, executor or prover(), kernel, maps)
     q, *pools = (mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool))
     backend.adopt([pools[0]], [pools[1]])

@@ -96,10 +96,13 @@ def expected_evidence(b, probe, dispatch):
     x, y, z = dispatch.groups
     resolver = probe.switches.get("resolver", "binary_search")
     searched = sum(iterations(cu, unit, rows) for unit in range(y))
+    heads = b.q.shape[1] // b.k_pool.shape[2]
+    served = {"head": 1, "kv_head": heads, "token": b.q.shape[1], "auto": heads if rows == 1 else 1}
+    assert x * served[probe.switches.get("unit", "head")] == b.q.shape[1]
     return {
         "search_iterations": searched * x * z if resolver == "binary_search" else 0,
         "kv_blocks_visited": blocks * columns,
-        "surplus_threadgroups": x * y * z - units * columns * dispatch.partitions,
+        "surplus_threadgroups": x * (y * z - units * dispatch.partitions),
     }
 
 
@@ -185,7 +188,7 @@ def _pure_decode():
 
 PROBES = {
     "decode": Probe(_few, "decode"),
-    "decode options": Probe(_optioned, "decode", ALL, {"gqa_sharing": True}),
+    "decode options": Probe(_optioned, "decode", ALL, {"unit": "auto"}),
     "decode masking": Probe(
         _bad_value, "decode", {"window": 9, "window_skip": False}, {}, {"window_skip": True}
     ),
@@ -197,6 +200,7 @@ PROBES = {
         {},
         {"window_skip": False},
     ),
+    "decode tokens": Probe(_optioned, "decode", ALL, {"unit": "token"}),
     "decode half": Probe(
         lambda: batch([1, 2], [40, 150], dtype=mx.bfloat16, block_size=32), "decode"
     ),
@@ -215,6 +219,7 @@ PROBES = {
         _bad_value, "tiled", {"window": 9, "window_skip": False}, {}, {"window_skip": True}
     ),
     "tiled edge": Probe(_shown_value, "tiled"),
+    "tiled tokens": Probe(_mixed, "tiled", {}, {"unit": "token"}),
     "tiled steep": Probe(lambda: batch([20, 9], [60, 9], heads=2, spread=100.0), "tiled"),
     "tiled skipping": Probe(_bad_value, "tiled", {"window": 9}),
     "tiled negative": Probe(_negative, "tiled", {"window": 20, "window_skip": False}),
@@ -233,7 +238,7 @@ RACE_PROBES = {
         {"resolver": "padded_grid"},
         build=BuildKind.race,
     ),
-    "race decode": Probe(_racing, "decode", {}, {"gqa_sharing": True}, build=BuildKind.race),
+    "race decode": Probe(_racing, "decode", {}, {"unit": "auto"}, build=BuildKind.race),
     "race split": Probe(_racing, "decode", {}, {"split_kv": 2}, build=BuildKind.race),
     "race tiled": Probe(
         lambda: batch([9], [20], heads=1, kv_heads=1), "tiled", build=BuildKind.race

@@ -183,8 +183,8 @@ SURVIVORS = {
         ),
         (
             "tiled",
-            "const int holder = (element_row & 4) * 4 + (t & 4) * 2 + (element_row & 3) * 2 + (t & 2) / 2;"
-            " -> const int holder = (element_row & 4) * 4 + (t & 4) * 2 + (element_row & 3) * 2 + (t & 3) / 2;",
+            "(element_row & 4) * 4 + (t & 4) * 2 + (element_row & 3) * 2 + (t & 2) / 2;"
+            " -> (element_row & 4) * 4 + (t & 4) * 2 + (element_row & 3) * 2 + (t & 3) / 2;",
         ),
         (
             "tiled",

@@ -158,7 +158,7 @@ def test_the_cuda_text_equals_the_oracle_and_the_metal_text(kernel, options, com
     )
 
 
-@pytest.mark.parametrize("switches", [{"split_kv": 3}, {"gqa_sharing": True}])
+@pytest.mark.parametrize("switches", [{"split_kv": 3}, {"unit": "token"}])
 def test_the_cuda_text_splits_keys_and_shares_heads(switches, compiler):
     b = batch([1, 1], [200, 3])
     out, evidence, _ = attend(b, executor=on_cpu, **switches)

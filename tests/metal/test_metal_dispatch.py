@@ -35,7 +35,7 @@ def planned(query_lens, contexts, resolver="binary_search"):
 
 
 def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, **switches):
-    switches = KernelSwitches(**{"gqa_sharing": False, **switches})
+    switches = KernelSwitches(**{"unit": "head", **switches})
     metadata = planned(*batch, resolver)
     return kernel_dispatch.choose_kernel(
         metadata, kind or layer(), switches, on or kernel_dispatch.METAL_LIMITS, kernel
@@ -101,25 +101,29 @@ def test_split_kv():
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "shared"), [(16, 4, 4), (32, 2, 8), (7, 7, 1), (24, 2, 6)]
 )
-def test_gqa_sharing(heads, kv_heads, shared):
-    kind = layer(heads, kv_heads)
-    chosen = choose(DECODE, kind, gqa_sharing=True)
-    assert chosen.sharing_heads == shared
-    assert chosen.groups[0] == heads // shared
-    assert choose(DECODE, kind).sharing_heads == 1
+def test_the_unit_sets_the_grid_and_what_is_shared(heads, kv_heads, shared):
+    kind, group = layer(heads, kv_heads), heads // kv_heads
+    for unit, served in (("head", 1), ("kv_head", group), ("token", heads), ("auto", shared)):
+        for lengths, sharing in ((DECODE, min(shared, served)), (PREFILL, 1)):
+            chosen = choose(lengths, kind, unit=unit)
+            expected = 1 if unit == "auto" and lengths is PREFILL else served
+            assert (chosen.heads_per_unit, chosen.groups[0]) == (expected, heads // expected)
+            assert chosen.sharing_heads == sharing
 
 
 def test_a_cpu_unit_reads_several_kv_heads_if_there_are_enough_units():
     many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
     on, kind = kernel_dispatch.cpu_limits(2), layer(16, 8, 256, "float32")
     for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
-        chosen = choose(some, kind, on=on, gqa_sharing=True)
-        assert (chosen.kv_heads_per_unit, chosen.sharing_heads, chosen.grid[0]) == (
-            heads,
+        chosen = choose(some, kind, on=on, unit="auto")
+        assert (chosen.heads_per_unit, chosen.sharing_heads, chosen.grid[0]) == (
+            2 * heads,
             2,
             8 // heads,
         )
-    assert choose(PREFILL, kind, on=on).grid[0] == 8
+        assert choose(some, kind, on=on).grid == (16, len(some[0]))
+    assert choose(PREFILL, kind, on=on, unit="auto").grid[0] == 8
+    assert choose(PREFILL, kind, on=on).grid[0] == 16
 
 
 def test_identity_needs_one_token_for_each_sequence_not_just_as_many():
@@ -163,7 +167,7 @@ def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, 
     """``broken``: launch, kernel (0 decode, 1 reduce) and row whose stamp is 5 too large."""
     rng = np.random.default_rng(3)
     metadata = planned([1, 1], [9, 9], "identity")
-    dispatch = Dispatch("decode", (2, 2), "", 1, 1, partitions=partitions)
+    dispatch = Dispatch("decode", (2, 2), "", 1, 1, 1, partitions)
     nonces = 0xFFFFFFF0, 7
 
     def rows(nonce, kernel):

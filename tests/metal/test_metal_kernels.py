@@ -156,15 +156,22 @@ def test_split_kv_with_sinks(split_kv):
         assert other.tobytes() == out.tobytes(), resolver
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "shared"), [(4, 2, 2), (4, 1, 4), (5, 1, 5)])
-def test_gqa_sharing_reads_less_and_changes_no_bit(heads, kv_heads, shared):
+@pytest.mark.parametrize("kernel", ["decode", "tiled"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "shared"), [(4, 2, 2), (4, 1, 4), (5, 1, 5), (16, 1, 8)]
+)
+def test_a_larger_unit_searches_less_and_changes_no_bit(heads, kv_heads, shared, kernel):
     b = batch([1, 2], [90, 17], heads=heads, kv_heads=kv_heads)
-    plain, more, _ = attend(b, kernel="decode")
+    plain, alone, _ = attend(b, kernel=kernel)
     check(b, plain)
-    out, fewer, dispatch = attend(b, kernel="decode", gqa_sharing=True)
-    assert out.tobytes() == plain.tobytes()
-    assert dispatch.sharing_heads == shared
-    assert more.kv_blocks_visited == shared * fewer.kv_blocks_visited
+    assert alone.grid[0] == heads
+    shared = shared if kernel == "decode" else 1
+    for unit, columns in (("kv_head", kv_heads), ("token", 1)):
+        out, report, dispatch = attend(b, kernel=kernel, unit=unit)
+        assert out.tobytes() == plain.tobytes()
+        assert (report.grid[0], dispatch.sharing_heads) == (columns, shared)
+        assert alone.search_iterations * columns == report.search_iterations * heads
+        assert alone.kv_blocks_visited == shared * report.kv_blocks_visited
 
 
 def test_spec_verify_as_unit_segments_equals_one_window():

@@ -89,8 +89,8 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
     [
         {"resolver": "identity"},
         {"split_kv": 2},
-        {"split_kv": 2, "gqa_sharing": True, "resolver": "padded_grid"},
-        {"gqa_sharing": True},
+        {"split_kv": 2, "unit": "auto", "resolver": "padded_grid"},
+        {"unit": "token"},
         {"window": 3, "window_skip": False},
         {"window": 3, "window_skip": False, "kernel": "tiled"},
     ],

@@ -57,7 +57,9 @@ def test_resolvers_are_bit_equal_on_the_gpu(kernel):
             assert out.tobytes() == expected.tobytes(), resolver
 
 
-@pytest.mark.parametrize("switches", [{"split_kv": 3}, {"gqa_sharing": True}, {"window": 20}])
+@pytest.mark.parametrize(
+    "switches", [{"split_kv": 3}, {"unit": "auto"}, {"unit": "token"}, {"window": 20}]
+)
 def test_gpu_and_emulator_agree(switches, compiler):
     b = batch([1, 1], [200, 3])
     result, on_gpu, _ = attend(b, executor=poisoned, **switches)

@@ -59,7 +59,8 @@ def test_a_missing_barrier_is_a_race(sanitizer):
 def test_correct_kernels_have_no_race(sanitizer):
     b = batch([1], [150], heads=2, kv_heads=1, block_size=8)
     attend(b, executor=RACE_EMULATOR)
-    attend(b, executor=RACE_EMULATOR, gqa_sharing=True)
+    attend(b, executor=RACE_EMULATOR, unit="auto")
+    attend(batch([1], [20], heads=2, kv_heads=2), executor=RACE_EMULATOR, unit="token")
     attend(b, executor=RACE_EMULATOR, split_kv=2)
     attend(batch([9], [20], heads=1, kv_heads=1), executor=RACE_EMULATOR)
 
@@ -72,7 +73,7 @@ def test_every_barrier_is_needed(mutant, sanitizer):
     b = batch([1], [150], heads=2, kv_heads=1, block_size=8)
     edits = {"decode": mutant.text}
     with pytest.raises(KernelFault, match="race"):
-        attend(b, executor=lambda call: RACE_EMULATOR(edited(call, edits)), gqa_sharing=True)
+        attend(b, executor=lambda call: RACE_EMULATOR(edited(call, edits)), unit="auto")
 
 
 def test_all_barriers_are_tested():

@@ -17,6 +17,7 @@ from labkit.config import (
     Experiment,
     Model,
     ModelShape,
+    Prompts,
     Workload,
 )
 from labkit.engine import memory_budget as budget
@@ -46,7 +47,8 @@ def experiment(blocks=None, **changes):
 
 
 def estimate(**changes):
-    source = SimpleNamespace(lengths=lambda experiment: LENGTHS)
+    times = [0.0, 20_000.0, 4_000.0, 90_000.0]  # the fourth request is not sent
+    source = SimpleNamespace(lengths=lambda _: LENGTHS, timestamps_ms=lambda _: times)
     return RequestKind(source).estimate(experiment(**changes))
 
 
@@ -70,6 +72,9 @@ def test_time_is_that_of_every_token_and_of_the_steps(facts):
     assert estimate(concurrency=9).seconds < estimate().seconds
     slow = Arrivals(ArrivalKind.poisson, 0.5)  # the last one of three arrives after 6 s
     assert estimate(arrivals=slow, concurrency=None).seconds == pytest.approx(START_SECONDS + 6)
+    trace = {"arrivals": Arrivals(ArrivalKind.trace, time_scale=0.5), "concurrency": None}
+    prompts = Prompts(source="trace", path="trace.jsonl")
+    assert estimate(**trace, prompts=prompts).seconds == pytest.approx(START_SECONDS + 10)
 
 
 def test_memory_is_that_of_the_longest_requests_together(facts, monkeypatch):

@@ -392,6 +392,8 @@ class CellAnalysis:
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         causes = [gate.cause(arm) for gate in gates]
         causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
+        if metric == "dispatch_us":
+            causes.append(slow_launches.timing_cause(arm, self.data.baseline, self.data.records))
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
@@ -445,7 +447,7 @@ class CellAnalysis:
         if not self.alternative_rows:
             return False
         row, other = self.rows[index], self.alternative_rows[index]
-        return (row.arms, row.over_rounds) != (other.arms, other.over_rounds)
+        return row.over_rounds != other.over_rounds or row.arms != other.arms
 
     @cached_property
     def cell(self) -> Cell:

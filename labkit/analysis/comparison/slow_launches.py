@@ -31,9 +31,30 @@ from labkit.analysis.comparison.observations import MetricRow
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import p_text, percent_text
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.records import Record
 
 SLOW_RATIO = 1.3
 UNCLEAR_ALPHA = 0.05
+
+
+def timing_cause(arm: str, baseline: str, records: Sequence[Record]) -> str | None:
+    """Return the reason why two arms' launches were timed differently, or None.
+
+    Each revision of labkit times launches in its own way: all of them, or the fastest of a few.
+    """
+    ways: dict[str, dict[str, object]] = {arm: {}, baseline: {}}
+    for record in records:
+        for case in record.cases if record.arm in ways else ():
+            if "fastest_of" in case.notes:
+                ways[record.arm][case.case] = case.notes["fastest_of"]
+    for case_name, way in ways[arm].items():
+        base = ways[baseline].get(case_name, way)
+        if base != way:
+            return (
+                f"launches were timed differently: the fastest of {way} in {arm}, of {base} in "
+                f"{baseline} ({case_name})"
+            )
+    return None
 
 
 def slow_launch_p(row: MetricRow, baseline: str, arm: str, blocks: Sequence[int]) -> float:

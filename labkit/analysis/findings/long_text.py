@@ -151,7 +151,7 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         where = "" if one.place == group.metric.name else f"in {one.place}"
         known = one.comparison.ci_pct if one.word in CHANGED else None
         interval = interval_phrase(one.metric, known, one.comparison.level)
-        interval += as_measured_text(one.comparison)
+        interval += as_measured_text(one.comparison, True)
         options = {"base": one.base, "interval": interval, "differences": differences_of([one])}
         return effect_phrase(one.metric, [one.effect], baseline, where, **options)
     by_direction: dict[bool, list[Finding]] = {}

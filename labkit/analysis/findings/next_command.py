@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
 
 SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # only characters that cell names keep
+DESIGN_SIZE = ("design.blocks=", "design.looks=", "design.time=")
 MAX_BLOCKS = 200  # in a proposed command; more would take days
-DECLARED_RUNS = 2  # the default of design.runs_per_block
+MAX_TIME_S = 3600.0  # likewise
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,18 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
     if not known or max(known) <= len(data.blocks_done):
         return None
-    kept = [o for o in overrides if not o.startswith(("design.blocks=", "design.looks="))]
-    blocks = -(-max(known) // _runs_per_declared_block(analysis, overrides))
+    time_s = data.design.time_s
+    if time_s is not None:
+        done = len(data.blocks_done)
+        known = [need for need in known if need * time_s / done <= MAX_TIME_S] or [min(known)]
+        minutes = math.ceil(max(known) * time_s / done / 60)
+        size = [f"design.time={minutes}m"]
+    else:
+        size = [f"design.blocks={max(known)}", "design.looks=[]"]
+    kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
     rows = count_text(len(known), "undecided row")
     more = "" if len(known) == len(needs) else f"; {len(needs) - len(known)} would need far more"
-    return _command(
-        analysis,
-        [*kept, f"design.blocks={blocks}", "design.looks=[]"],
-        f"decide {rows} in a new study{more}",
-    )
-
-
-def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -> int:
-    """Return the number of blocks that each block of ``design.blocks`` was split into.
-
-    Interleaved arms run once per block, so a declared block of 2 runs per arm becomes 2 blocks.
-    """
-    if analysis.data.design.runs_per_block > 1:
-        return 1
-    return 1 if "design.runs_per_block=1" in overrides else DECLARED_RUNS
+    return _command(analysis, [*kept, *size], f"decide {rows} in a new study{more}")
 
 
 def _command(analysis: CellAnalysis, overrides: Sequence[str], purpose: str) -> NextCommand:

@@ -77,11 +77,17 @@ def _signed(interval: tuple[float, float] | None) -> str:
     return "unknown" if interval is None else interval_text(*interval)
 
 
-def as_measured_text(one: Comparison) -> str:
-    """Return the effect as measured if it lies outside the interval, else an empty text."""
-    return (
-        "" if one.as_measured_pct is None else f"; {percent_text(one.as_measured_pct)} as measured"
-    )
+def as_measured_text(one: Comparison, directed: bool) -> str:
+    """Return the effect as measured if it lies outside the interval, else an empty text.
+
+    ``directed``: whether the sentence has named the effect's direction, so that the same direction
+    needs no sign.
+    """
+    effect = one.as_measured_pct
+    if effect is None:
+        return ""
+    unsigned = directed and effect * (one.effect_pct or 0.0) > 0
+    return f"; {f'{magnitude_text(effect)} %' if unsigned else percent_text(effect)} as measured"
 
 
 def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
@@ -98,7 +104,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     return (
         f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
-        f"{count_text(one.blocks, 'block')}{as_measured_text(one)}"
+        f"{count_text(one.blocks, 'block')}{as_measured_text(one, directed)}"
     )
 
 

@@ -120,6 +120,12 @@ class CellDesign:
         return self.keys.get("imported") or {}
 
     @property
+    def time_s(self) -> float | None:
+        """The time from which blocks or rounds followed; None if both were fixed."""
+        time_s = self.keys.get("time_s")
+        return None if time_s is None else float(time_s)
+
+    @property
     def across_hosts(self) -> bool:
         """Whether the host may change from block to block."""
         return bool(self.keys.get("across_hosts", False))
@@ -396,9 +402,12 @@ class Cell:
 
     @property
     def level_text(self) -> str:
-        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01."""
-        levels = (one.level for one in self.comparisons if one.level)
-        return f"{100 * next(levels, 1.0 - self.design.alpha):g} %"
+        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01.
+
+        Rows that an earlier look has decided have a higher one.
+        """
+        levels = [one.level for one in self.comparisons if one.level]
+        return f"{100 * min(levels, default=1.0 - self.design.alpha):g} %"
 
     @property
     def counters(self) -> dict[str, Mapping[str, float]]:

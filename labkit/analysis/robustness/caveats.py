@@ -127,6 +127,12 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if planned < needed:
         runs = f"{count_text(planned, 'block')} of {data.criteria.runs}"
         yield f"estimate only: {runs} cannot support a claim; {needed} blocks can"
+    for look in {look.blocks: look for look in data.stopped.values()}.values():
+        rows = [repr(case) for case, of_case in data.stopped.items() if of_case == look]
+        yield (
+            f"decided at the look after {look.blocks} blocks, with the interval of that look "
+            f"({100 * (1 - look.alpha):g} %), and then not measured: {', '.join(rows)}"
+        )
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts

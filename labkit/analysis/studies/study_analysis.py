@@ -17,6 +17,7 @@ from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
+from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.config import count_text
@@ -76,6 +77,19 @@ class AnalysisCache:
             return primary
         decided = DECIDED_WORDS | {"computed"}
         return [one.row.case for one in judged if one.verdict.word not in decided]
+
+    def decided_lines(self, cell_dir: StudyPath, cases: Collection[str]) -> list[str]:
+        """Return a line for each arm in each primary row of decided cases."""
+        cell = self.cell(cell_dir).cell
+        arms = {arm.name for arm in cell.arms if arm.role == "arm"}
+        return [
+            f"decided: {row.name}: {one.arm} {one.verdict}, {percent_text(one.effect_pct)} "
+            f"({interval_text(one.ci_low_pct, one.ci_high_pct)})"
+            for row in cell.rows
+            if row.primary and row.case in cases
+            for one in row.comparisons
+            if one.arm in arms
+        ]
 
     def objective(self, cell_dir: StudyPath) -> float | None:
         """Return a cell's objective; see :mod:`labkit.analysis.studies.study_analysis`."""

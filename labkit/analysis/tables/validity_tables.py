@@ -95,8 +95,9 @@ def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table
         Column("blocks", lambda result: result.blocks),
     )
     note = (
-        "Each analysis tests one row by itself, without adjustment for the other rows. "
-        "The verdicts above do not use these numbers."
+        "Each analysis tests one row by itself: neither p nor interval is adjusted for the other "
+        "rows or arms. The numbers above are not these, but a verdict is withheld where stalls or "
+        "the mean of all launches contradict it."
     )
     return Table(columns, tuple(results), (note,), prose=True)
 

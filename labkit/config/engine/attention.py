@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.option import CLASS_PATH, Group, ReadBy, option
+from labkit.config.option import (
+    CLASS_PATH,
+    Group,
+    ReadBy,
+    former_name,
+    option,
+    override_text,
+    require,
+)
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
+UNITS = ("auto", "head", "kv_head", "token")
 
 
 class Device(Enum):
@@ -52,11 +61,16 @@ class Attention(Group, place="engine.attention"):
         unit="partitions",
         read_by=FUSED,
     )
-    gqa_sharing: bool = option(
-        True,
-        "In the decode kernel, the query heads of a group load their KV head once.",
+    unit: str = option(
+        "auto",
+        "What a unit of the grid (a threadgroup) serves after one search for its request: one "
+        "query head of a token, its query heads of one KV head, which share loads, or all its "
+        "heads. auto: the device's fastest.",
+        choices=UNITS,
         read_by=FUSED,
     )
+    # The former name of ``unit``: true is unit=auto, false is unit=head.
+    gqa_sharing: bool | None = former_name()
     window_skip: bool = option(
         True,
         "Skip KV blocks outside the sliding window instead of reading and masking them.",
@@ -71,3 +85,15 @@ class Attention(Group, place="engine.attention"):
         unit="query tokens",
         read_by=FUSED,
     )
+
+    def __post_init__(self) -> None:
+        """Replace the former name of ``unit``, and check the options."""
+        if self.gqa_sharing is not None:
+            unit = "auto" if self.gqa_sharing else "head"
+            require(
+                self.unit in ("auto", unit),
+                f"engine.attention.unit={self.unit}: contradicts engine.attention.gqa_sharing="
+                f"{override_text(self.gqa_sharing)}, the former name of unit={unit}; set unit only",
+            )
+            self.unit, self.gqa_sharing = unit, None
+        super().__post_init__()

@@ -29,7 +29,6 @@ from labkit.cpu.attention.attention_intrinsics import (
     round_to_float16,
     take_ticket,
 )
-from labkit.cpu.attention.attention_params import PARAMS_BYTES
 from labkit.cpu.attention.resolver_variants import (
     find_qblock,
     find_token,
@@ -67,17 +66,15 @@ class AttentionLaunch(NamedTuple):
 
     nonce: int  # number of the launch, which the launch's stamp encodes
     body: int  # address of the compiled body
-    params: int  # address of the parameters (``attention_params``), one struct per split
+    params: int  # address of the parameters (``attention_params``)
     scratch: NDArray[Any]  # uint8 [workers, bytes]
     # int64 [workers + 1, COUNTER_COLUMNS]: a row of counts per worker, then the queue.
     counters: NDArray[Any]
     cu_seqlens_q: NDArray[Any]  # int32 [num_seqs + 1]
     seq_lens: NDArray[Any]  # int32 [num_seqs]
-    num_kv_heads: int
-    kv_heads_per_unit: int = 1  # KV heads of a decode unit, a divisor of ``num_kv_heads``
-    # Number of decode units into which a token's work on ``kv_heads_per_unit`` KV heads is split:
-    # by query heads, by partitions of the keys, or both. Each split has its own parameters.
-    splits: int = 1
+    num_q_heads: int
+    heads_per_unit: int  # query heads of a unit, a divisor of ``num_q_heads``
+    partitions: int  # of the keys of a query, each with a decode unit of its own; 1: not split
 
 
 class KVWrite(NamedTuple):
@@ -106,8 +103,8 @@ def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callabl
     """Return a worker's loop over the work queue, compiled for one kind of unit.
 
     ``run_unit(launch, lookup, place, column, scratch)`` runs one unit of the grid. The grid is a
-    matrix: its rows (``place``) are query tokens or Q-blocks, its columns KV heads or, for
-    ``decode``, groups of KV heads and splits. ``scratch`` is the address of the worker's memory.
+    matrix: its rows (``place``) are query tokens or Q-blocks, its columns groups of query heads
+    and, for ``decode``, partitions of the keys. ``scratch`` is the address of the worker's memory.
     ``run_unit`` returns the number of search steps and the number of KV blocks visited. For a
     surplus unit, which has no work, it returns ``SURPLUS_UNIT`` instead of the number of blocks.
     """
@@ -153,10 +150,10 @@ def run_decode_unit(
     # that sequence.
     context = int(launch.seq_lens[sequence]) if end > begin else 0
     high = max(0, min(context, context - end + token + 1))
-    head = column // launch.splits * launch.kv_heads_per_unit
-    params = launch.params + column % launch.splits * PARAMS_BYTES
+    q_head, partition = divmod(column, launch.partitions)
+    q_head *= launch.heads_per_unit
     blocks = call_body(
-        launch.body, params, scratch, sequence, head, launch.kv_heads_per_unit, token, high
+        launch.body, launch.params, scratch, sequence, q_head, partition, token, high
     )
     return steps, blocks
 
@@ -167,17 +164,17 @@ _run_decode_units = _work_loop(run_decode_unit, "decode")
 @inner
 def run_decode_worker(worker: int, launch: AttentionLaunch, lookup: Any) -> None:
     """Run one worker's part of ``decode``."""
-    columns = launch.num_kv_heads // launch.kv_heads_per_unit * launch.splits
+    columns = launch.num_q_heads // launch.heads_per_unit * launch.partitions
     units = token_units(lookup, launch.cu_seqlens_q) * columns
     _run_decode_units(worker, units, columns, launch, lookup)
 
 
 @kernel
 def decode(lookup: Any, *arguments: Any) -> None:
-    """Run the decode kernel: one unit per query token, group of KV heads and split.
+    """Run the decode kernel: one unit per query token, group of query heads and partition.
 
-    ``arguments`` are the fields of ``AttentionLaunch``. A group has ``kv_heads_per_unit`` KV heads.
-    All units of a token follow one another, so that consecutive units read adjacent keys.
+    ``arguments`` are the fields of ``AttentionLaunch``. All units of a token follow one another, so
+    that consecutive units read adjacent keys.
     """
     launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
@@ -188,7 +185,7 @@ def decode(lookup: Any, *arguments: Any) -> None:
 
 @inner
 def run_tiled_unit(
-    launch: AttentionLaunch, lookup: Any, place: int, head: int, scratch: int
+    launch: AttentionLaunch, lookup: Any, place: int, column: int, scratch: int
 ) -> tuple[int, int]:
     """Run one unit of ``tiled``. Return its search steps and the KV blocks visited."""
     sequence, start, steps = find_qblock(lookup, place, launch.cu_seqlens_q)
@@ -200,8 +197,8 @@ def run_tiled_unit(
         return steps, SURPLUS_UNIT
     high = launch.seq_lens[sequence] - length + start + 1
     tokens = min(BQ, length - start)
-    token = begin + start
-    blocks = call_body(launch.body, launch.params, scratch, sequence, head, token, tokens, high)
+    token, q_head = begin + start, column * launch.heads_per_unit
+    blocks = call_body(launch.body, launch.params, scratch, sequence, q_head, token, tokens, high)
     return steps, blocks
 
 
@@ -210,7 +207,7 @@ _run_tiled_units = _work_loop(run_tiled_unit, "tiled")
 
 @kernel
 def tiled(lookup: Any, *arguments: Any) -> None:
-    """Run the tiled kernel: one unit per KV head and Q-block of ``BQ`` tokens.
+    """Run the tiled kernel: one unit per group of query heads and Q-block of ``BQ`` tokens.
 
     ``arguments`` are the fields of ``AttentionLaunch``. A packed grid has
     ``total_q // BQ + num_seqs`` Q-blocks. This upper bound does not depend on the individual query
@@ -218,7 +215,7 @@ def tiled(lookup: Any, *arguments: Any) -> None:
     """
     launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
-    columns = launch.num_kv_heads
+    columns = launch.num_q_heads // launch.heads_per_unit
     units = qblock_units(lookup, launch.cu_seqlens_q) * columns
     launch.counters[workers, 0] = 0
     for worker in prange(workers):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 from labkit.cpu.precision.pool_elements import MARKER_DTYPES
 from labkit.cpu.runtime.address_views import StructType, address_of
-from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, LOG2E
+from labkit.cpu.simd.simd_emitter import LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 
@@ -26,14 +26,14 @@ _FIELDS = (
     ("num_q_heads", np.int64),
     ("num_kv_heads", np.int64),
     ("group_stride", np.int64),  # query heads per KV head
-    ("group", np.int64),  # query heads per KV head that one unit computes
+    ("group", np.int64),  # query heads per KV head that one unit computes: all, or a divisor
+    ("kv_heads_per_unit", np.int64),  # KV heads of which one unit computes these query heads
     ("head_dim", np.int64),
     ("block_size", np.int64),
     ("window", np.int64),  # keys
     ("query_scale", np.float32),
     ("softcap", np.float32),  # in base 2; 0: off
     ("window_skip", np.int64),  # 0: keys before the window are read and masked
-    ("partition", np.int64),  # index of the unit's partition of the keys
     ("partitions", np.int64),
     ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
     ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
@@ -74,6 +74,7 @@ def pack(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
+    heads_per_unit: int,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -83,15 +84,18 @@ def pack(
 
     The addresses of q, the output, the pools and the sinks are 0. The caller sets them for each
     layer. The struct contains the address of ``block_tables``, so this array must outlive the
-    launch. ``window`` is a number of keys (None: all). ``softcap`` is None if there is none.
+    launch. ``heads_per_unit`` counts query heads. ``window`` is a number of keys (None: all).
+    ``softcap`` is None if there is none.
     """
+    group_stride = num_q_heads // num_kv_heads
     values = {
         "block_tables": address_of(block_tables),
         "max_blocks": block_tables.shape[1],
         "num_q_heads": num_q_heads,
         "num_kv_heads": num_kv_heads,
-        "group_stride": num_q_heads // num_kv_heads,
-        "group": num_q_heads // num_kv_heads,
+        "group_stride": group_stride,
+        "group": min(heads_per_unit, group_stride),
+        "kv_heads_per_unit": max(1, heads_per_unit // group_stride),
         "head_dim": head_dim,
         "block_size": block_size,
         "window": _NO_WINDOW if window is None else window,
@@ -106,32 +110,6 @@ def pack(
     # A single assignment of the tuple takes as long as assigning one field by name.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed
-
-
-def split(
-    params: NDArray[Any], members: int, partitions: int, parts: Partials | None
-) -> NDArray[Any]:
-    """Return the parameters of the units that share a token's work, one struct per unit.
-
-    The query heads of a KV head are divided among ``members`` members: member ``m`` computes
-    ``group / members`` heads from head ``m * group / members`` on. Each member has one unit per
-    partition of the keys. ``parts`` receives the partial results. It is None if there is only one
-    partition.
-    """
-    member = np.repeat(np.arange(members), partitions)
-    units = np.repeat(params, len(member))
-    head_bytes = FLOAT_BYTES * int(params["head_dim"][0])
-    units["group"] //= members
-    units["q"] += member * head_bytes
-    units["out"] += member * head_bytes
-    units["sinks"] += np.where(units["sinks"] != 0, FLOAT_BYTES * member, 0)
-    if parts is not None:
-        rows_before = member * partitions
-        units["partition"] = np.tile(np.arange(partitions), members)
-        units["partitions"] = partitions
-        units["partial_sums"] = address_of(parts.sums) + rows_before * head_bytes
-        units["partial_states"] = address_of(parts.states) + rows_before * 2 * FLOAT_BYTES
-    return units
 
 
 def base2(sinks: NDArray[np.float32] | None) -> NDArray[np.float32]:

@@ -44,13 +44,15 @@ AHEAD = RUN_KEYS * RUN_KEYS  # distance of the prefetches (keys)
 
 
 class DecodeUnit(NamedTuple):
-    """One query token, and ``heads`` KV heads from index ``head`` on.
+    """One query token and its query heads from ``q_head`` on.
 
-    The token attends to the keys from ``low`` to ``high`` (exclusive). The rows of the unit are the
-    query heads of its first KV head, then those of the second, ...
+    The heads are ``params.group`` query heads of each of ``heads`` KV heads, from KV head ``head``
+    on. The token attends to the keys from ``low`` to ``high`` (exclusive). The rows of the unit are
+    the query heads of its first KV head, then those of the second, ...
     """
 
     sequence: int
+    q_head: int
     head: int
     heads: int
     token: int
@@ -69,22 +71,23 @@ def attend(params: Any, scratch: Scratch, unit: DecodeUnit) -> int:
     """Compute the unit's attention, write its output and return the number of KV blocks visited."""
     start(params, scratch, unit)
     fold_keys(params, scratch, unit)
-    for i in range(unit.heads):
-        finish_rows(params, scratch, unit.head + i, i * params.group, unit.token, 1)
+    for row in range(0, unit.heads * params.group, params.group):
+        finish_rows(params, scratch, unit.q_head + row, row, unit.token, 1)
     return block_count(params, unit.low, unit.high) * unit.heads
 
 
 @inner
-def attend_part(params: Any, scratch: Scratch, unit: DecodeUnit) -> int:
+def attend_part(params: Any, scratch: Scratch, unit: DecodeUnit, partition: int) -> int:
     """The variant of ``attend`` for the ablations of split-KV and ``window_skip``.
 
-    The unit attends only to its partition of the keys. The window starts at ``unit.low``. Without
+    The unit attends only to this partition of the keys. The window starts at ``unit.low``. Without
     ``window_skip``, the keys before it are read too, but do not affect the result.
     """
     start(params, scratch, unit)
-    begin, end = partition_bounds(params, unit.low if params.window_skip != 0 else 0, unit.high)
+    first_key = unit.low if params.window_skip != 0 else 0
+    begin, end = partition_bounds(params, first_key, unit.high, partition)
     visible = DecodeUnit(
-        unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end
+        unit.sequence, unit.q_head, unit.head, unit.heads, unit.token, max(begin, unit.low), end
     )
     for base in range(begin // TILE_KEYS * TILE_KEYS, min(end, unit.low), TILE_KEYS):
         first, stop = max(base, begin), min(base + TILE_KEYS, end, unit.low)
@@ -93,19 +96,19 @@ def attend_part(params: Any, scratch: Scratch, unit: DecodeUnit) -> int:
         score_keys(params, scratch, visible, params.k_pool, base, first, stop)
         score_keys(params, scratch, visible, params.v_pool, base, first, stop)
     fold_keys(params, scratch, visible)
-    for i in range(unit.heads):
+    for row in range(0, unit.heads * params.group, params.group):
         if params.partitions > 1:
-            store_partial_rows(params, scratch, unit.head + i, i * params.group, unit.token)
+            store_partial_rows(params, scratch, unit.q_head + row, row, unit.token, partition)
         else:
-            finish_rows(params, scratch, unit.head + i, i * params.group, unit.token, 1)
+            finish_rows(params, scratch, unit.q_head + row, row, unit.token, 1)
     return block_count(params, begin, end) * unit.heads
 
 
 @inner
 def start(params: Any, scratch: Scratch, unit: DecodeUnit) -> None:
     """Load the unit's queries, and reset the softmax state and the sums of its rows."""
-    for i in range(unit.heads):
-        start_rows(params, scratch, unit.head + i, i * params.group, unit.token, 1)
+    for row in range(0, unit.heads * params.group, params.group):
+        start_rows(params, scratch, unit.q_head + row, row, unit.token, 1)
 
 
 @inner
@@ -243,15 +246,15 @@ def prefetch_address(
 
 
 @inner
-def partition_bounds(params: Any, begin: int, end: int) -> tuple[int, int]:
-    """Return the bounds of the unit's partition of the keys from ``begin`` to ``end``.
+def partition_bounds(params: Any, begin: int, end: int, partition: int) -> tuple[int, int]:
+    """Return the bounds of a partition of the keys from ``begin`` to ``end``.
 
     Partitions consist of entire tiles, except at ``begin`` and ``end``.
     """
     first = begin // TILE_KEYS
     tiles = (end + TILE_KEYS - 1) // TILE_KEYS - first
     share = (tiles + params.partitions - 1) // params.partitions
-    start = (first + params.partition * share) * TILE_KEYS
+    start = (first + partition * share) * TILE_KEYS
     return max(begin, start), min(end, start + share * TILE_KEYS)
 
 
@@ -275,8 +278,8 @@ def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
     plain
         True: units attend to all keys of the window (``attend``). False: ``attend_part``.
 
-    The body is a C function ``int64 (params *, memory, sequence, head, heads, token, high)``, whose
-    arguments are int64. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
+    The body is a C function ``int64 (params *, memory, sequence, q_head, partition, token, high)``,
+    whose arguments are int64. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
     ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
     """
     signature = types.int64(
@@ -287,18 +290,32 @@ def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
 
 
 def _decode(
-    params_pointer: Any, memory: int, sequence: int, head: int, heads: int, token: int, high: int
+    params_pointer: Any, memory: int, sequence: int, q_head: int, _: int, token: int, high: int
 ) -> int:
     params = carray(params_pointer, 1)[0]
-    scratch = divide_scratch(memory, heads * params.group, params.head_dim)
-    low = max(0, high - params.window)
-    return attend(params, scratch, DecodeUnit(sequence, head, heads, token, low, high))
+    scratch, unit = _begin_unit(params, memory, sequence, q_head, token, high)
+    return attend(params, scratch, unit)
 
 
 def _part(
-    params_pointer: Any, memory: int, sequence: int, head: int, heads: int, token: int, high: int
+    params_pointer: Any,
+    memory: int,
+    sequence: int,
+    q_head: int,
+    partition: int,
+    token: int,
+    high: int,
 ) -> int:
     params = carray(params_pointer, 1)[0]
+    scratch, unit = _begin_unit(params, memory, sequence, q_head, token, high)
+    return attend_part(params, scratch, unit, partition)
+
+
+@inner
+def _begin_unit(
+    params: Any, memory: int, sequence: int, q_head: int, token: int, high: int
+) -> tuple[Scratch, DecodeUnit]:
+    heads, low = params.kv_heads_per_unit, max(0, high - params.window)
     scratch = divide_scratch(memory, heads * params.group, params.head_dim)
-    low = max(0, high - params.window)
-    return attend_part(params, scratch, DecodeUnit(sequence, head, heads, token, low, high))
+    head = q_head // params.group_stride
+    return scratch, DecodeUnit(sequence, q_head, head, heads, token, low, high)

@@ -1,7 +1,7 @@
 """Online softmax over rows of queries, shared by the decode and the tiled kernel.
 
-For each KV head, a unit of work has one row per pair of query token and query head, ordered by
-token. All these rows share each load of a key or value. Keys are processed in tiles of
+For each KV head, a unit of work has one row per pair of query token and query head that it serves,
+ordered by token. All these rows share each load of a key or value. Keys are processed in tiles of
 ``TILE_KEYS``, aligned to position 0 of the sequence, with online softmax in base 2. The result of a
 row depends only on its own query and keys: not on the kernel, the batch, the other rows or the
 block size.
@@ -94,15 +94,18 @@ def run_end(params: Any, key: int, end: int) -> int:
 
 
 @inner
-def start_rows(params: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int) -> None:
+def start_rows(
+    params: Any, scratch: Scratch, q_head: int, row: int, token: int, tokens: int
+) -> None:
     """Load the scaled queries of one KV head into the rows from ``row`` on, and reset these rows.
 
-    The queries are those of ``tokens`` tokens from ``token`` on.
+    The queries are those of ``params.group`` query heads from ``q_head`` on, of ``tokens`` tokens
+    from ``token`` on.
     """
     width = 4 * params.head_dim
     vectors = params.head_dim // LANES
     for i in range(tokens):
-        first = (token + i) * params.num_q_heads + head * params.group_stride
+        first = (token + i) * params.num_q_heads + q_head
         queries = scratch.queries + (row + i * params.group) * width
         scale_row(queries, params.q + first * width, params.group * vectors, params.query_scale)
     clear_row(scratch.sums + row * width, tokens * params.group * vectors)
@@ -128,40 +131,43 @@ def softmax_row(params: Any, scratch: Scratch, row: int, low: int, high: int) ->
 
 @inner
 def finish_rows(
-    params: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int
+    params: Any, scratch: Scratch, q_head: int, row: int, token: int, tokens: int
 ) -> None:
-    """Divide one KV head's rows by their softmax sums (including sinks) and write the output.
+    """Divide the rows that ``start_rows`` started by their softmax sums (including sinks).
 
+    The results are written to the output.
     A row without any key, which only a wrong lookup can cause, becomes zeros.
     """
     width = 4 * params.head_dim
     for i in range(tokens * params.group):
-        q_head = head * params.group_stride + i % params.group
+        head = q_head + i % params.group
         largest = load_float(scratch.states + 8 * (row + i))
         total = load_float(scratch.states + 8 * (row + i) + 4)
         factor = np.float32(0)
         if total != 0:
             shrink = np.float32(1)
             if params.sinks != 0:
-                sink = load_float(params.sinks + 4 * q_head) * _LOG2E
+                sink = load_float(params.sinks + 4 * head) * _LOG2E
                 new_largest = max(largest, sink)
                 shrink = exp2_scalar(largest - new_largest)
                 total = total * shrink + exp2_scalar(sink - new_largest)
             factor = shrink / total
-        position = (token + i // params.group) * params.num_q_heads + q_head
+        position = (token + i // params.group) * params.num_q_heads + head
         sums = scratch.sums + width * (row + i)
         scale_row(params.out + width * position, sums, params.head_dim // LANES, factor)
 
 
 @inner
-def store_partial_rows(params: Any, scratch: Scratch, head: int, row: int, token: int) -> None:
+def store_partial_rows(
+    params: Any, scratch: Scratch, q_head: int, row: int, token: int, partition: int
+) -> None:
     """Store the sums and softmax states of a token's rows, for ``attention_launch.reduce``.
 
-    The rows are those of one KV head, from ``row`` on.
+    The rows are those that ``start_rows`` started for one partition of the keys.
     """
     width = 4 * params.head_dim
-    first = token * params.num_q_heads + head * params.group_stride
+    first = token * params.num_q_heads + q_head
     for i in range(params.group):
-        part = (first + i) * params.partitions + params.partition
+        part = (first + i) * params.partitions + partition
         copy_bytes(params.partial_sums + width * part, scratch.sums + width * (row + i), width)
         copy_bytes(params.partial_states + 8 * part, scratch.states + 8 * (row + i), 8)

@@ -55,12 +55,15 @@ class PackedTile(NamedTuple):
 
 
 class TiledUnit(NamedTuple):
-    """``tokens`` query tokens from ``token`` on, for one KV head of one sequence.
+    """``tokens`` query tokens of one sequence from ``token`` on, and query heads of one KV head.
 
-    Token ``i`` of the unit sees the keys before ``high + i``.
+    The heads are ``params.group`` from ``q_head`` on, of KV head ``head``. Token ``i`` of the unit
+    sees the keys before ``high + i``. A unit of the grid that serves several KV heads is computed
+    as one ``TiledUnit`` after another.
     """
 
     sequence: int
+    q_head: int
     head: int
     token: int
     tokens: int
@@ -94,7 +97,7 @@ def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
 @inner
 def attend(params: Any, scratch: Scratch, unit: TiledUnit) -> int:
     """Compute the unit's attention, write its output and return the number of KV blocks visited."""
-    start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    start_rows(params, scratch, unit.q_head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - params.window)
     high = unit.high + unit.tokens - 1
     for base in range(low // TILE_KEYS * TILE_KEYS, high, TILE_KEYS):
@@ -107,7 +110,7 @@ def attend(params: Any, scratch: Scratch, unit: TiledUnit) -> int:
             softmax_rows(params, scratch, unit, row, min(TILE_ROWS, rows - row), base)
         for row in range(0, rows, TILE_ROWS):
             add_visible_values(params, scratch, unit, row, min(TILE_ROWS, rows - row), base)
-    finish_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    finish_rows(params, scratch, unit.q_head, 0, unit.token, unit.tokens)
     blocks: int = (high - 1) // params.block_size - low // params.block_size + 1
     return blocks
 
@@ -118,7 +121,7 @@ def attend_masked(params: Any, scratch: Scratch, unit: TiledUnit) -> int:
 
     Keys before the window are packed and scored, and their scores are discarded.
     """
-    start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    start_rows(params, scratch, unit.q_head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - params.window)
     rows = unit.tokens * params.group
     for base in range(0, low, TILE_KEYS):
@@ -277,8 +280,8 @@ def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
     window_skip
         Whether keys before the window are skipped (``attend``) or computed (``attend_masked``).
 
-    The body is a C function ``int64 (params *, memory, sequence, head, token, tokens, high)`` with
-    int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
+    The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)``
+    with int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
     ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
     """
     signature = types.int64(
@@ -290,16 +293,29 @@ def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
 
 
 def _tiled(
-    params_pointer: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+    params_pointer: Any, memory: int, sequence: int, q_head: int, token: int, tokens: int, high: int
 ) -> int:
-    params = carray(params_pointer, 1)[0]
+    params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    return attend(params, scratch, TiledUnit(sequence, head, token, tokens, high))
+    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+        unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
+        blocks += attend(params, scratch, unit)
+    return blocks
 
 
 def _masked(
-    params_pointer: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+    params_pointer: Any, memory: int, sequence: int, q_head: int, token: int, tokens: int, high: int
 ) -> int:
-    params = carray(params_pointer, 1)[0]
+    params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    return attend_masked(params, scratch, TiledUnit(sequence, head, token, tokens, high))
+    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+        unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
+        blocks += attend_masked(params, scratch, unit)
+    return blocks
+
+
+@inner
+def heads_per_unit(params: Any) -> int:
+    """Return the number of query heads that a unit of the grid serves."""
+    heads: int = params.group * params.kv_heads_per_unit
+    return heads

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import TracedArray
 from labkit.cpu.runtime import thread_pool
+from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd import simd_emitter
 
 Array = NDArray[np.float32]
@@ -65,7 +66,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
     return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
 
 
-@njit(error_model="numpy", fastmath={"contract", "nsz"})
+@njit(fastmath={"contract", "nsz"}, **INNER)
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     """Write the activation ``kind`` of each element of x to ``out``.
 

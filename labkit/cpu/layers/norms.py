@@ -17,6 +17,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import Operand, TracedArray
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.linked_code import INNER
 
 Array = NDArray[np.float32]
 
@@ -26,7 +27,7 @@ MIN_PARALLEL_NUMBERS = 16384
 
 # Reassociation allows sums over a row in vector lanes. On a given CPU, their order depends only on
 # the row's length.
-@njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+@njit(fastmath={"reassoc", "contract", "nsz"}, **INNER)
 def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
     """Write the RMSNorm of a row to ``out``."""
     total = np.float32(0.0)

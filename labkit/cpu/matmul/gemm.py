@@ -23,6 +23,7 @@ from labkit.cpu.matmul.microkernels import (
     gemm_tile,
 )
 from labkit.cpu.runtime import thread_pool
+from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 PANEL_COLUMNS = PANEL_ROW_BYTES // FLOAT_BYTES
@@ -34,7 +35,7 @@ MIN_PARALLEL_FMAS = 1 << 19
 WEIGHT_COST = 8
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_size):  # type: ignore[no-untyped-def]
     """Multiply one block of rows by the panel at address ``panel_at``.
 
@@ -73,7 +74,7 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
         row += rows
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels."""
     m, depth = x.shape
@@ -113,7 +114,7 @@ def matmul(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
             multiply_panels(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def take_packed_row(row, panels, out):  # type: ignore[no-untyped-def]
     """Copy a row of the packed matrix to ``out`` [K]."""
     panel, column = row // PANEL_COLUMNS, row % PANEL_COLUMNS

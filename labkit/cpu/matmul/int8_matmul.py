@@ -44,6 +44,7 @@ from labkit.cpu.matmul.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 MAX_SINGLE_ROWS = 3  # up to this number, rows are multiplied one by one
@@ -113,7 +114,7 @@ def compile_functions(index: int) -> Int8Functions:
     return Int8Functions(addresses, spec, tuple(compiled))
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def aligned_floats(count):  # type: ignore[no-untyped-def]
     """Allocate ``count`` float32 that start on a cache line.
 
@@ -124,14 +125,14 @@ def aligned_floats(count):  # type: ignore[no-untyped-def]
     return memory, address + -address % CACHE_LINE_BYTES
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def quantize_task(row, functions, groups, x, quantized):  # type: ignore[no-untyped-def]
     """Quantise row ``row`` of x [M, K]."""
     source, target = x[row].ctypes.data, quantized[row].ctypes.data
     call_function(functions[QUANTIZE], QuantizeCall(source, groups, target))
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply each row by the span, whose weights are unpacked in registers."""
     rows, first_panel = quantized.shape[0], span * SPAN_PANELS
@@ -155,7 +156,7 @@ def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out
     sums[0] = 0  # keep the memory alive until the product is done
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Unpack a panel, and multiply all rows by it."""
     start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
@@ -195,7 +196,7 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
     unpacked[0] = sums[0] = 0  # keep the memory alive until the product is done
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Run one task of ``matmul``: a span or, with more than ``MAX_FUSED_ROWS`` rows, a panel."""
     rows = quantized.shape[0]

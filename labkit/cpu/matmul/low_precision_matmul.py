@@ -66,6 +66,7 @@ from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
@@ -308,7 +309,7 @@ def call_function(_typing, address, arguments):  # type: ignore[no-untyped-def]
     return types.void(types.int64, arguments), emit
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply all rows by one span, whose weights are widened in registers."""
     m, x_row_bytes = x.shape[0], x.shape[1] * FLOAT_BYTES
@@ -347,7 +348,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
                 out[target + i * width + j] = spill[i * SPAN_COLUMNS + j]
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Widen a panel to float32 once, and multiply all rows by the widened panel."""
     if columns[panel, 2] >= columns[panel, 1]:
@@ -368,7 +369,7 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
     widened[0, 0] = 0  # keep ``widened`` alive until the product is done
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Run one task of ``matmul``: a span if x has at most ``MAX_FUSED_ROWS`` rows, else a panel."""
     if x.shape[0] <= MAX_FUSED_ROWS:
@@ -398,7 +399,7 @@ def matmul(functions, records, packs, x, spans, bias, columns, out):  # type: ig
             multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-untyped-def]
     """Write a row of the matrix, widened to float32, to ``out`` [K]."""
     span, column = row // SPAN_COLUMNS, row % PANEL_COLUMNS

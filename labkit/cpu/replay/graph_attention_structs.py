@@ -16,8 +16,8 @@ LAUNCH = np.dtype(
         ("body", np.int64),  # address of ``decode_attention``'s compiled body
         ("params", np.int64),  # address of a struct of ``attention_params.PARAMS_DTYPES``
         ("kind", np.int64),  # index of the layer's kind; layers of a kind have equal launches
-        ("num_kv_heads", np.int64),
-        ("kv_heads_per_unit", np.int64),
+        ("num_q_heads", np.int64),
+        ("heads_per_unit", np.int64),
         ("pool_dtype", np.int64),  # index into ``attention_launch.POOL_DTYPES``
         ("token_numbers", np.int64),  # numbers in the keys of one token
         ("k_pool", np.int64),

@@ -6,6 +6,7 @@ functions as the operation's own kernel outside a graph, so the results are iden
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -341,7 +342,6 @@ def _compute(
             _embed(op, params, first, end)
 
 
-@cfunc("int64(int64, int64, int64, int64, int64, int64, int64)", cache=True, error_model="numpy")
 def compute_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
     """Compute one unit of a node. Compiled once, and called by address from every ``replay``.
 
@@ -360,3 +360,10 @@ def compute_unit(op, params, unit, units, rows, launches, slots):  # type: ignor
     """
     _compute(op, params, unit, units, rows, launches, slots)
     return 0
+
+
+@cache
+def compute_unit_address() -> int:
+    """Compile ``compute_unit`` (or load it from numba's cache) and return its address."""
+    signature = types.int64(*[types.int64] * 7)
+    return int(cfunc(signature, cache=True, error_model="numpy")(compute_unit).address)

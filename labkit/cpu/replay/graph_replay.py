@@ -25,7 +25,12 @@ from labkit.cpu.layers.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candid
 from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, AttentionInputs, launch_at
 from labkit.cpu.replay.graph_launch_audit import audit_launches
-from labkit.cpu.replay.graph_op_kernels import attention_at, compute_unit, greedy_at, num_units
+from labkit.cpu.replay.graph_op_kernels import (
+    attention_at,
+    compute_unit_address,
+    greedy_at,
+    num_units,
+)
 from labkit.cpu.runtime.address_views import (
     address_of,
     float_array,
@@ -123,7 +128,7 @@ def _run_node(
     launch = AttentionLaunch(
         attention.nonce + number, params.body, params.params, attention.scratch,
         attention.counters[number], attention.cu_seqlens_q, attention.seq_lens,
-        params.num_kv_heads, params.kv_heads_per_unit, 1,
+        params.num_q_heads, params.heads_per_unit, 1,
     )  # fmt: skip
     run_decode_worker(unit, launch, lookup)
 
@@ -306,7 +311,7 @@ class ExecutableGraph:
         for name, array in arrays.items():
             struct[name] = address_of(array)
         struct["num_nodes"] = len(self._nodes)
-        struct["compute_unit"] = compute_unit.address
+        struct["compute_unit"] = compute_unit_address()
         struct["vocabulary"] = self.captured.vocabulary
         return struct
 

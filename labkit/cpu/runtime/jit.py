@@ -9,18 +9,19 @@ import numba
 from numba import extending
 
 from labkit.cpu.runtime import thread_pool
+from labkit.cpu.runtime.linked_code import INNER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def inner(function: F) -> F:
     """Compile a function that is called by kernels and not launched by itself."""
-    return cast(F, numba.njit(error_model="numpy")(function))
+    return cast(F, numba.njit(**INNER)(function))
 
 
 def inlined(function: F) -> F:
     """Compile a function that kernels call, and force LLVM to inline it, which saves the call."""
-    return cast(F, numba.njit(error_model="numpy", forceinline=True)(function))
+    return cast(F, numba.njit(forceinline=True, **INNER)(function))
 
 
 def kernel(function: F) -> F:

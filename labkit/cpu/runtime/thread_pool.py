@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 import numba
 
 from labkit.cpu.runtime import kernel_cache
+from labkit.cpu.runtime.linked_code import KernelCompiler
 
 kernel_cache.install()  # every module that caches machine code imports this one first
 
@@ -72,7 +73,13 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
     """
     install()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
-        *signature, parallel=True, nogil=True, cache=True, **options
+        *signature,
+        parallel=True,
+        nogil=True,
+        cache=True,
+        no_cfunc_wrapper=True,
+        pipeline_class=KernelCompiler,
+        **options,
     )
     return compile_
 

@@ -29,6 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.linked_code import InnerCompiler
 
 POOL_SYMBOL = "labkit_pool"
 # Cores fetch pairs of cache lines, so words that different threads write are in different pairs.
@@ -205,25 +206,25 @@ def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignor
     return types.void(*[types.intp] * 5), emit
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _address(word):  # type: ignore[no-untyped-def]
     return _pool_memory() + 8 * word
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _worker_address(k, word):  # type: ignore[no-untyped-def]
     """Return the address of a word of worker k. Workers are numbered from 1."""
     return _address(FIRST_WORKER + (k - 1) * WORKER_WORDS + word)
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _now_us(buffer):  # type: ignore[no-untyped-def]
     """Return a monotonic time in us. ``buffer`` is the address of two words of scratch memory."""
     _clock_gettime(CLOCK, buffer)
     return _load(buffer) * 1_000_000 + _load(buffer + 8) // 1_000
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
     """Return how long a worker may spin before it sleeps (us).
 
@@ -235,13 +236,13 @@ def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
     return _load(_address(CROWDED_SPIN_US if now < _load_atomic(_address(CROWDED)) else SPIN_US))
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _has_job(k):  # type: ignore[no-untyped-def]
     gate = _load_atomic(_address(GATE))
     return gate & OPEN != 0 and k < gate >> THREADS_SHIFT
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _enter(k):  # type: ignore[no-untyped-def]
     """Enter the gate as worker k. Return False if it is closed or the job does not use worker k."""
     gate = _load_atomic(_address(GATE))
@@ -253,7 +254,7 @@ def _enter(k):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _leave():  # type: ignore[no-untyped-def]
     """Leave the gate. The last worker to leave wakes the caller if the caller sleeps."""
     left = _fetch_add(_address(GATE), -1) - 1
@@ -263,7 +264,7 @@ def _leave():  # type: ignore[no-untyped-def]
         _cond_signal(_address(DONE))
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _wake_first(k, threads):  # type: ignore[no-untyped-def]
     """Wake the first sleeping worker among k, k + 1, ... below ``threads``."""
     while k < threads:
@@ -275,7 +276,7 @@ def _wake_first(k, threads):  # type: ignore[no-untyped-def]
         k += 1
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _run_units():  # type: ignore[no-untyped-def]
     """Take units of the job until none is left, then close the gate."""
     rank, count, units = _load(_address(RANK)), _load(_address(COUNT)), _load(_address(UNITS))
@@ -295,7 +296,7 @@ def _run_units():  # type: ignore[no-untyped-def]
     _fetch_and(_address(GATE), ~OPEN)
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _await_workers():  # type: ignore[no-untyped-def]
     """Wait until no worker is inside the gate: first spin, then sleep.
 
@@ -318,7 +319,7 @@ def _await_workers():  # type: ignore[no-untyped-def]
     _mutex_unlock(_address(LOCK))
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _await_job(k):  # type: ignore[no-untyped-def]
     """Wait for a job and enter its gate as worker k. Return False if the pool is being closed."""
     buffer = _stack_words(2)
@@ -339,7 +340,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
     """Sleep as worker k until woken. Return at once if there is a job or the pool is closing."""
     _mutex_lock(_worker_address(k, OWN_LOCK))
@@ -400,12 +401,12 @@ def thread_id():  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _extent(starts, ends, axis):  # type: ignore[no-untyped-def]
     return max(0, _load(ends + 8 * axis) - _load(starts + 8 * axis) + 1)
 
 
-@njit
+@njit(pipeline_class=InnerCompiler)
 def _longest_axis(axes, starts, ends):  # type: ignore[no-untyped-def]
     """Return the axis with the most indices. A range is divided along this axis."""
     longest = 0

@@ -3,7 +3,8 @@
 The rule is the same on every device.
 
 The grid is a launch's set of units of work. On Metal a unit is a threadgroup; on the CPU, worker
-threads take units from a queue.
+threads take units from a queue. A unit serves some query heads of one query token, or of one
+Q-block of tokens. It searches for its sequence once for all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from labkit.config.engine.attention import UNITS
 from labkit.engine.attention.resolvers.resolver import has_prefill
 from labkit.kernel_constants import BQ
 
@@ -35,15 +37,18 @@ class KernelSwitches:
     # of a query. Splitting changes the order of summation and thus the last bits of the result.
     # No other switch changes the result.
     split_kv: str | int = "off"
-    # Whether the query heads of a KV head share loads of keys and values in the decode kernel
-    gqa_sharing: bool = True
+    # The query heads that a unit serves: ``head`` (one), ``kv_head`` (those of one KV head),
+    # ``token`` (all), or ``auto`` (the number that is fastest on the device)
+    unit: str = "auto"
     # Whether KV blocks outside a sliding window are skipped. False: they are read and masked.
     window_skip: bool = True
     # The tiled kernel is chosen if a sequence has at least this many query tokens
     tile_threshold: int = 2
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the choices and ranges."""
+        if self.unit not in UNITS:
+            raise ValueError(f"unit={self.unit}: must be one of: {', '.join(UNITS)}")
         text = str(self.split_kv)
         if text not in ("off", "auto") and not (text.isdecimal() and 1 <= int(text) <= 1024):
             raise ValueError(f"split_kv={text}: must be off, auto or 1 to 1024 (partitions)")
@@ -59,10 +64,12 @@ class DeviceLimits:
 
     saturating_units: int  # number of units that keeps every core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
-    tiled_by_kv_head: bool  # a unit of the tiled kernel serves one KV head (else: query head)
-    # Upper limit on the bytes of one token's keys that a decode unit reads: in batches of
-    # saturating_units or more query tokens, a unit serves as many adjacent KV heads as fit. With 0,
-    # and in smaller batches, it serves one.
+    # Whether the query heads of a KV head share loads in the tiled kernel. If so, ``unit=auto`` is
+    # ``kv_head`` there, else ``head``.
+    tiled_sharing: bool
+    # The rule of ``unit=auto`` in the decode kernel: upper limit on the bytes of one token's keys
+    # that a unit reads. In batches of saturating_units or more query tokens, a unit serves as many
+    # adjacent KV heads as fit. With 0, and in smaller batches, it serves one.
     decode_unit_bytes: int
     # The tiled kernel supports keys of at most this many bytes per token and head in the pools,
     # because its matrices must fit the registers.
@@ -93,8 +100,9 @@ class Dispatch:
     grid: tuple[int, ...]
     reason: str
     rows_per_unit: int  # query tokens per unit
-    sharing_heads: int  # query heads of a KV head that share one load of a key or value
-    kv_heads_per_unit: int = 1
+    # Adjacent query heads per unit: a part of those of one KV head, or those of several KV heads
+    heads_per_unit: int
+    sharing_heads: int  # query heads of a unit that share one load of a key or value
     partitions: int = 1  # units that share a query's keys; the reduce kernel merges them
 
     @property
@@ -118,19 +126,20 @@ def choose_kernel(
     name, reason = _kernel(metadata, layer, switches, limits, kernel)
     group, tiled = layer.num_q_heads // layer.num_kv_heads, name == "tiled"
     axes = metadata.resolver.grid_axes(metadata.lookup, tiled, metadata.cu_seqlens_q)
-    if tiled:
-        sharing = group if limits.tiled_by_kv_head else 1
-        return Dispatch("tiled", (layer.num_q_heads // sharing, *axes), reason, BQ, sharing)
-    sharing = _largest_divisor(group, limits.max_sharing_heads if switches.gqa_sharing else 1)
-    kv_heads = 1
-    if limits.decode_unit_bytes and metadata.total_q >= limits.saturating_units:
+    max_sharing = limits.max_sharing_heads if limits.tiled_sharing or not tiled else 1
+    sharing = _largest_divisor(group, max_sharing)
+    heads = {"head": 1, "kv_head": group, "token": layer.num_q_heads}.get(switches.unit, sharing)
+    if switches.unit == "auto" and not tiled and metadata.total_q >= limits.saturating_units:
         fitting = limits.decode_unit_bytes // (4 * layer.head_dim)
-        kv_heads = _largest_divisor(layer.num_kv_heads, max(1, fitting))
-    columns = layer.num_q_heads // (sharing * kv_heads)
+        heads = sharing * _largest_divisor(layer.num_kv_heads, max(1, fitting))
+    sharing = min(sharing, heads)
+    columns = layer.num_q_heads // heads
+    if tiled:
+        return Dispatch("tiled", (columns, *axes), reason, BQ, heads, sharing)
     units = columns * metadata.total_q
     partitions, split_reason = _partitions(metadata, switches, units, limits.saturating_units)
     grid = (columns, *axes, *([partitions] if partitions > 1 else []))
-    return Dispatch("decode", grid, reason + split_reason, 1, sharing, kv_heads, partitions)
+    return Dispatch("decode", grid, reason + split_reason, 1, heads, sharing, partitions)
 
 
 def _kernel(

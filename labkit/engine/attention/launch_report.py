@@ -57,9 +57,9 @@ class LaunchReport:
     # decode (one query token per unit), tiled (``BQ`` query rows per unit), reference, gather or
     # sdpa (MLX's attention over contiguous keys).
     kernel: str
-    # Units launched along each axis: (heads or groups of heads, query tokens) for decode, (heads,
-    # Q-blocks) for tiled, (query tokens,) for reference; a padded grid adds the sequences,
-    # split-KV the partitions.
+    # Units launched along each axis: (heads or groups of heads, query tokens) for decode, (heads or
+    # groups of heads, Q-blocks) for tiled, (query tokens,) for reference; a padded grid adds the
+    # sequences, split-KV the partitions.
     grid: tuple[int, ...]
     reason: str  # why this kernel was chosen
     resolver: str  # the name of the resolver; a user's class has a name of its own
@@ -78,7 +78,10 @@ class LaunchReport:
     map_us: float = 0.0  # host time of the resolver's maps, once per step
     device: str | None = None  # cpu, metal or emulated; None: no fused kernel
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
-    sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
+    sharing_heads: int = 1  # query heads of a unit that shared one load of a key or value
+    # What a unit of the grid served: ``head`` (one query head), ``kv_head`` (the query heads of one
+    # KV head), ``token`` (all heads), or several of these where they are the same; else empty.
+    unit: tuple[str, ...] = ()
     block_size: int | None = None  # tokens in a KV block; None: not reported
     # Loads by which all units find their sequences. A unit waits for each before it continues.
     dependent_loads: int = 0
@@ -119,6 +122,7 @@ class LaunchReport:
         if self.partitions > 1:
             counters["kernel.reduce"] = count
             counters["split_kv.partitions"] = count * self.partitions
+        counters |= {f"unit.{unit}": count for unit in self.unit}
         if self.kernel == "decode":
             counters["gqa.shared" if self.sharing_heads > 1 else "gqa.unshared"] = count
         return counters
@@ -255,12 +259,20 @@ def report_kind(
         device=device,
         partitions=dispatch.partitions,
         sharing_heads=dispatch.sharing_heads,
+        unit=_served(layer, dispatch.heads_per_unit),
         block_size=layer.block_size,
         kv_dtype=layer.dtype,
         skipped_blocks=skipped,
         masked_blocks=masked,
         evaluations=launches * (1 + (dispatch.partitions > 1)) if device == "emulated" else 0,
     )
+
+
+def _served(layer: AttentionLayer, heads: int) -> tuple[str, ...]:
+    """Return the values of ``LaunchReport.unit`` for units of this many query heads."""
+    group = layer.num_q_heads // layer.num_kv_heads
+    served = {"head": 1, "kv_head": group, "token": layer.num_q_heads}
+    return tuple(unit for unit, number in served.items() if number == heads)
 
 
 def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:

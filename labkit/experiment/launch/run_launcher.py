@@ -47,7 +47,7 @@ class RunLauncher(Protocol):
         """Measure what a process of the cell costs, and return it as JSON; None if it fails.
 
         The rounds of all cases take about ``seconds``. Arms that do not share a process are
-        represented by the baseline.
+        represented by one of them.
         """
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
@@ -137,15 +137,16 @@ class ProcessLauncher:
 
     def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
         self.progress.note("pilot: how long launches take here, and how much they vary")
-        shared = cell.design.isolation is Isolation.in_process
-        arms, path = cell.arms if shared else cell.arms[:1], cell.paths.pending / "pilot.json"
+        path = cell.paths.pending / "pilot.json"
+        arms = cell.arms if cell.design.isolation is Isolation.in_process else [_newest(cell.arms)]
         ending = child_process.run(
             [
-                *self.command,  # not that of an arm's revision, which may have no pilot
+                *self.command,
                 *("--pilot", str(path), "--seconds", f"{seconds:g}"),
                 *(str(cell.paths.arm(arm.name)) for arm in arms),
             ],
-            environment=_environment(arms[0]).variables,
+            # This labkit, not that of an arm's revision, which may have no pilot.
+            environment=_environment(replace(arms[0], environment={})).variables,
             log=cell.paths.runs / "pilot.log",
             timeout_s=cell.design.timeout_s,
             on_tick=lambda pid: self.progress.tick(),
@@ -352,6 +353,11 @@ def config_digest(arm: Arm) -> str:
     """Return a hash of an arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _newest(arms: Sequence[Arm]) -> Arm:
+    """Return an arm whose options this version of labkit has: the last one under test."""
+    return next((arm for arm in reversed(arms) if arm.role == "arm"), arms[0])
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:

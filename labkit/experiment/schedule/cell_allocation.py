@@ -154,7 +154,7 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
     pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
-    return replace(cell, design=design, plans=plans, blocks_from_time=False)
+    return replace(cell, design=design, plans=plans, timed=True, blocks_from_time=False)
 
 
 def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int) -> BlockPlan:
@@ -216,7 +216,7 @@ def _contents(cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None) 
 def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
     """Return the costs of a block, given those of its pilot process.
 
-    The pilot of arms in processes of their own is one of the baseline alone.
+    The pilot of arms in processes of their own has one arm.
     """
     if cell.design.isolation is Isolation.in_process:
         return pilot

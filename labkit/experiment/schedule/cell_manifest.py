@@ -4,18 +4,18 @@ The analysis adds its results to the same file (:mod:`labkit.analysis`). A seque
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
 :mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
-is in a package above this one, so the function that analyses at a look is a parameter
-(``UndecidedCases``).
+is in a package above this one, so what analyses at a look is a parameter
+(``LookAnalysis``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment.cell import ReadyCell
@@ -47,10 +47,18 @@ FIXED_DESIGN_KEYS = (
     "eliminate",
 )
 
-# Analyses a cell's folder and returns the cases that have a primary row without a verdict.
-UndecidedCases = Callable[[Path], Collection[str]]
-# Analyses a sweep's folder and returns the names of the arms that may be the best.
-PossiblyBest = Callable[[Path], Sequence[str]]
+
+class LookAnalysis(Protocol):
+    """Analyses a cell's folder at an interim look."""
+
+    def undecided_cases(self, cell_dir: Path) -> Collection[str]:
+        """Return the cases that have a primary row without a verdict."""
+
+    def possibly_best(self, cell_dir: Path) -> Sequence[str]:
+        """Return the arms of a sweep that may be the best."""
+
+    def decided_lines(self, cell_dir: Path, cases: Collection[str]) -> Sequence[str]:
+        """Return a line for each primary row of decided cases."""
 
 
 def _exists(cell: ReadyCell) -> bool:
@@ -92,6 +100,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
             "metrics": list(cell.metrics),
+            **({"time_s": cell.design.time} if cell.timed else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
@@ -163,8 +172,9 @@ def _difference(cell: ReadyCell) -> str | None:
 
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm without its inputs, and with the options that its version did not have yet."""
-    parts = {key: with_defaults(part, defaults.get(key)) for key, part in arm.config.items()}
+    """Return an arm without its inputs, and with the options of this version."""
+    config = legacy_design.with_present_names(arm.config)
+    parts = {key: with_defaults(part, defaults.get(key)) for key, part in config.items()}
     return dataclasses.replace(arm, config=parts, inputs={}).to_json()
 
 
@@ -349,8 +359,7 @@ def take_interim_look(
     cell: ReadyCell,
     blocks: int,
     records: list[Record],
-    undecided_cases: UndecidedCases | None,
-    possibly_best: PossiblyBest | None = None,
+    analysis: LookAnalysis | None,
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
@@ -364,9 +373,9 @@ def take_interim_look(
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
         return False
-    if undecided_cases is None:
-        raise ValueError(f"cell {cell.name}: its design has looks, but undecided_cases is None")
-    undecided, plan = undecided_cases(cell.dir), cell.plan(blocks)
+    if analysis is None:
+        raise ValueError(f"cell {cell.name}: its design has looks, but analysis is None")
+    undecided, plan = analysis.undecided_cases(cell.dir), cell.plan(blocks)
     running = undecided if plan is None else plan.rounds.keys() & undecided
     decided = not running
     manifest = read_cell(cell.dir)
@@ -374,7 +383,7 @@ def take_interim_look(
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if cell.design.eliminate and not decided and blocks < cell.design.blocks:
-        result["kept"] = _remaining_arms(cell, taken, possibly_best)
+        result["kept"] = _remaining_arms(cell, taken, analysis)
     if plan is not None and not decided:
         result["stopped"] = sorted(plan.rounds.keys() - running - _stopped_cases(taken))
     taken.append(result)
@@ -385,12 +394,10 @@ def take_interim_look(
 
 
 def _remaining_arms(
-    cell: ReadyCell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
+    cell: ReadyCell, taken: Sequence[Mapping[str, Any]], analysis: LookAnalysis
 ) -> list[str]:
     """Return the arms that a look keeps: baseline, control, and those that may be the best."""
-    if possibly_best is None:
-        raise ValueError(f"cell {cell.name}: its design eliminates arms, but possibly_best is None")
-    remaining = set(possibly_best(cell.dir))
+    remaining = set(analysis.possibly_best(cell.dir))
     before = next((look["kept"] for look in reversed(taken) if "kept" in look), None)
     arms = [arm for arm in cell.arms if before is None or arm.name in before]
     return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from labkit.config import Isolation, count_text
@@ -29,8 +29,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule.cell_allocation import BlockTimer, CellAllocator
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
-    PossiblyBest,
-    UndecidedCases,
+    LookAnalysis,
     ended_at_look,
     exploratory_warning,
     kept_arms,
@@ -77,8 +76,7 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    undecided_cases: UndecidedCases | None = None,
-    possibly_best: PossiblyBest | None = None,
+    analysis: LookAnalysis | None = None,
 ) -> CellOutcome:
     """Run the missing runs of a cell, while holding the cell's lock.
 
@@ -91,12 +89,8 @@ def run_cell(
         Carries out the runs; by default, every run gets a fresh process.
     redo_failed
         Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``.
-    undecided_cases
-        Analyses the cell's folder at an interim look and returns the cases that are not decided.
-        Needed if the design has looks.
-    possibly_best
-        Analyses the cell's folder at an interim look and returns the arms that may be the best.
-        Needed if the design eliminates arms.
+    analysis
+        Analyses the cell at an interim look. Needed if the design has looks.
 
     Raises
     ------
@@ -119,8 +113,8 @@ def run_cell(
         allocator = CellAllocator(launcher, progress, first.run_first_block, first.timing_lock)
         cell = allocator.allocated(cell)
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
-        runner = _BlockRunner(cell, launcher, progress, signals, possibly_best)
-        new_records = runner.run_blocks(blocks, old_records, undecided_cases)
+        runner = _BlockRunner(cell, launcher, progress, signals, analysis)
+        new_records = runner.run_blocks(blocks, old_records)
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
     return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
@@ -134,13 +128,12 @@ class _BlockRunner:
     launcher: RunLauncher
     progress: Progress
     signals: InterruptSignals
-    possibly_best: PossiblyBest | None = None
+    analysis: LookAnalysis | None = None
 
     def run_blocks(
         self,
         blocks: Sequence[Block],
         old_records: Sequence[Record],
-        undecided_cases: UndecidedCases | None,
     ) -> list[Record]:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
@@ -162,9 +155,10 @@ class _BlockRunner:
                     records += self._run_block(block, timer, len(blocks) + len(due) - done)
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
-                if take_interim_look(cell, end, records, undecided_cases, self.possibly_best):
+                if take_interim_look(cell, end, records, self.analysis):
                     self._note_decided(end)
                     break
+                self._note_stopped(end)
                 blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
 
@@ -173,6 +167,13 @@ class _BlockRunner:
         self.progress.note(
             f"every primary row {decided} at the look after {count_text(blocks, 'block')}"
         )
+
+    def _note_stopped(self, blocks: int) -> None:
+        """Show the rows that the look has decided; they are not measured any longer."""
+        stopped = stopped_cases(self.cell, blocks) - stopped_cases(self.cell, blocks - 1)
+        if stopped and self.analysis is not None:
+            for line in self.analysis.decided_lines(self.cell.dir, stopped):
+                self.progress.note(line)
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return the blocks to run without the arms that looks have dropped."""
@@ -189,7 +190,8 @@ class _BlockRunner:
             return status.records
         _move_unpublished_files(cell)
         _abandon_block(block, cell, self.progress, status.run_reason)
-        self.progress.begin(cell, len(block), 0)
+        only = replace(cell, design=replace(cell.design, blocks=1))
+        self.progress.begin(only, len(block), 0)
         try:
             return self._run_block(block)
         finally:

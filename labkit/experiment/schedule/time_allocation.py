@@ -5,12 +5,12 @@ and how much the rounds vary. Means are never used: they would let the design fo
 
 A case counts as decided when its interval lies inside the margin, or excludes 0. Without a
 difference, the first happens with a probability that follows from the half-width of the interval.
-The half-width after ``b`` processes of ``r`` rounds is ``critical(b) * sd * 1.25 / sqrt(b r)``:
-rounds of one process and rounds of several average out alike, and a median of rounds has 1.25
-times the standard error of their mean. So many short processes decide more than few long ones, as
-long as starting one is cheap. For each number of processes, the cases that are decided soonest get
-the rounds that they need, and the next one gets what is left. The number that decides most cases
-is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
+The half-width after ``b`` processes of ``r`` rounds is ``critical(b) * sd * 1.15 / sqrt(b r)``:
+rounds of one process and rounds of several average out alike, and the mean of the middle half has
+1.15 times the standard error of their mean. So many short processes decide more than few long
+ones, as long as starting one is cheap. For each number of processes, the cases that are decided
+soonest get the rounds that they need, and the next one gets what is left. The number that decides
+most cases is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from labkit.experiment.compose.reachable_looks import (
 from labkit.workload.measurement import CasePilot
 
 POOLED_ROUNDS = 5
-MEDIAN_ERROR = 1.25  # standard error of a median over that of the mean, for normal noise
+ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
 SPARE = 1.15  # rounds per round needed: a pilot's few rounds know the noise only roughly
 MIN_ROUNDS = 1  # of a case that is only estimated
-MIN_ROUNDS_TO_DECIDE = 12  # below, a median and the effects of positions in a round are too noisy
+MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
 LIKELY = 0.8  # probability with which a case that gets all it needs is decided
 WORTH = 0.2  # smallest probability for which a case gets a part of what it needs
@@ -209,6 +209,7 @@ class _Errors:
     blocks: int
     critical: float
     margin: float  # log ratio
+    turns: int  # of a round: in as many rounds every arm has every position once
 
     @classmethod
     def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:
@@ -217,14 +218,15 @@ class _Errors:
         runs = blocks * design.runs_per_block
         df = blocks * (2 * design.runs_per_block - 1) - 1
         critical = float(stdtrit(df, 1 - level / 2)) if level > 0 else math.inf
-        return cls(runs, critical, math.log1p(design.margin_pct / 100))
+        turns = arms + 1 + design.control
+        return cls(runs, critical, math.log1p(design.margin_pct / 100), turns)
 
     def p_decided(self, sd: float, rounds: int) -> float:
         """Return the probability that the interval lies inside the margin without a difference.
 
         ``rounds``: the rounds of all processes together.
         """
-        error = MEDIAN_ERROR * sd / math.sqrt(rounds)
+        error = ESTIMATE_ERROR * sd / math.sqrt(rounds)
         room = self.margin - self.critical * error if error > 0 else self.margin
         if room <= 0:
             return 0.0
@@ -235,5 +237,5 @@ class _Errors:
         if not math.isfinite(self.critical):
             return MAX_ROUNDS
         errors = self.critical + float(ndtri((1 + LIKELY) / 2))
-        rounds = (MEDIAN_ERROR * sd * errors / self.margin) ** 2 / self.blocks
-        return max(MIN_ROUNDS_TO_DECIDE, math.ceil(SPARE * rounds))
+        rounds = (ESTIMATE_ERROR * sd * errors / self.margin) ** 2 / self.blocks
+        return self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
+from labkit.config import Api, ArrivalKind, BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.memory_budget.kv_demand import blocks_for, slots_for
@@ -15,7 +15,7 @@ from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
 from labkit.workload.requests import run_warnings
-from labkit.workload.sources import PromptSource, source_of
+from labkit.workload.sources import PromptSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
@@ -123,7 +123,11 @@ class RequestKind:
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
-        seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
+        seconds = (
+            START_SECONDS
+            + (times - 1) * busy
+            + max(busy, self._last_arrival_s(experiment, len(lengths)))
+        )
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
@@ -131,6 +135,15 @@ class RequestKind:
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
         return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)
+
+    def _last_arrival_s(self, experiment: Experiment, count: int) -> float:
+        """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
+        arrivals, source = experiment.workload.arrivals, self.source(experiment)
+        if arrivals.kind is ArrivalKind.trace and isinstance(source, TimestampedSource):
+            times = source.timestamps_ms(experiment)[:count]
+            return max((ms or 0.0) for ms in times) / 1e3 * arrivals.time_scale
+        turns = experiment.workload.prompts.turns
+        return 0.0 if arrivals.rate is None else count / turns / arrivals.rate
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
@@ -163,12 +176,6 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
         replace(prompt, token_ids=(index, *prompt.token_ids[1:]), messages=None)
         for index, prompt in enumerate(prompts)
     )
-
-
-def _last_arrival(experiment: Experiment, lengths: Sequence[tuple[int, int]]) -> float:
-    """Return the expected arrival of the last request in seconds; 0 without a rate."""
-    rate, turns = experiment.workload.arrivals.rate, experiment.workload.prompts.turns
-    return 0.0 if rate is None else len(lengths) / turns / rate
 
 
 def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:

@@ -22,6 +22,7 @@ from labkit.workload.tokenized_prompts import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
 PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are single questions
+MIN_JUDGED_WINDOWS = 16  # fewer have no interval (statistics.block_jackknife)
 NUM_PLACES = 2  # columns of the table of windows before its token ids
 
 
@@ -146,6 +147,12 @@ def _check_count(experiment: Experiment, available: int, qualifier: str) -> None
         f"workload.num_windows={count}: workload={workload.name} has {qualifier} {available} "
         f"windows of {workload.window_tokens} tokens",
     )
+    limits, scored = experiment.ablation.claims.quality.limits(), count or available
+    require(
+        not limits or scored >= MIN_JUDGED_WINDOWS,
+        f"ablation.claims.quality.{next(iter(limits), '')}: {count_text(scored, 'window')} cannot "
+        f"decide it; score {MIN_JUDGED_WINDOWS} or more (workload.num_windows)",
+    )
 
 
 def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
@@ -158,7 +165,7 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     ------
     ConfigError
         A text is shorter than a window, a window longer than the model's context, or there are
-        fewer windows than ``workload.num_windows``.
+        fewer windows than ``workload.num_windows`` or than limits on quality need.
     CacheError
         The cache folder cannot be written.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.models import ModelDir
@@ -33,6 +33,14 @@ class PromptSource(Protocol):
         ConfigError
             The workload's prompts are invalid. The message is one line with the file and the key.
         """
+
+
+@runtime_checkable
+class TimestampedSource(Protocol):
+    """A source whose requests may have timestamps, for ``workload.arrivals.kind=trace``."""
+
+    def timestamps_ms(self, experiment: Experiment) -> Sequence[float | None]:
+        """Return each request's timestamp in milliseconds, or None if it has none."""
 
 
 def source_of(experiment: Experiment) -> PromptSource:

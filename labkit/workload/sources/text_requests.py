@@ -84,6 +84,10 @@ class TextSource:
             for index, text in enumerate(self._requests(experiment))
         )
 
+    def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
+        """Return each request's timestamp; None if it has none."""
+        return [text.timestamp_ms for text in self._requests(experiment)]
+
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         return [
             (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)

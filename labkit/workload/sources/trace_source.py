@@ -91,6 +91,10 @@ class TraceSource:
             requests.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))
         return tuple(requests)
 
+    def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
+        """Return each request's timestamp."""
+        return [line.timestamp for line in self._lines(experiment)]
+
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         scale = experiment.workload.prompts.length_scale
 

@@ -9,7 +9,8 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
 from labkit.analysis.comparison.slow_launches import restrict, slow_launch_p
 from labkit.analysis.comparison.verdict import Verdict
-from labkit.analysis.findings.verdict_sentences import verdict_sentences
+from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict_sentences
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
 
@@ -93,6 +94,22 @@ def test_launches_of_which_the_fastest_counts_are_judged_by_all(make_cell):
     assert lines and all("% as measured" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("effect", "directed", "text"),
+    [
+        (None, True, ""),
+        (12.5, True, "; 12.5 % as measured"),
+        (-2.0, True, "; −2.0% as measured"),
+        (12.5, False, "; +12.5% as measured"),
+    ],
+)
+def test_the_effect_as_measured_has_a_sign_where_the_sentence_has_no_direction_for_it(
+    effect, directed, text
+):
+    one = Comparison("a", "base", effect_pct=10.0, as_measured_pct=effect)
+    assert as_measured_text(one, directed) == text
+
+
 def test_the_rule_only_takes_words_away():
     better, same = Verdict("better"), Verdict("equivalent")
     assert restrict(better, "a", 0.2, (-3.0, -1.0), pytest.fail) == better
@@ -147,3 +164,50 @@ def test_an_arm_with_the_same_mean_is_seldom_called_faster():
         kept = restrict(Verdict("better"), "arm", p, effects, lambda word=word: Verdict(word))
         claims += kept.word == "better"
     assert faster == 100 and claims <= 25
+
+
+def p_of(slow):
+    """Return the p of a row whose launches take twice as long where ``slow``: bool [p, 2, r]."""
+    arms = {
+        arm: [RunValue(p, 0, "", 1.0, tuple(np.where(x, 2.0, 1.0))) for p, x in enumerate(each)]
+        for arm, each in zip(("base", "arm"), slow.transpose(1, 0, 2), strict=True)
+    }
+    row = MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms=arms)
+    return slow_launch_p(row, "base", "arm", range(len(slow)))
+
+
+def test_only_launches_slower_than_the_other_arm_s_of_the_round_count():
+    slow = np.zeros((8, 2, 32), bool)
+    assert p_of(slow) == 1
+    slow[:, 1, ::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, ::8] = True  # the machine slowed both
+    assert p_of(slow) == 1
+    slow[:, 1, 2::8] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5 ** (7 * 4))
+    slow[:, 0, 1::8] = True
+    assert p_of(slow) == 1
+
+
+def test_one_process_in_which_an_arm_is_slow_for_a_while_shows_nothing():
+    slow = np.zeros((8, 2, 32), bool)
+    slow[3, 1, :15] = True
+    assert p_of(slow) == 1
+    slow[2:7, 1, 20:22] = True
+    assert p_of(slow) == pytest.approx(2 * 0.5**8)  # of the four other processes
+
+
+@pytest.mark.parametrize(("fastest_of", "word"), [((3, 3), "equivalent"), ((3, 1), "invalid")])
+def test_launches_that_were_timed_differently_are_not_compared(make_cell, fastest_of, word):
+    """An arm may import another revision of labkit, which times launches in its own way."""
+
+    def change(record):
+        of = fastest_of[record.arm == ARM]
+        cases = (replace(c, notes={**c.notes, "fastest_of": of}) for c in record.cases)
+        return replace(record, cases=tuple(cases))
+
+    analysis = analyse(make_cell(blocks=10, runs=1, noise=0.004, effects={ARM: 1.0}, change=change))
+    found = verdicts(analysis)
+    assert {one.verdict.word for one in found} == {word}
+    reason = "launches were timed differently: the fastest of 1 in seq_map, of 3 in binary_search"
+    assert word != "invalid" or all(reason in (one.verdict.reason or "") for one in found)

@@ -1,6 +1,7 @@
 """The command that would answer what a cell leaves open."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 
@@ -74,6 +75,21 @@ def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):
     assert 4 < blocks <= MAX_BLOCKS and "design.looks=[]" in words
     assert not any(word.startswith("out=") for word in words)
     assert purpose == "decide 1 undecided row in a new study"
+    (one,) = [one for one in analyse(cell).judged if one.comparison.arm == "seq_map"]
+    assert f"a new study of about {blocks} blocks would detect" in one.verdict.reason
+
+
+def test_a_study_whose_size_follows_from_its_time_asks_for_more_time(make_cell):
+    cell = make_cell(NAME, effects={"seq_map": 1.01}, noise=0.03, cases=("one",), seed=3)
+    words, _ = command(cell)
+    (blocks,) = (int(w.partition("=")[2]) for w in words if w.startswith("design.blocks="))
+    manifest = json.loads((cell / "cell.json").read_text())
+    manifest["design"]["time_s"] = 120.0
+    (cell / "cell.json").write_text(json.dumps(manifest))
+    words, _ = command(cell)
+    done = len(analyse(cell).data.blocks_done)
+    assert f"design.time={math.ceil(2 * blocks / done)}m" in words
+    assert not any(word.startswith(("design.blocks", "design.looks")) for word in words)
 
 
 @pytest.mark.parametrize("name", ["study/my cell", "study/ablation=x__y", "study/+new=1"])

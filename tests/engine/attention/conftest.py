@@ -11,7 +11,7 @@ from labkit.engine.attention.array_adapter import ArrayAdapter
 from labkit.metal.emulator.cpp_compilation import find_compiler
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
-SWITCHES = ("device", "resolver", "split_kv", "gqa_sharing", "window_skip", "tile_threshold")
+SWITCHES = ("device", "resolver", "split_kv", "unit", "window_skip", "tile_threshold")
 # (query length, context) of each sequence.
 SHAPES = {
     "decode": [(1, 1), (1, 16), (1, 17), (1, 200), (1, 64), (1, 65)],

@@ -108,18 +108,22 @@ def test_maps_of_a_user_resolver(batch, monkeypatch):
     assert report.counters()["resolver.mine"] == 1 and not report.stale
 
 
-def test_devices_count_the_same(batch):
-    """A tiled unit is a query head in Metal and a KV head on the CPU; counts per head agree."""
-    for resolver in ("padded_grid", "work_plan"):
+@pytest.mark.parametrize("unit", ["head", "kv_head", "token"])
+def test_devices_count_the_same(batch, unit):
+    """Loads in the tiled kernel are shared on the CPU only."""
+    for resolver in ("binary_search", "padded_grid", "work_plan"):
         for window in (None, 20):
-            _, emulated = batch.attend(device="emulated", resolver=resolver, window=window)
-            _, cpu = batch.attend(resolver=resolver, window=window)
-            ratio = 2 if cpu.kernel == "tiled" else 1  # decode shares heads on both
-            for name in ("surplus_threadgroups", "kv_blocks_visited", "skipped_blocks"):
-                assert getattr(emulated, name) == ratio * getattr(cpu, name), (resolver, name)
+            options = {"resolver": resolver, "window": window, "unit": unit}
+            _, emulated = batch.attend(device="emulated", **options)
+            _, cpu = batch.attend(**options)
+            ratio = cpu.sharing_heads if cpu.kernel == "tiled" else 1
+            for name in ("kv_blocks_visited", "skipped_blocks"):
+                assert getattr(emulated, name) == ratio * getattr(cpu, name), (options, name)
+            for name in ("grid", "unit", "search_iterations", "surplus_threadgroups"):
+                assert getattr(emulated, name) == getattr(cpu, name), (options, name)
 
 
-@pytest.mark.parametrize("switch", [{"gqa_sharing": False}, {"window_skip": False}])
+@pytest.mark.parametrize("switch", [{"unit": "head"}, {"window_skip": False}])
 def test_switches_change_no_bit(batch, switch):
     out, report = batch.attend(device="emulated", window=20)
     other, switched = batch.attend(device="emulated", window=20, **switch)

@@ -172,7 +172,7 @@ def test_kernels_equal_the_oracle_on_the_rounded_pools(
 @pytest.mark.parametrize(
     "lengths", [[(1, 70), (1, 9)], [(40, 70), (1, 9)]], ids=["decode", "tiled"]
 )
-@pytest.mark.parametrize("switches", [{}, {"split_kv": 3, "gqa_sharing": False}])
+@pytest.mark.parametrize("switches", [{}, {"split_kv": 3, "unit": "head"}])
 def test_bits_equal_those_of_float32_pools(make_batch, kind, lengths, switches):
     """The arithmetic is float32; only the storage differs."""
     for head_dim, heads in ((16, (4, 4)), (80, (8, 2)), (128, (6, 1)), (256, (5, 1))):

@@ -67,7 +67,7 @@ def test_bits_equal_those_of_float32_pools(make_batch, kind, lengths, heads):
     """The arithmetic is float32; only the storage differs."""
     q_heads, kv_heads, head_dim = heads
     batch = make_batch(lengths, heads=q_heads, kv_heads=kv_heads, head_dim=head_dim).stored(kind)
-    for switches in ({}, {"split_kv": 3, "gqa_sharing": False}):
+    for switches in ({}, {"split_kv": 3, "unit": "head"}):
         out, report = batch.attend(**switches)
         wide, wide_report = batch.widened().attend(**switches)
         np.testing.assert_array_equal(out, wide)

@@ -53,7 +53,7 @@ def plain(model_dir):
             "attention.search_iterations",
         ),
         ({"resolver": "work_plan"}, "resolver.work_plan", "attention.search_iterations"),
-        ({"gqa_sharing": False}, "gqa.unshared", "gqa.shared"),
+        ({"unit": "head"}, "unit.head", "gqa.shared"),
         ({"window_skip": False}, "window.masked_blocks", "window.skipped_blocks"),
         ({"tile_threshold": 1000}, "kernel.decode", "kernel.tiled"),
     ],

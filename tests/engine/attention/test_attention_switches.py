@@ -5,36 +5,61 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.kernel_constants import BQ
+
 SINKS = np.linspace(-3, 6, 8).astype(np.float32)
 OPTIONS = [{}, {"window": 20}, {"window": 100, "softcap": 5.0, "sinks": SINKS}]
 named = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "+".join(o) or "plain")
 
 
-@named
+def search_steps(batch, tiled):
+    """Return the steps of the searches for the whole grid of one head, by the article's loop."""
+    rows, num_seqs = (BQ, len(batch.seq_lens)) if tiled else (1, len(batch.seq_lens))
+    starts = [c // rows + (i if tiled else 0) for i, c in enumerate(batch.cu_seqlens_q)]
+    steps = 0
+    for place in range(len(batch.q) // rows + (num_seqs if tiled else 0)):
+        low, high = 0, num_seqs
+        while low < high:
+            middle, steps = (low + high + 1) // 2, steps + 1
+            low, high = (middle, high) if starts[middle] <= place else (low, middle - 1)
+    return steps
+
+
+@pytest.mark.parametrize("options", OPTIONS[::2], ids=lambda o: "+".join(o) or "plain")
+@pytest.mark.parametrize("tile_threshold", [2, 1000])
 @pytest.mark.parametrize("heads", [(8, 2), (5, 1), (4, 4)])
-def test_without_gqa_sharing_bits_are_equal_and_reads_multiply(make_batch, lengths, heads, options):
-    options = {**options, "tile_threshold": 1000}
+def test_every_unit_searches_once_and_gives_the_same_bits(
+    make_batch, lengths, heads, options, tile_threshold
+):
+    """A unit that served two heads would search half as often as ``unit=head`` must."""
+    batch = make_batch(lengths, heads=heads[0], kv_heads=heads[1])
+    options = {**options, "tile_threshold": tile_threshold}
     if "sinks" in options:
         options["sinks"] = SINKS[: heads[0]]
-    batch = make_batch(lengths, heads=heads[0], kv_heads=heads[1])
-    shared, report = batch.attend(**options)
-    alone, other = batch.attend(gqa_sharing=False, **options)
-    group = heads[0] // heads[1]
-    assert np.array_equal(shared, alone)
-    assert other.kv_blocks_visited == group * report.kv_blocks_visited
-    assert (report.sharing_heads, other.sharing_heads) == (group, 1)
-    assert other.grid[0] == group * report.grid[0]
-    assert not other.stale
+    default, _ = batch.attend(**options)
+    served = {"head": 1, "kv_head": heads[0] // heads[1], "token": heads[0]}
+    for unit, number in served.items():
+        out, report = batch.attend(unit=unit, **options)
+        assert np.array_equal(out, default)
+        columns, shared = heads[0] // number, min(number, heads[0] // heads[1])
+        tiled = report.kernel == "tiled"
+        assert report.grid == (columns, len(batch.q) // BQ + len(lengths) if tiled else len(out))
+        assert report.search_iterations == columns * search_steps(batch, tiled)
+        assert report.sharing_heads == shared and not report.stale
+        loads = batch.attend(unit="head", **options)[1].kv_blocks_visited
+        assert report.kv_blocks_visited * shared == loads
+        assert set(report.unit) == {name for name, n in served.items() if n == number}
+        assert report.counters()[f"unit.{unit}"] == 1
 
 
 @pytest.mark.parametrize("window", [1, 20, 100])
 @pytest.mark.parametrize("tile_threshold", [2, 1000])
-@pytest.mark.parametrize("gqa_sharing", [True, False])
+@pytest.mark.parametrize("unit", ["auto", "head", "token"])
 def test_masking_gives_the_same_bits_and_visits_all_blocks(
-    make_batch, lengths, window, tile_threshold, gqa_sharing
+    make_batch, lengths, window, tile_threshold, unit
 ):
     batch = make_batch(lengths)
-    switches = {"window": window, "tile_threshold": tile_threshold, "gqa_sharing": gqa_sharing}
+    switches = {"window": window, "tile_threshold": tile_threshold, "unit": unit}
     skipping, report = batch.attend(**switches)
     masking, other = batch.attend(window_skip=False, **switches)
     _, whole = batch.attend(**{**switches, "window": None})
@@ -67,9 +92,9 @@ def test_split_kv_equals_the_oracle(make_batch, lengths, parts, options, assert_
     expected, _ = batch.attend("reference", **options)
     assert_close(out, expected)
     assert not report.stale and report.partitions == parts == report.grid[-1]
-    alone, _ = batch.attend(gqa_sharing=False, **switches)
+    alone, _ = batch.attend(unit="head", **switches)
     assert np.array_equal(out, alone)
-    masked, _ = batch.attend(window_skip=False, gqa_sharing=False, split_kv=parts, **options)
+    masked, _ = batch.attend(window_skip=False, unit="head", split_kv=parts, **options)
     assert_close(masked, expected)
 
 

@@ -75,7 +75,7 @@ def serve_unreplayed(monkeypatch):
     ("model", "options"),
     [
         ("qwen3", {}),
-        ("llama", {"attention": {"resolver": "seq_map"}}),
+        ("llama", {"attention": {"resolver": "seq_map", "unit": "head"}}),
         pytest.param("llama", {"kv": {"dtype": config.KVDType.float16}}, marks=pytest.mark.slow),
         ("llama", {"kv": {"dtype": config.KVDType.int8}}),
         ("gemma3", {}),  # windows of two kinds, a scaled embedding, gated GELU

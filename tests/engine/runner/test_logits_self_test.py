@@ -74,18 +74,20 @@ def test_the_plain_model_is_computed_by_one_thread_of_numpy_s_blas(model_dir, mo
     """Two threads that wait for each other took 5.3 s instead of 0.2 beside a busy process."""
     from labkit.engine.model.model_loader import load_model
 
-    if numpy_blas_threads.num_threads() is None:
+    library = numpy_blas_threads._openblas()
+    if library is None:
         pytest.skip("this NumPy does not ship OpenBLAS")
+    num_threads = library.scipy_openblas_get_num_threads64_
     seen, all_logits = [], logits_self_test._all_logits
     monkeypatch.setattr(
         logits_self_test,
         "_all_logits",
-        lambda *arguments: seen.append(numpy_blas_threads.num_threads()) or all_logits(*arguments),
+        lambda *arguments: seen.append(num_threads()) or all_logits(*arguments),
     )
-    library, before = numpy_blas_threads._openblas(), numpy_blas_threads.num_threads()
+    before = num_threads()
     library.scipy_openblas_set_num_threads64_(2)
     try:
         logits_self_test.compute_expected(load_model(model_dir("qwen3")), 16)
-        assert (seen, numpy_blas_threads.num_threads()) == ([1], 2)
+        assert (seen, num_threads()) == ([1], 2)
     finally:
         library.scipy_openblas_set_num_threads64_(before)

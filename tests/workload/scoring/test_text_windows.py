@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from labkit.analysis.statistics import block_jackknife
 from labkit.config import ConfigError
 from labkit.models import resolve
 from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
+    MIN_JUDGED_WINDOWS,
     PACKAGED_TEXTS,
     TextWindows,
     check_windows,
@@ -142,6 +144,17 @@ def test_a_plan_finds_impossible_windows_before_the_model_is_built(
     with pytest.raises(ConfigError, match=reason) as caught:
         compose_experiment(*SCORING, *texts_of_40_tokens, option)
     assert "\n" not in str(caught.value) and not no_cache.exists()
+
+
+def test_limits_on_quality_need_windows_for_an_interval(compose_experiment, texts_of_40_tokens):
+    assert MIN_JUDGED_WINDOWS == block_jackknife.MIN_WINDOWS
+    limit = ("ablation.claims.identity=quality", "ablation.claims.quality.kl_mean=0.1")
+    options = (*SCORING, *texts_of_40_tokens)
+    compose_experiment(*options, *limit, "workload.num_windows=16")
+    compose_experiment(*options, "workload.num_windows=15")
+    message = r"ablation.claims.quality.kl_mean: 15 windows cannot decide it; score 16 or more"
+    with pytest.raises(ConfigError, match=message):
+        compose_experiment(*options, *limit, "workload.num_windows=15")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ class PreparedLaunch:
     array_fields: tuple[Any, ...]  # views of the ``LAYER_ARRAYS`` in ``params``
     body: int  # address of the kernel's compiled arithmetic
     workers: int  # threads that share the launch
-    splits: int  # units that share the work of one token and its KV heads
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
     pool_dtype: int  # index into ``attention_launch.POOL_DTYPES``
@@ -150,15 +149,15 @@ class CpuBackend(PagedBackend):
         dispatch, nonce, reduce_rows = launch.dispatch, secrets.randbits(32), None
         arguments = AttentionLaunch(
             nonce, launch.body, launch.params_address, self.scratch, counters,
-            metadata.cu_seqlens_q, metadata.seq_lens, bound.num_kv_heads,
-            dispatch.kv_heads_per_unit,
+            metadata.cu_seqlens_q, metadata.seq_lens, bound.num_q_heads,
+            dispatch.heads_per_unit, dispatch.partitions,
         )  # fmt: skip
         if dispatch.kernel == "tiled":
             attention_launch.tiled(metadata.lookup, *arguments)
-        elif launch.splits == 1:
+        elif dispatch.partitions == 1:
             attention_launch.decode(metadata.lookup, *arguments)
         else:
-            reduce_rows = _launch_split(launch, bound, metadata, arguments, q, out)
+            reduce_rows = _launch_partitions(launch, bound, metadata, arguments, q, out)
         metadata.launches.append(Launch(bound, dispatch, nonce, counters[:-1], reduce_rows))
         if not bound.latent:
             return out
@@ -181,18 +180,16 @@ class CpuBackend(PagedBackend):
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> PreparedLaunch:
         """Choose the kernel for a kind of layer, and prepare the parameters of its launch."""
-        workers, group = numba.get_num_threads(), layer.num_q_heads // layer.num_kv_heads
+        workers = numba.get_num_threads()
         dispatch = kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)
         )
         pool_dtype = POOL_DTYPES[layer.dtype]
         if dispatch.kernel == "tiled":
-            size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
+            size = tiled_attention.scratch_bytes(BQ * dispatch.sharing_heads, layer.head_dim)
             body = tiled_attention.body(pool_dtype, self._switches.window_skip)
         else:
-            size = decode_attention.scratch_bytes(
-                dispatch.kv_heads_per_unit * group, layer.head_dim
-            )
+            size = decode_attention.scratch_bytes(dispatch.heads_per_unit, layer.head_dim)
             body = decode_attention.body(
                 pool_dtype, dispatch.partitions == 1 and self._switches.window_skip
             )
@@ -205,12 +202,12 @@ class CpuBackend(PagedBackend):
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
             block_size=layer.block_size,
+            heads_per_unit=dispatch.heads_per_unit,
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
             window_skip=self._switches.window_skip,
         )
-        decode_units = group // dispatch.sharing_heads * dispatch.partitions
         launch = PreparedLaunch(
             dispatch=dispatch,
             params=params,
@@ -218,7 +215,6 @@ class CpuBackend(PagedBackend):
             array_fields=tuple(params[name] for name in LAYER_ARRAYS),
             body=body,
             workers=workers,
-            splits=decode_units if dispatch.rows_per_unit == 1 else 1,
             q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
             k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
             pool_dtype=attention_launch.POOL_DTYPES.index(pool_dtype),
@@ -241,53 +237,25 @@ def copy_into(target: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
     return target
 
 
-def _launch_split(
+def _launch_partitions(
     launch: PreparedLaunch,
     layer: AttentionLayer,
     metadata: AttentionMetadata,
     arguments: AttentionLaunch,
     q: NDArray[np.float32],
     out: NDArray[np.float32],
-) -> NDArray[np.int64] | None:
-    """Run the decode kernel with each token's work split among several units.
+) -> NDArray[np.int64]:
+    """Run the decode kernel on partitions of the keys, and merge their results into ``out``.
 
-    Return the stamps and counters that the reduce kernel wrote, or None if it did not run.
-    """
-    params, parts = _split_params(launch, q)
-    split = arguments._replace(params=address_of(params), splits=launch.splits)
-    attention_launch.decode(metadata.lookup, *split)
-    if parts is None:
-        return None
-    return _merge_partitions(launch, layer, arguments.nonce, metadata, parts, out)
-
-
-def _split_params(
-    launch: PreparedLaunch, q: NDArray[np.float32]
-) -> tuple[NDArray[Any], attention_params.Partials | None]:
-    """Return the parameters of a launch whose units share a token's work, and a ``Partials``.
-
-    The ``Partials`` receives the result of each partition of the keys. It is None if the keys are
-    not split.
+    Return the rows that the reduce kernel wrote: the stamp and the counters of each worker.
     """
     partitions = launch.dispatch.partitions
-    parts = attention_params.partials(q, partitions) if partitions > 1 else None
-    members = launch.splits // partitions
-    return attention_params.split(launch.params, members, partitions, parts), parts
-
-
-def _merge_partitions(
-    launch: PreparedLaunch,
-    layer: AttentionLayer,
-    nonce: int,
-    metadata: AttentionMetadata,
-    parts: attention_params.Partials,
-    out: NDArray[np.float32],
-) -> NDArray[np.int64]:
-    """Merge the partitions' results into ``out``. Return the rows that the reduce kernel wrote.
-
-    A row has the stamp and the counters of one worker.
-    """
+    parts = attention_params.partials(q, partitions)
+    launch.params["partitions"] = partitions
+    launch.params["partial_sums"] = address_of(parts.sums)
+    launch.params["partial_states"] = address_of(parts.states)
+    attention_launch.decode(metadata.lookup, *arguments)
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
-    resolver = RESOLVER_IDS[metadata.resolver.variant]
-    attention_launch.reduce(nonce, resolver, *parts, attention_params.base2(layer.sinks), out, rows)
+    resolver, sinks = RESOLVER_IDS[metadata.resolver.variant], attention_params.base2(layer.sinks)
+    attention_launch.reduce(arguments.nonce, resolver, *parts, sinks, out, rows)
     return rows[:-1]

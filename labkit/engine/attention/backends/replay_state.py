@@ -185,7 +185,7 @@ def replay_state(
             batch.launches.get(layer.kind) or backend.prepare(metadata, layer)
             for layer in layers.kinds
         ]
-        if any(one.dispatch.kernel != "decode" or one.splits > 1 for one in prepared):
+        if any(one.dispatch.kernel != "decode" or one.dispatch.partitions > 1 for one in prepared):
             return None
         batch.replay = ReplayState(layers, prepared, graph)
     return batch.replay
@@ -211,12 +211,12 @@ def _launches(
     launches = np.zeros(len(params), LAUNCH)
     launches["params"] = address_of(params) + params.itemsize * np.arange(len(params))
     launches["kind"] = layers.kind_of_launch
-    launches["num_kv_heads"] = [layer.num_kv_heads for layer in layers.layers]
+    launches["num_q_heads"] = [layer.num_q_heads for layer in layers.layers]
     launches["k_pool"] = layers.addresses["k_pool"]
     launches["v_pool"] = layers.addresses["v_pool"]
     shared = {
         "body": [launch.body for launch in prepared],
-        "kv_heads_per_unit": [launch.dispatch.kv_heads_per_unit for launch in prepared],
+        "heads_per_unit": [launch.dispatch.heads_per_unit for launch in prepared],
         "pool_dtype": [launch.pool_dtype for launch in prepared],
         "token_numbers": [launch.token_numbers for launch in prepared],
     }

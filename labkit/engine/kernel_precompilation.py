@@ -1,0 +1,270 @@
+"""Compile an engine's kernels before it is created, in two processes of their own.
+
+The processes fill numba's cache, and the engine's process loads the kernels from there. So both
+cores compile, no kernel is compiled twice, and the compiler's memory is gone when the model is
+loaded. What is missing here (a kernel for a format of weights) is compiled when it is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from labkit import config
+from labkit.config import from_plain, to_plain
+from labkit.engine.model import compute_dtype
+from labkit.machine import numba_sources
+from labkit.machine.processes import parent_death
+
+PROCESSES = 2
+SHOW_AFTER_S = 2.0  # a shorter compilation is not shown
+POLL_S = 0.1
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def fill_cache(options: config.Engine, stream: IO[str] | None = None) -> None:
+    """Compile what an engine of ``options`` needs, unless this machine did it before.
+
+    While it takes longer than ``SHOW_AFTER_S``, ``stream`` (default: stderr) says how many kernels
+    are done.
+    """
+    if options.attention.backend != "fused" or options.attention.device is not config.Device.cpu:
+        return
+    if options.kv.layout is not config.KVLayout.paged or ":" in options.attention.resolver:
+        return
+    from labkit.cpu.runtime import kernel_cache
+
+    kernel_cache.install()
+    arguments = json.dumps(
+        {
+            "attention": to_plain(options.attention),
+            "dtype": compute_dtype.kv_dtype(options, "float32"),
+            "replay": options.graph_replay,
+        }
+    )
+    marker, stream = _marker(arguments), sys.stderr if stream is None else stream
+    if marker.exists():
+        return
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{marker}.lock", "a", encoding="utf-8") as lock:
+        _wait_for(lock, stream)
+        if not marker.exists() and _compile(arguments, stream):
+            marker.touch()
+
+
+def _wait_for(lock: IO[str], stream: IO[str]) -> None:
+    """Lock a file. Two processes that need the same kernels do not both compile them."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another process that compiles the kernels", file=stream, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _marker(arguments: str) -> Path:
+    """Return the file that says that the kernels of these sources are compiled for this CPU."""
+    import llvmlite.binding as llvm
+    import numba
+
+    parts = (
+        numba_sources.digest(Path(__file__).resolve(), _PACKAGE),
+        numba.__version__,
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+        arguments,
+    )
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return Path(numba.config.CACHE_DIR) / f"compiled-{name}"
+
+
+def _compile(arguments: str, stream: IO[str]) -> bool:
+    """Run the processes, and return whether all succeeded. They take steps from a common pipe."""
+    import numba
+
+    queue, writer = os.pipe()
+    os.write(writer, bytes(range(len(STEPS))))
+    os.close(writer)
+    command = [sys.executable, "-m", __name__, arguments, str(queue), str(os.getpid())]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(numba.config.CACHE_DIR)}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    compilers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(queue,), env=environment)
+        for _ in range(PROCESSES)
+    ]
+    os.close(queue)
+    try:
+        with _Progress(stream) as progress:
+            for compiler in compilers:
+                assert compiler.stdout is not None
+                os.set_blocking(compiler.stdout.fileno(), False)
+            while any(compiler.poll() is None for compiler in compilers):
+                progress.add(sum(len(_read(compiler)) for compiler in compilers))
+                time.sleep(POLL_S)
+    finally:
+        for compiler in compilers:
+            compiler.kill()
+            compiler.wait()
+            assert compiler.stdout is not None
+            compiler.stdout.close()
+    return all(compiler.returncode == 0 for compiler in compilers)
+
+
+def _read(compiler: subprocess.Popen[bytes]) -> bytes:
+    """Return the bytes that a process has written, one for each kernel that it compiled."""
+    assert compiler.stdout is not None
+    return compiler.stdout.read() or b""
+
+
+class _Progress:
+    """Says ``compiling 5 of 17 kernels``: a live line on a terminal, one line elsewhere."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._shown = stream, False
+        self._live: Any = None
+        self._start, self._done = time.monotonic(), 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def add(self, kernels: int) -> None:
+        """Count kernels, and show the line if it is time."""
+        self._done += kernels
+        if time.monotonic() - self._start < SHOW_AFTER_S:
+            return
+        total = sum(kernels for kernels, _ in STEPS)
+        line = f"compiling {min(self._done + 1, total)} of {total} kernels"
+        if self._stream.isatty():
+            self._update(line)
+        elif not self._shown:
+            print(f"{line} (once per machine)", file=self._stream, flush=True)
+        self._shown = True
+
+    def _update(self, line: str) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.status import Status
+
+            self._live = Status(line, console=Console(file=self._stream))
+            self._live.start()
+        self._live.update(line)
+
+
+def _import(module: str) -> Callable[[Any], None]:
+    """Return a step that imports a module, whose kernels are compiled then."""
+    return lambda needs: (importlib.import_module(module), None)[1]
+
+
+def _decode_body(needs: dict[str, Any]) -> None:
+    from labkit.cpu.attention import decode_attention
+    from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
+
+    skip = from_plain(config.Attention, needs["attention"]).window_skip
+    decode_attention.body(POOL_DTYPES[needs["dtype"]], skip)
+
+
+def _tiled_body(needs: dict[str, Any]) -> None:
+    from labkit.cpu.attention import tiled_attention
+    from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
+
+    skip = from_plain(config.Attention, needs["attention"]).window_skip
+    tiled_attention.body(POOL_DTYPES[needs["dtype"]], skip)
+
+
+def _compute_unit(needs: dict[str, Any]) -> None:
+    if needs["replay"]:
+        from labkit.cpu.replay import graph_op_kernels
+
+        graph_op_kernels.compute_unit_address()
+
+
+def _plan(needs: dict[str, Any], tokens: int) -> tuple[Any, Any]:
+    """Return a backend with one layer, and the metadata of a step of one sequence."""
+    import numpy as np
+
+    from labkit.engine import attention
+    from labkit.engine.attention.kv_shape import KVShape
+
+    backend = attention.create_from_config(from_plain(config.Attention, needs["attention"]))
+    backend.allocate((KVShape(1, 64, 64),), 1, 16, needs["dtype"])
+    backend.bind(0, scale=1.0, heads=1)
+    metadata = backend.plan(
+        block_tables=np.zeros((1, 1), np.int32),
+        seq_lens=np.array([tokens], np.int32),
+        cu_seqlens_q=np.array([0, tokens], np.int32),
+    )
+    return backend, metadata
+
+
+def _launch(tokens: int) -> Callable[[Any], None]:
+    """Return a step that launches the kernel for a step of so many tokens."""
+
+    def step(needs: dict[str, Any]) -> None:
+        import numpy as np
+
+        backend, metadata = _plan(needs, tokens)
+        new = np.zeros((tokens, 1, 64), np.float32)
+        backend.forward(0, new, new, new, metadata)
+
+    return step
+
+
+def _replay(needs: dict[str, Any]) -> None:
+    if not needs["replay"]:
+        return
+    import numba
+    import numpy as np
+
+    from labkit.cpu.replay import graph_replay
+    from labkit.cpu.replay.graph_attention_structs import AttentionInputs
+
+    _, metadata = _plan(needs, 1)
+    attention = AttentionInputs(
+        0, 0, 0, 0, 0, np.zeros((1, 1), np.uint8), np.zeros((1, 2, 8), np.int64),
+        metadata.block_tables, 16, metadata.cu_seqlens_q, metadata.seq_lens,
+    )  # fmt: skip
+    arguments = 0, np.zeros(1, np.int32), np.zeros((1, 1), np.float32), metadata.lookup, attention
+    kernel: Any = graph_replay.replay
+    kernel.compile(tuple(map(numba.typeof, arguments)))
+
+
+# Steps, and the kernels that each compiles. A step that needs the kernels of another comes later.
+STEPS: tuple[tuple[int, Callable[[Any], None]], ...] = (
+    (6, _import("labkit.cpu.layers.rope")),  # and the thread pool
+    (1, _decode_body),
+    (6, _import("labkit.cpu.matmul.packed_linear")),
+    (1, _tiled_body),
+    (2, _import("labkit.cpu.layers.norms")),
+    (1, _import("labkit.cpu.layers.activations")),
+    (2, _launch(1)),
+    (1, _compute_unit),
+    (1, _replay),
+    (1, _launch(8)),
+)
+
+
+def main(needs: dict[str, Any], queue: int) -> None:
+    """Take steps from the pipe until it is empty. Write a byte for each kernel that is done."""
+    while number := os.read(queue, 1):
+        kernels, step = STEPS[number[0]]
+        step(needs)
+        os.write(1, b"." * kernels)
+
+
+if __name__ == "__main__":
+    parent_death.watch_parent(int(sys.argv[3]), None, started_by_main_thread=False)
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # without the teardown of LLVM
