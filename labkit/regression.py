@@ -12,43 +12,26 @@ does not run; 2 for a mistake in the command; 130 if interrupted.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from labkit.analysis.findings.regression_gate import (
+    Outcome,
+    RowResult,
+    markdown,
+    publish_summary,
+    row_results,
+    total,
+)
 from labkit.cli.program import Program
 from labkit.config import ConfigError, require
 from labkit.records import RecordError, read_cell
 
-if TYPE_CHECKING:
-    from labkit.analysis.model.cell_model import Cell
-    from labkit.analysis.model.row_model import Comparison, Row
-
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
-
-
-class Outcome(Enum):
-    """The outcome of a test; the value is the program's exit code."""
-
-    no_worse = 0
-    worse = 1
-    undecided = 125
-
-
-WORDS = {
-    "worse": Outcome.worse,
-    **dict.fromkeys(("better", "equivalent", "trivial"), Outcome.no_worse),
-}
-TITLES = {
-    Outcome.no_worse: "No worse",
-    Outcome.worse: "Worse",
-    Outcome.undecided: "Undecided",
-}
 
 
 @dataclass(frozen=True)
@@ -57,19 +40,6 @@ class Subject:
 
     name: str
     overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """The outcome of one primary row of a subject.
-
-    ``comparison`` is the row's comparison of HEAD with BASE.
-    """
-
-    subject: str
-    row: Row
-    comparison: Comparison
-    outcome: Outcome
 
 
 def subjects(
@@ -134,78 +104,6 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def row_results(subject: str, cell: Cell) -> Iterator[RowResult]:
-    """Yield the result of every primary row of a subject's cell."""
-    for row in cell.primary_rows:
-        comparison = row.comparison(HEAD)
-        if row.skipped is None and comparison is not None:
-            outcome = _outcome(row, comparison, cell.design.margin_pct)
-            yield RowResult(subject, row, comparison, outcome)
-
-
-def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
-    """Return the outcome of a row, where ``one`` is the comparison of HEAD with BASE.
-
-    An inconclusive row counts as no worse if even the worst change in its adjusted interval is
-    smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
-    margin, the row is undecided in any case.
-    """
-    from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
-
-    if one.verdict in WORDS:
-        return WORDS[one.verdict]
-    if one.verdict == "computed":
-        return _computed_outcome(row)
-    undecided = one.verdict != "inconclusive" or one.reason == NOISE_EXCEEDS_MARGIN
-    if one.ci_pct is None or undecided:
-        return Outcome.undecided
-    worst = -one.ci_pct[0] if row.better == "higher" else one.ci_pct[1]
-    return Outcome.no_worse if worst < margin_pct else Outcome.undecided
-
-
-def _computed_outcome(row: Row) -> Outcome:
-    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
-    base, head = (row.median(arm) or 0.0 for arm in (BASE, HEAD))
-    worse = head < base if row.better == "higher" else head > base
-    return Outcome.worse if worse else Outcome.no_worse
-
-
-def total(results: Sequence[RowResult]) -> Outcome:
-    """Return the outcome of all rows together.
-
-    It is ``worse`` if any row is worse, ``no_worse`` if all rows are no worse, else ``undecided``.
-    """
-    outcomes = {result.outcome for result in results}
-    if Outcome.worse in outcomes:
-        return Outcome.worse
-    return Outcome.no_worse if outcomes == {Outcome.no_worse} else Outcome.undecided
-
-
-def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str:
-    """Return the Markdown summary for a pull request: a table with one line per row."""
-    outcome = total(results)
-    lines = [
-        f"### {TITLES[outcome]}: {title}",
-        "",
-        f"Margin {margin_pct:g} %; intervals and p are adjusted over rows.",
-        "",
-        f"| on | row | metric | {BASE} | change, % | interval, % | p | outcome |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for result in results:
-        one, row = result.comparison, result.row
-        interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
-        p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
-        effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
-        reason = f" ({one.reason})" if one.reason and result.outcome.value == 125 else ""
-        median = row.median(BASE)
-        base = "" if median is None else f"{median:,.4g} {row.unit}"
-        cells = (result.subject, row.case, row.metric, base, effect, interval, p)
-        words = " | ".join(str(cell).replace("|", "\\|") for cell in cells)
-        lines.append(f"| {words} | {TITLES[result.outcome].lower()}{reason} |")
-    return "\n".join(lines) + "\n"
-
-
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
     """Run a subject's study and return its results.
 
@@ -220,7 +118,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out):
-        results += row_results(subject.name, Cell.from_json(read_cell(folder)))
+        results += row_results(subject.name, Cell.from_json(read_cell(folder)), HEAD)
     return results
 
 
@@ -295,10 +193,7 @@ def _run(options: argparse.Namespace) -> int:
     commits = " against ".join(str(arm["revision"])[:12] for arm in (head, base))
     text = markdown(commits, results, options.margin)
     print(text)
-    for file in (options.summary, os.environ.get("GITHUB_STEP_SUMMARY")):
-        if file:
-            with open(file, "a", encoding="utf-8") as summary:
-                summary.write(text)
+    publish_summary(text, options.summary)
     return total(results).value
 
 

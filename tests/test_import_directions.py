@@ -24,6 +24,7 @@ MAY = {
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
+    "importers": {"config", "records"},
     "conformance": {"config", "engine", "kernel_constants", "models", "workload"},
     "experiment": {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",

@@ -64,6 +64,7 @@ NOT_COMMANDS = {
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
     ("docs/studies.md", "labkit.report: "): "printed: tests/records/test_record_digests.py",
+    ("docs/judge.md", "arm,run,block"): "read: tests/importers/test_result_files.py",
     ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
     ("docs/workloads.md", '{"prompt"'): "lines of JSON: tests/test_docs.py",
@@ -73,6 +74,8 @@ NOT_COMMANDS = {
 LISTED = {
     "apt-get install slurm-wlm munge && service munge start": "needs root: tests/slurm does it",
     "python -m labkit.regression main --on ragged": "runs: tests/test_regression.py",
+    "python -m labkit.judge A... --against B...": "the form of a command",
+    "python -m labkit.judge B2... --against B...": "the form of a command",
     "python -m labkit.history outputs total_tok_s": "runs: test_metric_history.py",
     "python -m labkit.check mine.maps:Repeat": "runs: tests/conformance",
     "python -m labkit.check mine.plain:Plain model=smollm2": "runs: tests/conformance",

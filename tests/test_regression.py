@@ -8,6 +8,7 @@ from planted_cells import planted_cell
 
 from labkit import regression
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
+from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
 from labkit.cli import study_command, study_composer
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
@@ -15,7 +16,6 @@ from labkit.experiment.launch.python_environment import Imports, RevisionError, 
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine.facts import code_revision
 from labkit.records import RecordError
-from labkit.regression import Outcome, row_results, total
 
 
 def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
@@ -46,12 +46,12 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
     ],
 )
 def test_the_outcome_of_a_row(expected, facts):
-    assert total(list(row_results("chat", cell(**facts)))).value == expected
+    assert total(list(row_results("chat", cell(**facts), "head"))).value == expected
 
 
 def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
     worse, fine, unknown = (
-        list(row_results("chat", cell(word))) for word in ("worse", "better", "invalid")
+        list(row_results("chat", cell(word), "head")) for word in ("worse", "better", "invalid")
     )
     assert total([*fine, *unknown, *worse]) is Outcome.worse
     assert total([*fine, *unknown]) is Outcome.undecided
@@ -59,8 +59,8 @@ def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
 
 
 def test_the_summary_is_a_table():
-    results = list(row_results("chat", cell("worse", -4.0, -1.0)))
-    text = regression.markdown("b against a", results, 2)
+    results = list(row_results("chat", cell("worse", -4.0, -1.0), "head"))
+    text = markdown("b against a", results, 2)
     assert text.startswith("### Worse: b against a\n")
     row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
     assert text.splitlines()[-1] == row

@@ -27,6 +27,7 @@ PROGRAMS = (
     "compare",
     "doctor",
     "history",
+    "judge",
     "mac",
     "post",
     "regression",

@@ -35,7 +35,7 @@ from labkit.analysis.comparison.observations import (
 )
 from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.text_quality import text_qualities
-from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict, judge
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import round_significant, value_text
@@ -405,6 +405,8 @@ class CellAnalysis:
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
             return replace(verdict, reason=_zero_baseline_text(row, comparison))
+        if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
+            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, IF_NO_DRIFT))))
         if not self.differs(index) or verdict.word not in DECIDED_WORDS:
             return verdict
 

@@ -49,6 +49,7 @@ VERDICT_WORDS = (
 )
 DECIDED_WORDS = frozenset({"better", "worse", "equivalent", "trivial"})
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
+IF_NO_DRIFT = "if nothing drifted between the arms' runs"  # of imported runs in sequence
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
+from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.effect_wording import amount_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.picked_frames import PickedFrames, picked_frames
@@ -209,6 +210,11 @@ class Findings:
     emulated: bool = False
     next: NextCommand | None = None
     noun: str = "rows"
+
+    @property
+    def if_no_drift(self) -> bool:
+        """Whether what was decided holds only if nothing drifted between the arms' runs."""
+        return any(IF_NO_DRIFT in (one.comparison.reason or "") for one in self.findings)
 
     @property
     def measured(self) -> tuple[Finding, ...]:

@@ -72,6 +72,8 @@ def _measured(findings: Findings) -> str:
     if answer is Answer.undecided:
         return f"Not decided: {_not_decided(results, baseline)}{missing}."
     where = "In the emulator" if findings.emulated else "On this machine"
+    if findings.if_no_drift:
+        where = "If nothing drifted between the arms' runs,"
     if answer is Answer.estimate:
         estimates = [one for one in results if one.word in UNDECIDED]
         where = f"Estimate only ({_reason(estimates)})"

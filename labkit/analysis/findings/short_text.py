@@ -84,7 +84,10 @@ def short_pieces(findings: Findings) -> Pieces:
             return _alone(findings)
         case Answer.none:
             return [Piece(f"No answer: {findings.cause}")]
-    return _out_of_memory(findings) if findings.out_of_memory else _compared(findings)
+    if findings.out_of_memory:
+        return _out_of_memory(findings)
+    condition = [Piece("If nothing drifted:")] if findings.if_no_drift else []
+    return [*condition, *_compared(findings)]
 
 
 def _compared(findings: Findings) -> Pieces:

@@ -111,6 +111,15 @@ class CellDesign:
         return str(self.keys.get("isolation", "process"))
 
     @property
+    def imported(self) -> Mapping[str, Any]:
+        """What is known of runs that another tool measured (:mod:`labkit.importers`), else empty.
+
+        ``could_change`` and ``for_the_record`` are caveats; ``in_sequence`` says whether a drift of
+        the machine would look like an effect.
+        """
+        return self.keys.get("imported") or {}
+
+    @property
     def time_s(self) -> float | None:
         """The time from which blocks or rounds followed; None if both were fixed."""
         time_s = self.keys.get("time_s")

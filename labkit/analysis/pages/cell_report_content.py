@@ -167,7 +167,7 @@ def environment_line(environment: Json) -> str:
         environment.get("accelerator"),
         *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
     ]
-    return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+    return f"Machine: {', '.join(str(part) for part in parts if part) or 'not known'}."
 
 
 def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:

@@ -86,9 +86,10 @@ def _measured(report: CellReport) -> Parts:
 
 def _design_line(report: CellReport) -> str:
     design = report.cell.design
+    seed = "" if design.seed is None else f"seed {design.seed}, "
     return (
         f"{count_text(design.blocks, 'block')} of {count_text(design.runs_per_block, 'run')} "
-        f"of each arm, seed {design.seed}, margin ±{design.margin_pct:g} %, "
+        f"of each arm, {seed}margin ±{design.margin_pct:g} %, "
         f"alpha {design.alpha:g}."
     )
 

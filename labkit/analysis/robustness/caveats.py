@@ -68,6 +68,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
         if gate.status == "fail"
         for reason in _shortened(gate.reasons)
     ]
+    could_change += analysis.data.design.imported.get("could_change", ())
     could_change += _design(analysis)
     could_change += _noise(analysis)
     could_change += _unserved(analysis)
@@ -80,6 +81,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, _machine_caveats)]
     record += _modes(analysis, of_arms=False)
     record += _skipped(analysis)
+    record += analysis.data.design.imported.get("for_the_record", ())
     return RankedCaveats(tuple(could_change), tuple(record))
 
 

@@ -50,6 +50,7 @@ Floats = NDArray[np.float64]
 MAX_ENUMERATED = 300_000  # relabellings; designs with more are sampled
 N_RESAMPLES = 100_000
 RESAMPLING_SEED = 20_260_612
+MAX_LISTED_RUNS = 5  # a block of more runs per arm has too many relabellings to draw from a list
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,11 @@ def relabellings_counted(blocks: int, runs: int) -> int:
 
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
     """Return a block's relabellings, int8 [relabellings, 2 * runs]; the observed one is first."""
-    rows = []
     # Combinations start with the last columns, which are the arm's own runs.
-    for chosen in combinations(reversed(range(2 * runs)), runs):
-        row = np.full(2 * runs, -1, np.int8)
-        row[list(chosen)] = 1
-        rows.append(row)
-    return np.stack(rows)
+    chosen = np.array(list(combinations(reversed(range(2 * runs)), runs)), np.intp)
+    signs = np.full((len(chosen), 2 * runs), -1, np.int8)
+    np.put_along_axis(signs, chosen, 1, axis=1)
+    return signs
 
 
 def _possible_relabellings(blocks: int, runs: int) -> int:
@@ -155,23 +154,36 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
     Raises
     ------
     ValueError
-        ``blocks`` or ``runs`` is below 1, or a design to be sampled has more than 5 ``runs``.
+        ``blocks`` or ``runs`` is below 1.
     """
     if blocks < 1 or runs < 1:
         raise ValueError(f"blocks={blocks}, runs={runs}: both must be 1 or more")
-    of_block = _block_relabellings(runs)
     count = _possible_relabellings(blocks, runs)
     exact = count <= MAX_ENUMERATED
     if exact:
-        indices = np.stack(np.unravel_index(np.arange(count), (len(of_block),) * blocks), axis=1)
+        indices = np.stack(
+            np.unravel_index(np.arange(count), (math.comb(2 * runs, runs),) * blocks), axis=1
+        )
+        signs = _block_relabellings(runs)[indices]
     else:
-        rng = np.random.default_rng([RESAMPLING_SEED, blocks, runs])
-        # uint8: a block of 5 runs per arm has 252 relabellings, and a study has at most 2 runs.
-        indices = rng.integers(len(of_block), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
-        indices[0] = 0
-    signs = of_block[indices].reshape(len(indices), blocks * 2 * runs)
+        signs = _sampled_signs(blocks, runs)
+    signs = signs.reshape(len(signs), blocks * 2 * runs)
     signs.flags.writeable = False  # the cache gives every caller the same array
     return Relabellings(signs=signs, blocks=blocks, runs=runs, exact=exact)
+
+
+def _sampled_signs(blocks: int, runs: int) -> NDArray[np.int8]:
+    """Return a sample, int8 [relabellings, blocks, 2 * runs]; the observed one is first."""
+    rng = np.random.default_rng([RESAMPLING_SEED, blocks, runs])
+    if runs > MAX_LISTED_RUNS:  # imported runs; a block of labkit's own has at most 2 per arm
+        observed = np.repeat(np.array([-1, 1], np.int8), runs)
+        signs = rng.permuted(np.tile(observed, (N_RESAMPLES // 2, blocks, 1)), axis=2)
+        signs[0] = observed
+        return signs
+    of_block = _block_relabellings(runs)
+    indices = rng.integers(len(of_block), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
+    indices[0] = 0
+    return of_block[indices]
 
 
 def pool_by_block(baseline: Floats, arm: Floats) -> Floats:

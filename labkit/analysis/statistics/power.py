@@ -30,6 +30,7 @@ from labkit.analysis.statistics.permutation_test import Floats, relabellings_cou
 
 POWER = 0.8
 MAX_BLOCKS = 1000
+MIN_RUNS_TO_CLAIM = 6  # of each arm
 SECONDS_PER_MINUTE = 60.0
 ONE_MINUTE_ALPHA = 0.05
 
@@ -167,8 +168,8 @@ def one_minute_mde_pct(
 
 
 def min_blocks_to_claim(runs: int) -> int:
-    """Return the number of blocks that a claim needs: 6 with one run per arm and block, else 3."""
-    return 6 if runs == 1 else 3
+    """Return the number of blocks that a claim needs: as many as have 6 runs of each arm."""
+    return -(-MIN_RUNS_TO_CLAIM // runs)
 
 
 def blocks_needed(

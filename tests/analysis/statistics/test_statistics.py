@@ -36,6 +36,7 @@ from labkit.analysis.statistics.power import (
     blocks_needed,
     detectable_errors,
     mde_pct,
+    min_blocks_to_claim,
     one_minute_mde_pct,
     single_row_mde_pct,
 )
@@ -105,6 +106,22 @@ def test_monte_carlo_past_300_000_adds_one_and_agrees_with_a_normal_bound():
     statistics = labels.mean_differences(units)
     scale = abs(statistics[0]) / statistics.std()
     assert permutation_test(values, arm) == pytest.approx(2 * stats.norm.sf(scale), abs=0.01)
+
+
+def test_one_long_block_is_sampled_and_agrees_with_scipy():
+    labels = relabellings(1, 12)
+    assert not labels.exact and labels.count == 100_000
+    assert (labels.signs[0] == np.repeat([-1, 1], 12)).all() and not labels.signs.sum(axis=1).any()
+    baseline, arm = rng(3).normal(0, 1, 12), rng(4).normal(0.7, 1, 12)
+    expected = stats.permutation_test(
+        (arm, baseline),
+        lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
+        vectorized=True,
+        rng=1,
+    ).pvalue
+    assert permutation_test(baseline[None], arm[None]) == pytest.approx(expected, rel=0.15)
+    assert permutation_test(baseline[None], arm[None] + 100) == pytest.approx(2 / 100_000)
+    assert [min_blocks_to_claim(runs) for runs in (1, 2, 3, 6, 12)] == [6, 3, 2, 1, 1]
 
 
 def test_ties_count_as_reached():

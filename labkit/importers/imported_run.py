@@ -1,0 +1,185 @@
+"""The form that every tool's results take: a run of an arm, and the fields that it is read from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit.records import CaseRecord, Metric
+from labkit.records.metric_registry import METRICS
+
+AGREEMENT = 1e-3  # relative; tools round what they derive
+
+
+class ResultFileError(ValueError):
+    """A file is no result that labkit can use. The message is a line that names the file."""
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """One run of an arm: what a tool measured with one process, or one call of the tool.
+
+    Parameters
+    ----------
+    tool
+        The tool that wrote the file.
+    file
+        The file that the run is read from.
+    cases
+        The metrics of every case. Repeats within the run are not independent.
+    started
+        When the run began, in seconds since 1970; None if the file does not say.
+    work
+        What was asked of the arm, such as the number of requests. It must be equal in all runs.
+    settings
+        How the arm did it. They must be equal in all runs of an arm.
+    environment
+        The machine, as far as the file describes it: ``host``, ``cpu_model``, ``cores``, ``os``.
+    failure
+        The reason why the run failed, or None.
+    arm, block
+        The run's arm and block, if the file names them.
+    unjudged
+        Fields that may be measurements, but whose direction is unknown.
+    """
+
+    tool: str
+    file: Path
+    cases: tuple[CaseRecord, ...]
+    started: float | None = None
+    work: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+    arm: str | None = None
+    block: str | None = None
+    unjudged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResultFormat:
+    """A tool's format: whether a document is of the tool, and the runs in it."""
+
+    tool: str
+    recognises: Callable[[Any], bool]
+    read: Callable[[Any, Path], Iterator[ImportedRun]]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a JSON object, and its place in the file for messages."""
+
+    data: Mapping[str, Any]
+    place: str
+
+    @classmethod
+    def of(cls, value: Any, place: str) -> Fields:
+        """Return the fields of ``value``, which must be an object."""
+        if not isinstance(value, dict):
+            raise ResultFileError(f"{place} is {_shown(value)}, not an object")
+        return cls(value, place)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the field exists and is not null."""
+        return self.data.get(key) is not None
+
+    def refuse(self, key: str, reason: str) -> ResultFileError:
+        """Return an error about a field."""
+        return ResultFileError(f"{self.place}{key}: {reason}")
+
+    def at(self, key: str) -> Fields:
+        """Return the fields of an object in this one."""
+        return Fields.of(self._value(key), f"{self.place}{key}.")
+
+    def each(self, key: str) -> Iterator[Fields]:
+        """Yield the fields of every object in a list, which must not be empty."""
+        items = self._value(key)
+        if not isinstance(items, list) or not items:
+            raise self.refuse(key, f"is {_shown(items)}, not a list of results")
+        for index, item in enumerate(items):
+            yield Fields.of(item, f"{self.place}{key}[{index}].")
+
+    def number(self, key: str) -> float:
+        """Return a finite number."""
+        return self._number(key, self._value(key))
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of finite numbers, which must not be empty."""
+        values = self._value(key)
+        if not isinstance(values, list) or not values:
+            raise self.refuse(key, f"is {_shown(values)}, not a list of numbers")
+        return tuple(self._number(key, value) for value in values)
+
+    def text(self, key: str) -> str:
+        """Return a text."""
+        value = self._value(key)
+        if not isinstance(value, str):
+            raise self.refuse(key, f"is {_shown(value)}, not a text")
+        return value
+
+    def only(self, known: Collection[str]) -> None:
+        """Refuse a field that is not ``known``."""
+        unknown = next((key for key in self.data if key not in known), None)
+        if unknown is not None:
+            raise self.refuse(unknown, "labkit does not know this field; was the file edited?")
+
+    def agrees(self, key: str, expected: float) -> None:
+        """Refuse the file if a number is not what the other numbers make it."""
+        value = self.number(key)
+        if not math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=1e-12):
+            raise self.refuse(
+                key, f"is {value:.6g}, but the other numbers make it {expected:.6g}; was it edited?"
+            )
+
+    def _value(self, key: str) -> Any:
+        if key not in self.data:
+            raise self.refuse(key, "is missing")
+        return self.data[key]
+
+    def _number(self, key: str, value: Any) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise self.refuse(key, f"is {_shown(value)}, not a number")
+        return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def first_item(document: Any, key: str) -> Mapping[str, Any]:
+    """Return the first object of the list ``key`` of a document, or an empty one."""
+    items = document.get(key) if isinstance(document, dict) else None
+    return items[0] if isinstance(items, list) and items and isinstance(items[0], dict) else {}
+
+
+def metric(
+    name: str,
+    repeats: Sequence[float],
+    unit: str = "",
+    better: str = "lower",
+    *,
+    primary: bool = True,
+) -> Metric:
+    """Return a metric; without a unit, one of labkit's own, with its unit and direction."""
+    if not unit:
+        unit, better = METRICS[name].unit, METRICS[name].better
+    return Metric(name, unit, better, primary, tuple(repeats))
+
+
+def seconds(fields: Fields, key: str, form: str | None = None) -> float:
+    """Return a field's date, ISO 8601 or ``form`` of ``strptime``, in seconds since 1970.
+
+    A date without a zone is read as UTC: only the order of the runs matters.
+    """
+    text = fields.text(key)
+    try:
+        date = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
+    except ValueError:
+        raise fields.refuse(key, f"is {text!r}, not a date") from None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,88 @@
+"""llama.cpp: ``llama-bench`` and ``llama-batched-bench``. A call of the program is a run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, metric, seconds
+from labkit.records import CaseRecord
+
+RESULTS = {
+    "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts",
+    "n_prompt", "n_gen", "n_depth",
+}  # fmt: skip
+RESULT_PREFIXES = ("avg_", "stddev_", "samples_")
+BATCHED = {"n_kv", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed", "pp", "tg", "pl"}
+MACHINE = {"cpu_info": "cpu_model"}
+
+
+def _is_llama_bench(document: Any) -> bool:
+    first = document[0] if isinstance(document, list) else None
+    return isinstance(first, dict) and {"n_prompt", "n_gen"} <= set(first)
+
+
+def _read_llama_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run. A case is a test, such as ``pp512``, with the settings that vary."""
+    tests = list(Fields({"test": document}, f"{file}: ").each("test"))
+    settings = [_settings(test) for test in tests]
+    varied = [key for key in settings[0] if any(s.get(key) != settings[0][key] for s in settings)]
+    cases = []
+    for test, own in zip(tests, settings, strict=True):
+        rates = test.numbers("samples_ts")
+        test.agrees("avg_ts", statistics.fmean(rates))
+        name = " ".join([_test_name(test), *(f"{key}={own.get(key)}" for key in varied)])
+        metrics = (metric("tok_s", rates, "tok/s", "higher"),)
+        cases.append(CaseRecord(name, metrics=metrics))
+    yield ImportedRun(
+        "llama-bench",
+        file,
+        tuple(cases),
+        started=seconds(tests[0], "test_time"),
+        settings={key: value for key, value in settings[0].items() if key not in varied},
+        environment={ours: tests[0].data.get(theirs) for theirs, ours in MACHINE.items()},
+    )
+
+
+def _settings(test: Fields) -> Mapping[str, Any]:
+    """Return how a test was run: every field that is no result."""
+    for key in test.data:
+        if key.startswith(RESULT_PREFIXES) and key not in RESULTS:
+            raise test.refuse(key, "labkit does not know this result; was the file edited?")
+    return {key: value for key, value in test.data.items() if key not in RESULTS}
+
+
+def _test_name(test: Fields) -> str:
+    counts = {"pp": int(test.number("n_prompt")), "tg": int(test.number("n_gen"))}
+    name = "+".join(f"{short}{count}" for short, count in counts.items() if count)
+    depth = test.data.get("n_depth")
+    return f"{name} @ d{depth}" if depth else name
+
+
+def _is_batched_bench(document: Any) -> bool:
+    items: Sequence[Any] = document if isinstance(document, list) else [document]
+    return isinstance(items[0], dict) and {"speed_pp", "speed_tg"} <= set(items[0])
+
+
+def _read_batched_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run. Prefill and decode of a batch are two metrics of one case."""
+    items = document if isinstance(document, list) else [document]
+    tests = list(Fields({"test": items}, f"{file}: ").each("test"))
+    cases = []
+    for test in tests:
+        name = " ".join(f"{key}{int(test.number(key))}" for key in ("pp", "tg", "pl"))
+        metrics = tuple(
+            metric(f"{part}_tok_s", [test.number(key)], "tok/s", "higher")
+            for part, key in (("prefill", "speed_pp"), ("decode", "speed_tg"))
+        )
+        cases.append(CaseRecord(name, metrics=metrics))
+    settings = {key: value for key, value in tests[0].data.items() if key not in BATCHED}
+    yield ImportedRun("llama-batched-bench", file, tuple(cases), settings=settings)
+
+
+FORMATS = (
+    ResultFormat("llama-bench", _is_llama_bench, _read_llama_bench),
+    ResultFormat("llama-batched-bench", _is_batched_bench, _read_batched_bench),
+)

@@ -1,0 +1,118 @@
+"""GuideLLM, AIPerf and genai-perf: a call of the load generator is a run.
+
+The three may have measured the same server many times: then the runs share its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.importers.imported_run import (
+    Fields,
+    ImportedRun,
+    ResultFormat,
+    first_item,
+    metric,
+    seconds,
+)
+from labkit.records import CaseRecord, Metric
+
+# GuideLLM's metrics of successful requests: our name, their statistic, and whether it is primary.
+GUIDELLM: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
+    "output_tokens_per_second": (("output_tok_s", "mean", True),),
+    "tokens_per_second": (("total_tok_s", "mean", False),),
+    "requests_per_second": (("request_s", "mean", False),),
+    "time_to_first_token_ms": (("ttft_p50_ms", "p50", True), ("ttft_p99_ms", "p99", False)),
+    "inter_token_latency_ms": (
+        ("tpot_excl_first_p50_ms", "p50", True), ("tpot_excl_first_p99_ms", "p99", False),
+    ),
+    "time_per_output_token_ms": (("tpot_incl_first_mean_ms", "mean", False),),
+}  # fmt: skip
+# AIPerf's metrics: their unit, and as above. Its inter-token latency is labkit's TPOT.
+AIPERF: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, bool], ...]]] = {
+    "output_token_throughput": (("tokens/sec",), (("output_tok_s", "avg", True),)),
+    "request_throughput": (("requests/sec",), (("request_s", "avg", False),)),
+    "time_to_first_token": (
+        ("ms",), (("ttft_p50_ms", "p50", True), ("ttft_p99_ms", "p99", False)),
+    ),
+    "inter_token_latency": (
+        ("ms",),
+        (("tpot_excl_first_p50_ms", "p50", True), ("tpot_excl_first_p99_ms", "p99", False)),
+    ),
+    "request_latency": (("ms",), (("e2e_p50_ms", "p50", False), ("e2e_p99_ms", "p99", False))),
+}  # fmt: skip
+
+
+def _is_guidellm(document: Any) -> bool:
+    return "scheduler_metrics" in first_item(document, "benchmarks")
+
+
+def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run. A case is a strategy, such as a rate of requests."""
+    cases: list[CaseRecord] = []
+    failures, starts = [], []
+    for benchmark in Fields.of(document, f"{file}: ").each("benchmarks"):
+        strategy = benchmark.at("config").at("strategy")
+        rates = [strategy.data.get(key) for key in ("rate", "streams", "max_concurrency")]
+        name = " ".join([strategy.text("type_"), *(str(rate) for rate in rates[:2] if rate)])
+        metrics = benchmark.at("metrics")
+        own = [
+            metric(ours, [_statistic(metrics.at(theirs).at("successful"), which)], primary=primary)
+            for theirs, wanted in GUIDELLM.items()
+            if theirs in metrics
+            for ours, which, primary in wanted
+        ]
+        cases.append(CaseRecord(name, metrics=tuple(own)))
+        scheduler = benchmark.at("scheduler_metrics")
+        starts.append(scheduler.number("start_time"))
+        made = scheduler.at("requests_made")
+        if made.number("errored"):
+            failures.append(f"{name}: {made.number('errored'):.0f} requests failed")
+    yield ImportedRun(
+        "GuideLLM", file, tuple(cases), min(starts), failure="; ".join(failures) or None
+    )
+
+
+def _statistic(summary: Fields, which: str) -> float:
+    return summary.at("percentiles").number(which) if which != "mean" else summary.number(which)
+
+
+def _is_aiperf(document: Any) -> bool:
+    return isinstance(document, dict) and {"input_config", "request_throughput"} <= set(document)
+
+
+def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run."""
+    report = Fields.of(document, f"{file}: ")
+    metrics: list[Metric] = []
+    for theirs, (units, wanted) in AIPERF.items():
+        if theirs not in report:
+            continue
+        one = report.at(theirs)
+        if one.text("unit") not in units:
+            raise one.refuse("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
+        for ours, which, primary in wanted:
+            metrics.append(metric(ours, [one.number(which)], primary=primary))
+    errors = "error_request_count"
+    failed = report.at(errors).number("avg") if errors in report else 0.0
+    unjudged = (
+        key
+        for key, value in report.data.items()
+        if isinstance(value, dict) and "unit" in value and key not in AIPERF
+    )
+    yield ImportedRun(
+        "AIPerf" if "schema_version" in report else "genai-perf",
+        file,
+        (CaseRecord("all", metrics=tuple(metrics)),),
+        started=seconds(report, "start_time") if "start_time" in report else None,
+        failure=f"{failed:.0f} requests failed" if failed else None,
+        unjudged=tuple(unjudged),
+    )
+
+
+FORMATS = (
+    ResultFormat("GuideLLM", _is_guidellm, _read_guidellm),
+    ResultFormat("AIPerf, genai-perf", _is_aiperf, _read_aiperf),
+)

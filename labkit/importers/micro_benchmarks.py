@@ -1,0 +1,229 @@
+"""pyperf, pytest-benchmark, Google Benchmark and asv: functions are timed, each is a case.
+
+A process of pyperf is a run. The repeats of the other three lie in one process, so their file is
+one run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from labkit.importers.imported_run import (
+    Fields,
+    ImportedRun,
+    ResultFileError,
+    ResultFormat,
+    first_item,
+    metric,
+    seconds,
+)
+from labkit.records import CaseRecord, Metric
+
+PYPERF_UNITS = {"second": ("time_us", "us", 1e6), "byte": ("memory_bytes", "bytes", 1.0)}
+GOOGLE_UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+GOOGLE_FIELDS = {
+    "name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions",
+    "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit", "label",
+    "aggregate_name", "aggregate_unit", "error_occurred", "error_message", "skipped",
+    "skip_message", "cpu_coefficient", "real_coefficient", "big_o", "rms",
+}  # fmt: skip
+RATES = {"items_per_second": "items/s", "bytes_per_second": "bytes/s"}
+ASV_KINDS = {
+    "time": ("time_us", "us", 1e6), "timeraw": ("time_us", "us", 1e6),
+    "mem": ("memory_bytes", "bytes", 1.0), "peakmem": ("memory_bytes", "bytes", 1.0),
+}  # fmt: skip
+
+
+def _is_pyperf(document: Any) -> bool:
+    return "runs" in first_item(document, "benchmarks")
+
+
+def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield a run for every process with values; the benchmarks' n-th processes are one run."""
+    suite = Fields.of(document, f"{file}: ")
+    if suite.text("version") != "1.0":
+        raise suite.refuse("version", f"is {suite.text('version')}; labkit reads 1.0")
+    common = suite.data.get("metadata") or {}
+    processes: list[list[tuple[CaseRecord, float | None]]] = []
+    for benchmark in suite.each("benchmarks"):
+        facts = {**common, **(benchmark.data.get("metadata") or {})}
+        unit = facts.get("unit", "second")
+        if unit not in PYPERF_UNITS:
+            raise benchmark.refuse("metadata.unit", f"is {unit!r}, not second or byte")
+        name, own_unit, scale = PYPERF_UNITS[unit]
+        measured = [run for run in benchmark.each("runs") if "values" in run]  # the rest calibrates
+        if not measured:
+            raise benchmark.refuse("runs", "has no values")
+        processes += [[] for _ in range(len(measured) - len(processes))]
+        for run, process in zip(measured, processes, strict=False):
+            values = [scale * value for value in run.numbers("values")]
+            case = CaseRecord(str(facts.get("name")), metrics=(metric(name, values, own_unit),))
+            own = run.at("metadata") if "metadata" in run else None
+            process.append((case, seconds(own, "date") if own and "date" in own else None))
+    for process in processes:
+        starts = [start for _, start in process if start is not None]
+        yield ImportedRun(
+            "pyperf",
+            file,
+            tuple(case for case, _ in process),
+            started=min(starts, default=None),
+            environment=_machine(common, "hostname", "cpu_model_name", "cpu_count", "platform"),
+        )
+
+
+def _machine(facts: Any, host: str, cpu: str, cores: str, system: str) -> dict[str, Any]:
+    """Return the machine in labkit's words."""
+    words = {"host": host, "cpu_model": cpu, "cores": cores, "os": system}
+    return {ours: facts[theirs] for ours, theirs in words.items() if facts.get(theirs)}
+
+
+def _is_pytest_benchmark(document: Any) -> bool:
+    return isinstance(document, dict) and "machine_info" in document and "benchmarks" in document
+
+
+def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run."""
+    report = Fields.of(document, f"{file}: ")
+    cases = []
+    for benchmark in report.each("benchmarks"):
+        stats = benchmark.at("stats")
+        values: tuple[float, ...] = (stats.number("median"),)
+        if stats.data.get("data"):
+            values = stats.numbers("data")
+            stats.agrees("mean", statistics.fmean(values))
+        times = [1e6 * value for value in values]
+        metrics = (metric("time_us", times, "us"),)
+        cases.append(CaseRecord(benchmark.text("fullname"), metrics=metrics))
+    machine = report.at("machine_info")
+    cpu = machine.data.get("cpu") or {}
+    facts = {**machine.data, "cpu_model": cpu.get("brand_raw"), "cores": cpu.get("count")}
+    yield ImportedRun(
+        "pytest-benchmark",
+        file,
+        _distinct(cases, file),
+        started=seconds(report, "datetime"),
+        environment=_machine(facts, "node", "cpu_model", "cores", "system"),
+    )
+
+
+def _distinct(cases: list[CaseRecord], file: Path) -> tuple[CaseRecord, ...]:
+    names = [case.case for case in cases]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ResultFileError(f"{file}: {twice} comes twice")
+    return tuple(cases)
+
+
+def _is_google_benchmark(document: Any) -> bool:
+    return isinstance(document, dict) and "context" in document and "benchmarks" in document
+
+
+def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run. Of a benchmark that only has aggregates, the median is taken."""
+    report = Fields.of(document, f"{file}: ")
+    lines: dict[str, list[Fields]] = {}
+    medians: dict[str, list[Fields]] = {}
+    failures = []
+    for line in report.each("benchmarks"):
+        name = str(line.data.get("run_name") or line.text("name"))
+        if line.data.get("error_occurred"):
+            failures.append(f"{name}: {line.data.get('error_message')}")
+        elif line.data.get("run_type", "iteration") == "iteration":
+            lines.setdefault(name, []).append(line)
+        elif line.data.get("aggregate_name") == "median":
+            medians.setdefault(name, []).append(line)
+    lines = {**medians, **lines}
+    if not lines and not failures:
+        raise report.refuse("benchmarks", "has neither repetitions nor medians")
+    known = {*GOOGLE_FIELDS, *RATES}
+    counters = {key for own in lines.values() for line in own for key in line.data} - known
+    context = report.at("context")
+    facts = {**context.data, "os": None, "cpu_model": None}
+    yield ImportedRun(
+        "Google Benchmark",
+        file,
+        tuple(CaseRecord(name, metrics=_google_metrics(own)) for name, own in lines.items()),
+        started=seconds(context, "date"),
+        environment=_machine(facts, "host_name", "cpu_model", "num_cpus", "os"),
+        failure="; ".join(failures) or None,
+        unjudged=tuple(sorted(counters)),
+    )
+
+
+def _google_metrics(lines: list[Fields]) -> tuple[Metric, ...]:
+    for line in lines:
+        if line.text("time_unit") not in GOOGLE_UNITS:
+            raise line.refuse("time_unit", f"is {line.text('time_unit')!r}, not ns, us, ms or s")
+    scales = [GOOGLE_UNITS[line.text("time_unit")] for line in lines]
+    times = {
+        key: [scale * line.number(key) for line, scale in zip(lines, scales, strict=True)]
+        for key in ("real_time", "cpu_time")
+    }
+    rates = [
+        metric(key, [line.number(key) for line in lines], unit, "higher", primary=False)
+        for key, unit in RATES.items()
+        if all(key in line for line in lines)
+    ]
+    return (
+        metric("real_time_us", times["real_time"], "us"),
+        metric("cpu_time_us", times["cpu_time"], "us", primary=False),
+        *rates,
+    )
+
+
+def _is_asv(document: Any) -> bool:
+    return isinstance(document, dict) and {"commit_hash", "results"} <= set(document)
+
+
+def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run: one commit, as asv keeps it. What ``track_`` returns has no direction."""
+    report = Fields.of(document, f"{file}: ")
+    columns = list(report.data.get("result_columns") or ())
+    if "result" not in columns or "params" not in columns:
+        raise report.refuse("result_columns", "lacks result or params; labkit reads version 2")
+    results = report.at("results")
+    cases, unjudged, starts = [], [], []
+    for name, row in results.data.items():
+        kind = name.rpartition(".")[2].partition("_")[0]
+        if not isinstance(row, list):
+            raise results.refuse(name, "is not a list")
+        column = dict(zip(columns, row, strict=False))
+        if kind not in ASV_KINDS:
+            unjudged.append(name)
+            continue
+        if column.get("started_at"):
+            starts.append(column["started_at"] / 1e3)
+        params, values = list(product(*column["params"])), column["result"] or []
+        samples = column.get("samples") or [None] * len(values)
+        if not len(params) == len(values) == len(samples):
+            raise results.refuse(name, "has not one result per parameter; was it edited?")
+        for words, value, repeats in zip(params, values, samples, strict=True):
+            if value is not None and value == value:  # asv: not run, or not applicable
+                case = f"{name}({', '.join(words)})" if words else name
+                own = Fields({"samples": repeats or [value]}, f"{file}: {case}: ")
+                metric_name, unit, scale = ASV_KINDS[kind]
+                scaled = [scale * each for each in own.numbers("samples")]
+                cases.append(CaseRecord(case, metrics=(metric(metric_name, scaled, unit),)))
+    if not cases:
+        raise report.refuse("results", "has no time and no memory")
+    yield ImportedRun(
+        "asv",
+        file,
+        _distinct(cases, file),
+        started=min(starts, default=None),
+        settings={"commit": report.text("commit_hash")},
+        environment=_machine(report.data.get("params") or {}, "machine", "cpu", "num_cpu", "os"),
+        unjudged=tuple(unjudged),
+    )
+
+
+FORMATS = (
+    ResultFormat("pyperf", _is_pyperf, _read_pyperf),
+    ResultFormat("pytest-benchmark", _is_pytest_benchmark, _read_pytest_benchmark),
+    ResultFormat("Google Benchmark", _is_google_benchmark, _read_google_benchmark),
+    ResultFormat("asv", _is_asv, _read_asv),
+)

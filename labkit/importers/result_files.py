@@ -1,0 +1,80 @@
+"""Result files, recognised by their content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.importers import (
+    csv_table,
+    llama_cpp,
+    load_generators,
+    micro_benchmarks,
+    process_timers,
+    serving_clients,
+)
+from labkit.importers.imported_run import ImportedRun, ResultFileError
+
+FORMATS = (
+    *serving_clients.FORMATS,
+    *load_generators.FORMATS,
+    *llama_cpp.FORMATS,
+    *process_timers.FORMATS,
+    *micro_benchmarks.FORMATS,
+    *csv_table.FORMATS,
+)
+
+
+def read_files(files: Sequence[Path]) -> list[ImportedRun]:
+    """Return the runs of files, in their order. A folder stands for its files.
+
+    Raises
+    ------
+    ResultFileError
+        A file is not of a known tool, or its content is not as the tool writes it.
+    OSError
+        A file cannot be read.
+    """
+    runs: list[ImportedRun] = []
+    for file in files:
+        found = sorted(p for p in file.iterdir() if p.is_file()) if file.is_dir() else [file]
+        for one in found:
+            runs += _read_file(one)
+    if not runs:
+        raise ResultFileError(f"{', '.join(map(str, files))}: there are no files")
+    return runs
+
+
+def _read_file(file: Path) -> list[ImportedRun]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ResultFileError(f"{file}: it is not a text file") from None
+    if not text.strip():
+        raise ResultFileError(f"{file}: it is empty")
+    document = _document(text, file)
+    known = next((one for one in FORMATS if one.recognises(document)), None)
+    if known is None:
+        tools = ", ".join(one.tool for one in FORMATS)
+        raise ResultFileError(f"{file}: it is not a result of a tool that labkit reads ({tools})")
+    return list(known.read(document, file))
+
+
+def _document(text: str, file: Path) -> Any:
+    """Return a file's JSON, the list of its JSON lines, or its text if it is neither."""
+    if not text.lstrip().startswith(("{", "[", "#")):
+        return text
+    try:
+        document = json.loads(text)
+        return document if document != [] else text
+    except json.JSONDecodeError as error:
+        whole = error
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        # A file of one object that was cut fails on its last line as a whole.
+        one = whole if whole.lineno > 1 or len(lines) == 1 else error
+        raise ResultFileError(f"{file}: its JSON is cut or not valid: {one}") from None

@@ -1,0 +1,145 @@
+"""``vllm bench`` and SGLang's ``bench_serving``: a call of the client is a run.
+
+The two name their results alike, because SGLang's client began as a copy of vLLM's. Both may have
+measured the same server many times: then the runs share its process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, metric, seconds
+from labkit.records import CaseRecord, Metric
+
+WORK = (
+    "num_prompts", "request_rate", "max_concurrency", "burstiness", "dataset_name",
+    "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len",
+)  # fmt: skip
+LATENCIES = {"ttft": "ttft", "tpot": "tpot_excl_first", "itl": "itl_chunk"}
+E2E = {"e2el": "e2e", "e2e_latency": "e2e"}  # vLLM's name, and SGLang's
+STATISTIC = re.compile(r"(mean|median|std|p[\d.]+)_(ttft|tpot|itl|e2el|e2e_latency)_ms")
+KNOWN = {
+    *WORK, "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+    "request_throughput", "output_throughput", "total_token_throughput", "total_throughput",
+    "input_throughput", "request_goodput", "request_goodput:", "rtfx", "concurrency",
+    "max_output_tokens_per_s", "max_concurrent_requests", "total_input_text_tokens",
+    "total_input_vision_tokens", "total_output_tokens_retokenized", "accept_length", "run_number",
+    "max_concurrent_requests_per_s",
+}  # fmt: skip
+VLLM_DATE = "%Y%m%d-%H%M%S"
+VLLM_THROUGHPUT = {
+    "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
+}  # fmt: skip
+
+
+def _is_vllm_serve(document: Any) -> bool:
+    first = document[0] if isinstance(document, list) else document
+    return isinstance(first, dict) and {"num_prompts", "request_throughput"} <= set(first)
+
+
+def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield a run for each result."""
+    items = document if isinstance(document, list) else [document]
+    for result in Fields({"result": items}, f"{file}: ").each("result"):
+        asked, completed = result.number("num_prompts"), result.number("completed")
+        failed = asked - completed
+        settings = {key: result.data.get(key) for key in ("backend", "model_id", "tokenizer_id")}
+        yield ImportedRun(
+            "vllm bench serve",
+            file,
+            _case(result, "total_token_throughput"),
+            started=seconds(result, "date", VLLM_DATE),
+            work=_work(result),
+            settings=settings,
+            failure=f"{failed:.0f} of {asked:.0f} requests failed" if failed else None,
+            unjudged=_unjudged(result),
+        )
+
+
+def _is_sglang(document: Any) -> bool:
+    first = document[0] if isinstance(document, list) else document
+    return isinstance(first, dict) and {"random_range_ratio", "total_throughput"} <= set(first)
+
+
+def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield a run for each line."""
+    items = document if isinstance(document, list) else [document]
+    for result in Fields({"result": items}, f"{file}: ").each("result"):
+        completed = result.number("completed")
+        yield ImportedRun(
+            "SGLang bench_serving",
+            file,
+            _case(result, "total_throughput"),
+            work={**_work(result), "completed": completed},  # it does not say how many failed
+            settings={"backend": result.data.get("backend"), "tag": result.data.get("tag")},
+            failure=None if completed else "no request was served",
+            unjudged=_unjudged(result),
+        )
+
+
+def _case(result: Fields, total: str) -> tuple[CaseRecord, ...]:
+    """Return the metrics of a run, in labkit's names."""
+    duration = result.number("duration")
+    result.agrees("output_throughput", result.number("total_output_tokens") / duration)
+    result.agrees("request_throughput", result.number("completed") / duration)
+    names = {
+        "output_throughput": ("output_tok_s", True),
+        total: ("total_tok_s", False),
+        "request_throughput": ("request_s", False),
+    }
+    for theirs, ours in {**LATENCIES, **E2E}.items():
+        names[f"median_{theirs}_ms"] = f"{ours}_p50_ms", ours in ("ttft", "tpot_excl_first")
+        names[f"p99_{theirs}_ms"] = f"{ours}_p99_ms", False
+    names["mean_tpot_ms"] = "tpot_excl_first_mean_ms", False
+    required = ("output_throughput", "median_ttft_ms", "median_tpot_ms")
+    metrics: list[Metric] = [
+        metric(ours, [result.number(theirs)], primary=primary)
+        for theirs, (ours, primary) in names.items()
+        if theirs in result or theirs in required
+    ]
+    return (CaseRecord("all", metrics=tuple(metrics)),)
+
+
+def _work(result: Fields) -> Mapping[str, Any]:
+    return {key: result.data[key] for key in WORK if key in result.data}
+
+
+def _unjudged(result: Fields) -> tuple[str, ...]:
+    """Return fields with numbers that labkit does not know, such as those of later versions."""
+    return tuple(
+        key
+        for key, value in result.data.items()
+        if isinstance(value, int | float) and key not in KNOWN and not STATISTIC.fullmatch(key)
+    )
+
+
+def _is_vllm_throughput(document: Any) -> bool:
+    return isinstance(document, dict) and "tokens_per_second" in document
+
+
+def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
+    """Yield one run: a call of the program, with an engine of its own."""
+    result = Fields.of(document, f"{file}: ")
+    result.only(VLLM_THROUGHPUT)
+    elapsed, tokens = result.number("elapsed_time"), result.number("total_num_tokens")
+    result.agrees("tokens_per_second", tokens / elapsed)
+    metrics = (
+        metric("total_tok_s", [result.number("tokens_per_second")]),
+        metric("request_s", [result.number("requests_per_second")], primary=False),
+    )
+    yield ImportedRun(
+        "vllm bench throughput",
+        file,
+        (CaseRecord("all", metrics=metrics),),
+        work={"num_requests": result.number("num_requests")},
+    )
+
+
+FORMATS = (
+    ResultFormat("vllm bench serve", _is_vllm_serve, _read_vllm_serve),
+    ResultFormat("vllm bench throughput", _is_vllm_throughput, _read_vllm_throughput),
+    ResultFormat("SGLang bench_serving", _is_sglang, _read_sglang),
+)

@@ -1,0 +1,164 @@
+"""Imported runs as a study: a cell of records, which every reader of studies takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit.config import Design
+from labkit.importers.imported_run import ImportedRun, ResultFileError
+from labkit.importers.run_order import RunPlan, plan_runs
+from labkit.records import (
+    SCHEMA_VERSION,
+    Arm,
+    Record,
+    publish_arm,
+    publish_design,
+    publish_record,
+    write_json,
+)
+
+UNPROVEN = (
+    "the files do not show whether the arms gave the same outputs, or whether each ran the path "
+    "that its name promises"
+)
+
+
+@dataclass(frozen=True)
+class ImportedStudy:
+    """The arms (the baseline first), and their runs in order."""
+
+    arms: tuple[str, ...]
+    plan: RunPlan
+
+    @property
+    def runs(self) -> list[ImportedRun]:
+        """All runs, block by block."""
+        return [run for block in self.plan.blocks for run in block]
+
+    @classmethod
+    def of(cls, runs: Sequence[ImportedRun]) -> ImportedStudy:
+        """Return the study of runs; the first run's arm is the baseline.
+
+        Raises
+        ------
+        ResultFileError
+            There are fewer than two arms, or runs that cannot be compared.
+        """
+        arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
+        if len(arms) < 2:
+            raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")
+        _check_alike(runs)
+        return cls(arms, plan_runs(arms, runs))
+
+
+def _check_alike(runs: Sequence[ImportedRun]) -> None:
+    """Refuse runs of different tools or work, and settings that differ within an arm."""
+    first = runs[0]
+    files: dict[bytes, Path] = {}
+    for file in dict.fromkeys(run.file for run in runs):
+        other = files.setdefault(file.read_bytes(), file)
+        if other != file:
+            raise ResultFileError(f"{file} has the same content as {other}")
+    by_arm = {run.arm: run for run in reversed(runs)}
+    for run in runs:
+        if run.tool != first.tool:
+            raise ResultFileError(f"{run.file} is of {run.tool}, but {first.file} of {first.tool}")
+        _check_equal(run, first, run.work, first.work)
+        _check_equal(run, by_arm[run.arm], run.settings, by_arm[run.arm].settings)
+    cases = {case.case for run in runs for case in run.cases}
+    if not any(cases <= {case.case for case in run.cases} for run in runs):
+        raise ResultFileError(f"{first.file}: no run has all cases; are the files of one suite?")
+
+
+def _check_equal(
+    run: ImportedRun, other: ImportedRun, own: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> None:
+    for key in dict.fromkeys([*own, *theirs]):
+        if own.get(key) != theirs.get(key):
+            raise ResultFileError(
+                f"{run.file}: {key} is {own.get(key)!r}, but {theirs.get(key)!r} in {other.file}"
+            )
+
+
+def arm_name(text: str) -> str:
+    """Return a text as the name of an arm."""
+    return re.sub(r"[^\w.=,-]+", "_", text).strip("_") or "arm"
+
+
+def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: float) -> Path:
+    """Write the study's cell of records into ``folder`` and return the cell's folder."""
+    plan, cell = study.plan, folder / "files"
+    (cell / "arms").mkdir(parents=True)
+    (cell / "runs").mkdir()
+    settings = {run.arm: run.settings for run in study.runs}
+    varied = [
+        key
+        for key in dict.fromkeys(key for own in settings.values() for key in own)
+        if any(own.get(key) != settings[study.arms[0]].get(key) for own in settings.values())
+    ]
+    roles = {arm: "arm" if arm != study.arms[0] else "baseline" for arm in study.arms}
+    for arm, role in roles.items():
+        overrides = {key: settings[arm].get(key) for key in varied}
+        publish_arm(cell, Arm(arm, role, overrides, dict(settings[arm])))
+    design = {
+        "seed": None,
+        "blocks": len(plan.blocks),
+        "runs_per_block": plan.runs_per_block,
+        "control": False,
+        "isolation": "process",
+        "looks": [],
+        "alpha": Design.alpha,
+        "margin_pct": margin_pct,
+        "imported": {
+            "tool": study.runs[0].tool,
+            "in_sequence": plan.order.weak,
+            "could_change": [plan.order.value],
+            "for_the_record": [*plan.notes, UNPROVEN],
+        },
+    }
+    publish_design(cell, design)
+    write_json(cell / "cell.json", _manifest(study, roles, question, design))
+    for index, block in enumerate(plan.blocks):
+        for position, run in enumerate(block):
+            publish_record(cell, _record(run, roles[str(run.arm)], index, position))
+    return cell
+
+
+def _manifest(
+    study: ImportedStudy, roles: Mapping[str, str], question: str, design: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell": study.runs[0].tool,
+        "question": question,
+        "arms": [{"name": arm, "role": role} for arm, role in roles.items()],
+        "design": design,
+        "gates": {},
+        "rows": [],
+        "failures": [],
+        "environment": {},
+        "published": None,
+        "overrides": [],
+    }
+
+
+def _record(run: ImportedRun, role: str, block: int, position: int) -> Record:
+    started = datetime.fromtimestamp(run.started or run.file.stat().st_mtime, UTC)
+    return Record(
+        arm=str(run.arm),
+        role=role,
+        block=block,
+        position=position,
+        seed=0,
+        outcome="crashed" if run.failure else "ok",
+        detail=run.failure,
+        started=f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        environment=dict(run.environment),
+        cases=tuple(run.cases),
+        notes={"imported": {"tool": run.tool, "file": str(run.file.name)}},
+    )

@@ -1,0 +1,147 @@
+"""``python -m labkit.judge A... --against B...``: the verdict on result files of other tools.
+
+A and B are files, or folders of files, of one tool; each file is a run of its arm, or holds runs.
+A file that names its arms (hyperfine with several commands, or a CSV) needs no ``--against``; its
+first arm is the baseline. The runs become a study, with its report in a folder. Exit codes: 0 if no
+primary row is worse by the margin or more; 1 if a row is, or if a run failed; 125 if a row is
+undecided; 2 for a mistake in the command or in a file; 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.cli.program import Program, print_notes
+from labkit.compare import margin
+from labkit.importers.imported_run import ImportedRun, ResultFileError
+from labkit.importers.result_files import read_files
+from labkit.importers.study_writer import ImportedStudy, arm_name, write_study
+
+if TYPE_CHECKING:
+    from labkit.analysis.comparison.cell_analysis import CellAnalysis
+
+BASE, HEAD = "base", "head"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.records import RecordError
+
+    parser = Program(
+        prog="python -m labkit.judge",
+        description="Judge repeated results of other tools (docs/judge.md).",
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="A", help="result files, or folders of them"
+    )
+    parser.add_argument(
+        "--against", nargs="+", type=Path, default=[], metavar="B", help="files of the baseline"
+    )
+    parser.add_argument(
+        "--margin",
+        type=margin,
+        default=2.0,
+        metavar="PCT",
+        help="changes smaller than this do not matter (percent; default 2%%)",
+    )
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    return parser.run(argv, _run, refused=(ResultFileError, RecordError))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from labkit.analysis.findings.regression_gate import (
+        markdown,
+        publish_summary,
+        row_results,
+        total,
+    )
+    from labkit.analysis.pages import report_files
+    from labkit.analysis.pages.terminal_report import print_cell
+    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.cli import command_line, study_command
+
+    runs = _runs(options.files, options.against)
+    study = ImportedStudy.of(runs)
+    out = options.out or study_command.study_folder(command_line.parse([]))[0]
+    if out.exists() and any(out.iterdir()):
+        raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
+    title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"
+    folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
+    cache = AnalysisCache()
+    report_files.write_study(out, plots=False, analysis_cache=cache)
+    print_cell(folder, analysis_cache=cache)
+    print(f"page: {out / 'report.html'}")
+    analysis = cache.cell(folder)
+    for line in _more_runs(analysis):
+        print(line)
+    unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
+    if unjudged:
+        print_notes("labkit.judge", [f"not judged: {', '.join(unjudged)}"])
+    results = [one for arm in study.arms[1:] for one in row_results(arm, analysis.cell, arm)]
+    caveat = study.plan.order.value
+    publish_summary(f"{markdown(title, results, options.margin)}\n{caveat}\n", options.summary)
+    return 1 if analysis.cell.failures else total(results).value
+
+
+def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
+    """Return the runs with the names of their arms, the baseline's first."""
+    if not against:
+        runs = read_files(files)
+        unnamed = next((run for run in runs if run.arm is None), None)
+        if unnamed is not None:
+            raise ResultFileError(f"{unnamed.file}: it names no arms; add --against FILE")
+        return [replace(run, arm=arm_name(str(run.arm))) for run in runs]
+    runs = []
+    for arm, own in ((BASE, against), (HEAD, files)):
+        found = read_files(own)
+        names = list(dict.fromkeys(str(run.arm) for run in found))
+        if len(names) > 1:
+            raise ResultFileError(
+                f"{found[0].file}: it has several arms ({', '.join(names)}): leave out --against, "
+                "or give each its own file"
+            )
+        runs += [replace(run, arm=arm) for run in found]
+    return runs
+
+
+def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield how many runs more of each arm an open question needs."""
+    from labkit.analysis.comparison.verdict import target_effect_pct
+    from labkit.analysis.statistics.power import (
+        MIN_RUNS_TO_CLAIM,
+        alpha_share,
+        blocks_needed,
+        degrees_of_freedom,
+    )
+    from labkit.config import count_text
+
+    criteria = analysis.data.criteria
+    for one in analysis.judged:
+        c = one.comparison
+        have = c.blocks * criteria.runs
+        place = f"{one.row.case}, {one.row.metric}, {c.arm}"
+        if one.verdict.word == "estimate_only" and have < MIN_RUNS_TO_CLAIM and one.row.primary:
+            more = count_text(MIN_RUNS_TO_CLAIM - have, "more run")
+            yield f"{place}: a verdict needs at least {more} of each arm"
+        if one.verdict.word != "inconclusive" or not one.row.primary:
+            continue
+        if c.sd is None or c.effect_pct is None or c.alpha_row is None:
+            continue
+        per_block = criteria.runs if criteria.runs <= 2 else 1  # a long block grows by runs
+        target = target_effect_pct(c.effect_pct)
+        share = alpha_share(c.alpha_row, c.blocks, criteria.runs, criteria.alpha)
+        df = degrees_of_freedom(c.blocks, criteria.runs)
+        need = blocks_needed(c.sd, per_block, criteria.alpha, target, share, df)
+        if need is not None and need * per_block > have:
+            more = count_text(need * per_block - have, "more run")
+            yield f"{place}: about {more} of each arm would detect {target:g} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

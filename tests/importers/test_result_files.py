@@ -1,0 +1,267 @@
+"""Files of every tool: A/A and a planted 5 % in each, and files that were edited, cut or mixed."""
+
+import json
+import os
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.importers.imported_run import ResultFileError
+from labkit.importers.result_files import read_files
+from labkit.importers.study_writer import ImportedStudy, write_study
+from labkit.judge import _runs
+
+FILES = Path(__file__).parent / "files"
+LATENCIES = [f"{s}_{n}_ms" for n in ("ttft", "tpot", "itl", "e2el") for s in ("median", "p99")]
+VLLM = {  # as documented; not written by the tool
+    "date": "20261101-120000", "backend": "vllm", "model_id": "m", "tokenizer_id": "m",
+    "num_prompts": 10, "request_rate": "inf", "max_concurrency": 4, "duration": 2.0,
+    "completed": 10, "total_input_tokens": 100, "total_output_tokens": 40,
+    "request_throughput": 5.0, "output_throughput": 20.0, "total_token_throughput": 70.0,
+    **dict.fromkeys(LATENCIES, 12.5), "note": "metadata of the user's",
+}  # fmt: skip
+THROUGHPUT = {
+    "elapsed_time": 2.0, "num_requests": 10, "total_num_tokens": 140, "requests_per_second": 5.0,
+    "tokens_per_second": 70.0,
+}  # fmt: skip
+LLAMA_BENCH = [  # as documented; not written by the tool
+    {"build_commit": "b1", "cpu_info": "c", "model_filename": "m.gguf", "n_threads": 2,
+     "n_prompt": p, "n_gen": g, "n_depth": 0, "test_time": "2026-11-01T12:00:00Z",
+     "avg_ns": 1_000_000, "stddev_ns": 0, "avg_ts": 50.0, "stddev_ts": 1.0,
+     "samples_ns": [1_000_000, 1_000_000], "samples_ts": [49.0, 51.0]}
+    for p, g in ((512, 0), (0, 128))
+]  # fmt: skip
+BATCHED = [{"n_kv_max": 512, "n_threads": 2, "pp": 128, "tg": 32, "pl": 4, "n_kv": 640, "t_pp": 1.0,
+            "speed_pp": 512.0, "t_tg": 1.0, "speed_tg": 128.0, "t": 2.0}]  # fmt: skip
+AIPERF = {  # as documented; not written by the tool
+    "input_config": {}, "start_time": "2026-11-01T12:00:00Z",
+    "request_throughput": {"unit": "requests/sec", "avg": 5.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 20.0},
+    **{name: {"unit": "ms", "avg": 12.0, "p50": 11.0, "p99": 20.0}
+       for name in ("time_to_first_token", "inter_token_latency", "request_latency")},
+}  # fmt: skip
+SLOWER = {
+    "times", "mean", "values", "data", "real_time", "cpu_time", "counter-value", "b.Sort.time_sort",
+    "duration", "elapsed_time", *LATENCIES, "median_e2e_latency_ms", "p99_e2e_latency_ms",
+    "mean_tpot_ms", "time_to_first_token_ms", "inter_token_latency_ms", "time_per_output_token_ms",
+    "time_to_first_token", "inter_token_latency", "request_latency",
+}  # fmt: skip
+FASTER = {
+    "request_throughput", "output_throughput", "total_token_throughput", "total_throughput",
+    "requests_per_second", "tokens_per_second", "output_tokens_per_second", "avg_ts", "samples_ts",
+    "speed_pp", "speed_tg", "output_token_throughput",
+}  # fmt: skip
+DATES = {"date": "%Y-%m-%d %H:%M:%S.%f", "datetime": None, "test_time": None, "start_time": None}
+
+
+def text_of(document):
+    lines = document if isinstance(document, list) and "event" in document[0] else [document]
+    return "\n".join(map(json.dumps, lines))
+
+
+def planted(value, factor, when, key=""):
+    """Return a document whose times are ``factor`` times as long, and that was written ``when``."""
+    if isinstance(value, dict):
+        inherited = key in SLOWER | FASTER
+        return {k: planted(v, factor, when, key if inherited else k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [planted(item, factor, when, key) for item in value]
+    if key in DATES and isinstance(value, str):
+        if len(value) == 15:
+            return f"{when:%Y%m%d-%H%M%S}"
+        return when.strftime(DATES[key]) if " " in value else when.isoformat()
+    if isinstance(value, int) and value > 10**12:  # milliseconds since 1970
+        return int(1e3 * when.timestamp())
+    if key == "start_time":
+        return when.timestamp()
+    scale = factor if key in SLOWER else 1 / factor if key in FASTER else 1.0
+    if key == "counter-value":
+        return str(float(value) * scale)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value * scale if is_number and scale != 1.0 else value
+
+
+def real(name):
+    lines = [x for x in (FILES / name).read_text().splitlines() if x and not x.startswith("#")]
+    if name == "perf_stat.jsonl":
+        return [json.loads(line) for line in lines]
+    return json.loads("\n".join(lines))
+
+
+def csv(factor):
+    return f"arm,run,latency:ms:lower,total_tok_s\nx,1,{10 * factor},{100 / factor}\n"
+
+
+FAMILIES = {
+    "hyperfine": real("hyperfine.json"),
+    "pyperf": real("pyperf.json"),
+    "pytest-benchmark": real("pytest_benchmark.json"),
+    "Google Benchmark": real("google_benchmark.json"),
+    "asv": real("asv.json"),
+    "perf stat": real("perf_stat.jsonl"),
+    "SGLang bench_serving": real("sglang.jsonl"),
+    "GuideLLM": real("guidellm.json"),
+    "vllm bench serve": VLLM,
+    "vllm bench throughput": THROUGHPUT,
+    "llama-bench": LLAMA_BENCH,
+    "llama-batched-bench": BATCHED,
+    "AIPerf": AIPERF | {"schema_version": "1.1"},
+    "genai-perf": AIPERF,
+}
+HYPERFINE, GOOGLE = FAMILIES["hyperfine"], FAMILIES["Google Benchmark"]
+
+
+def written(folder, document, effect, pairs=8):
+    """Write files of both arms in turns, in random order, and return the two lists of files."""
+    noise, files = random.Random(1), {"base": [], "head": []}
+    for pair in range(pairs):
+        for place, arm in enumerate(noise.sample(["base", "head"], 2)):
+            factor = (effect if arm == "head" else 1.0) * (1 + noise.gauss(0, 0.003))
+            seconds = 1_790_000_000 + 100 * (2 * pair + place)
+            when = datetime.fromtimestamp(seconds, UTC)
+            file = folder / f"{arm}{pair}.json"
+            file.write_text(text_of(planted(document, factor, when)))
+            os.utime(file, (seconds, seconds))
+            files[arm].append(file)
+    return files
+
+
+def cell_of(folder, runs):
+    return AnalysisCache().cell(write_study(ImportedStudy.of(runs), folder, "q", 2.0)).cell
+
+
+@pytest.mark.parametrize("tool", FAMILIES)
+@pytest.mark.parametrize(("effect", "word"), [(1.0, "equivalent"), (1.05, "worse")])
+def test_an_a_a_pair_is_equivalent_and_a_planted_5_percent_is_found(tmp_path, tool, effect, word):
+    files = written(tmp_path, FAMILIES[tool], effect)
+    runs = _runs(files["head"], files["base"])
+    assert {run.tool for run in runs} == {tool}
+    cell = cell_of(tmp_path / "study", runs)
+    assert len(cell.design.order) == 8 and cell.design.runs_per_block == 1
+    found = [(row.name, row.comparisons[0].verdict) for row in cell.primary_rows]
+    assert found and {verdict for _, verdict in found} == {word}, found
+    for row in cell.primary_rows if effect > 1 else ():
+        sign = 1 if row.better == "lower" else -1
+        assert sign * row.comparisons[0].effect_pct == pytest.approx(5, abs=0.7)
+
+
+def test_a_csv_with_blocks_has_the_known_answer(tmp_path):
+    lines = ["arm,run,block,latency:ms:lower,total_tok_s"]
+    lines += [f"b,{i},{i},{10 + i % 3},{100 + i}" for i in range(6)]
+    lines += [f"h,{i},{i},{(10 + i % 3) * 1.1},{(100 + i) * 1.1}" for i in range(6)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    cell = cell_of(tmp_path / "study", _runs([tmp_path / "t.csv"], []))
+    latency, rate = cell.primary_rows
+    assert latency.comparisons[0].effect_pct == pytest.approx(10)
+    assert latency.comparisons[0].p == 2 / 2**6
+    assert latency.comparisons[0].verdict == "worse" and rate.comparisons[0].verdict == "better"
+
+
+KNOWN = {  # of the committed files, as read by eye
+    "hyperfine_two_commands.json": {"elapsed_s": 0.011204792},
+    "pyperf.json": {"time_us": 0.46559},
+    "pytest_benchmark.json": {"time_us": 0.8521998},
+    "google_benchmark.json": {"real_time_us": 0.8392334, "cpu_time_us": 0.8378},
+    "asv.json": {"time_us": 0.62282},
+    "perf_stat.jsonl": {"task-clock": 0.805132, "page-faults": 78, "duration_time": 15362.52},
+    "sglang.jsonl": {"output_tok_s": 620.47887, "total_tok_s": 1861.4366, "e2e_p99_ms": 22.732704},
+    "guidellm.json": {"output_tok_s": 130.51629, "tpot_excl_first_p50_ms": 2.71051},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_file_of_the_tool_is_read_in_labkits_units(name):
+    metrics = {one.name: one.repeats[0] for one in read_files([FILES / name])[0].cases[0].metrics}
+    assert {key: metrics[key] for key in KNOWN[name]} == pytest.approx(KNOWN[name], rel=1e-4)
+
+
+def test_google_benchmarks_units_are_converted(tmp_path):
+    for unit, scale in {"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6}.items():
+        document = json.loads(json.dumps(GOOGLE))
+        for line in document["benchmarks"]:
+            line["time_unit"] = unit
+        (tmp_path / unit).write_text(json.dumps(document))
+        metric = read_files([tmp_path / unit])[0].cases[0].metrics[0]
+        assert metric.repeats[0] == pytest.approx(839.2334 * scale, rel=1e-6)
+
+
+def test_runs_of_two_hosts_get_no_verdict(tmp_path):
+    files = written(tmp_path, FAMILIES["Google Benchmark"], 1.0)
+    for file in files["head"]:
+        file.write_text(edited(json.loads(file.read_text()), "context.host_name", "other"))
+    cell = cell_of(tmp_path / "study", _runs(files["head"], files["base"]))
+    assert "runs are from different hosts" in cell.gates["healthy"].reasons[0]
+    assert {row.comparisons[0].verdict for row in cell.primary_rows} == {"invalid"}
+
+
+def test_requests_that_failed_and_other_work_are_named(tmp_path):
+    served = json.loads(json.dumps(VLLM)) | {"completed": 9, "request_throughput": 4.5}
+    (tmp_path / "a.json").write_text(json.dumps(served))
+    (tmp_path / "b.json").write_text(json.dumps(VLLM | {"request_rate": 4.0, "new_rate": 1.0}))
+    (run,), (other,) = (read_files([tmp_path / name]) for name in ("a.json", "b.json"))
+    assert run.failure == "1 of 10 requests failed"
+    assert other.failure is None and other.unjudged == ("new_rate",)
+    with pytest.raises(ResultFileError, match=r"request_rate is 4.0, but 'inf' in .*a.json"):
+        ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
+
+
+def test_the_csv_of_the_documentation_is_read(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(lines[lines.index("arm,run,block,latency:ms:lower") :])
+    )
+    old, new = read_files([tmp_path / "t.csv"])
+    assert (old.arm, new.arm, old.block) == ("old", "new", "1")
+    assert new.cases[0].metrics[0].repeats == (11.4,)
+
+
+def edited(document, key, value, index=0):
+    """Return a document in which one field of its ``index``-th result is replaced (None: gone)."""
+    document = json.loads(json.dumps(document))
+    item = document[index] if isinstance(document, list) else document
+    *path, last = key.split(".")
+    for word in path:
+        item = item[int(word) if word.isdigit() else word]
+    item.pop(last, None)
+    if value is not None:
+        item[last] = value
+    return text_of(document)
+
+
+BROKEN = [
+    ("", "it is empty"),
+    ("hello\n", "it is not a result of a tool that labkit reads"),
+    ("[]", "it is not a result of a tool that labkit reads"),
+    (text_of(HYPERFINE)[:-9], "its JSON is cut or not valid"),
+    (text_of(FAMILIES["perf stat"])[:-9], "its JSON is cut or not valid"),
+    (edited(HYPERFINE, "results.0.mean", 0.5), "results[0].mean: is 0.5, but the other numbers"),
+    (edited(HYPERFINE, "results.0.speed", 1.0), "speed: labkit does not know this field"),
+    (edited(HYPERFINE, "results.0.exit_codes", [0]), "differs in length"),
+    (edited(GOOGLE, "benchmarks.0.time_unit", "h"), "time_unit: is 'h', not ns, us, ms or s"),
+    (edited(GOOGLE, "benchmarks.0.real_time", "fast"), "real_time: is 'fast', not a number"),
+    (edited(AIPERF, "time_to_first_token.unit", "s"), "time_to_first_token.unit: is 's', not 'ms'"),
+    (edited(VLLM, "median_ttft_ms", None), "median_ttft_ms: is missing"),
+    (edited(VLLM, "output_throughput", 40.0), "but the other numbers make it 20"),
+    (edited(VLLM, "date", "today"), "date: is 'today', not a date"),
+    (edited(LLAMA_BENCH, "avg_ts", 60.0), "avg_ts: is 60, but the other numbers make it 50"),
+    (edited(FAMILIES["perf stat"], "unit", "h"), "unit: is 'h', not one of: msec, ns, or nothing"),
+    (edited(FAMILIES["pyperf"], "version", "2.0"), "version: is 2.0; labkit reads 1.0"),
+    (edited(FAMILIES["asv"], "result_columns", ["result"]), "lacks result or params"),
+    ("arm,run,latency\nx,1,2\n", "column 'latency': write NAME:UNIT:lower"),
+    ("arm,run,latency:ms:lower\nx,1\n", "line 2: it has 2 columns, the header has 3"),
+    ("arm,run,latency:ms:lower\nx,1,nan\n", "latency:ms:lower: is nan, not a number"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BROKEN)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, text, reason):
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+    with pytest.raises(ResultFileError) as error:
+        read_files([file])
+    assert reason in str(error.value) and str(file) in str(error.value)
+    assert "\n" not in str(error.value)

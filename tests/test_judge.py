@@ -1,0 +1,117 @@
+"""The judge: what it prints and writes, its exit codes, and its one-line errors."""
+
+import json
+import os
+
+import pytest
+
+from labkit.judge import main
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """Return a function that writes files of hyperfine, and an argument list without a folder."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, times, at=0.0, codes=None):
+        file = tmp_path / f"{name}.json"
+        mean = sum(times) / len(times)
+        result = {"command": "c", "mean": mean, "times": times, "exit_codes": codes}
+        file.write_text(json.dumps({"results": [result]}))
+        os.utime(file, (1_790_000_000 + at,) * 2)
+        return str(file)
+
+    return write
+
+
+SPREAD = [1.0, 1.004, 0.997, 1.002, 0.999, 1.003, 0.998, 1.001]
+
+
+def test_arms_that_came_one_after_the_other_are_judged_if_nothing_drifted(timed, tmp_path, capsys):
+    base = timed("base", SPREAD)
+    head = timed("head", [1.05 * x for x in SPREAD], at=60)
+    words = [head, "--against", base, "--out", "out", "--summary", "summary.md"]
+    assert main(words) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "If nothing drifted: head takes 5.0 % more time" in printed
+    assert "one after the other: the test assumes that nothing drifted" in printed
+    assert "whether the arms gave the same outputs" in printed
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("### Worse: head against base")
+    assert "worse (if nothing drifted between the arms' runs)" in summary
+    assert "nothing drifted" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("status", "factors", "codes", "line"),
+    [
+        (0, (1.0, 1.0), None, "equivalent"),
+        (0, (1.0, 0.9), None, "less time"),
+        (125, (1.0, 1.0), "short", "a verdict needs at least 3 more runs of each arm"),
+        (125, (1.0, 1.01), "noisy", "more runs of each arm would detect"),
+        (1, (1.0, 1.0), "failed", "exit code 3"),
+    ],
+)
+def test_exit_codes(timed, capsys, status, factors, codes, line):
+    files = []
+    for place, (arm, factor) in enumerate(zip(("base", "head"), factors, strict=True)):
+        power = 8 if codes == "noisy" else 1
+        times = [factor * x**power for x in (SPREAD[::-1] if place else SPREAD)]
+        times = times[:3] if codes == "short" else times
+        failed = [3] + [0] * (len(times) - 1) if codes == "failed" and place else None
+        files.append(timed(arm, times, at=60.0 * place, codes=failed))
+    assert main([files[1], "--against", files[0], "--out", "out"]) == status
+    assert line in " ".join(capsys.readouterr().out.split())
+
+
+def test_files_in_turns_count_as_pairs_and_the_folder_is_named(timed, tmp_path, capsys):
+    for pair in range(6):
+        for place, arm in enumerate(("base", "head")):
+            factor = SPREAD[pair] * (1.1 if arm == "head" else 1.0)
+            name = f"{arm}/{pair}"
+            (tmp_path / arm).mkdir(exist_ok=True)
+            timed(name, [factor, factor * 1.001], at=60.0 * (2 * pair + place))
+    assert main(["head", "--against", "base"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the arms ran in turns" in printed and "6 blocks of 1 run per arm" in printed
+    assert "runs of an arm that came together count as one" in printed
+    assert list(tmp_path.glob("outputs/*/*/report.html"))
+
+
+def test_a_file_with_two_commands_names_its_arms(tmp_path, timed, capsys):
+    file = tmp_path / "two.json"
+    result = {"mean": sum(SPREAD) / 8, "times": SPREAD}
+    file.write_text(json.dumps({"results": [{"command": c, **result} for c in ("a b", "c d")]}))
+    assert main([str(file), "--out", "out"]) == 0
+    assert "c_d against a_b" in capsys.readouterr().out
+
+
+def errors(timed):
+    one = timed("one", SPREAD)
+    other = timed("other", [2 * x for x in SPREAD])
+    copy = timed("copy", SPREAD)
+    throughput = timed("throughput", SPREAD)
+    with open(throughput, "w") as file:
+        file.write('{"elapsed_time": 1, "num_requests": 2, "total_num_tokens": 5, ')
+        file.write('"requests_per_second": 2.0, "tokens_per_second": 5.0}')
+    return {
+        "copy.json has the same content as": [copy, "--against", one],
+        "is of vllm bench throughput, but": [throughput, "--against", one],
+        "there is one arm; name others with --against": [one],
+        "it names no arms; add --against FILE": [throughput],
+        "no-such: No such file or directory": ["no-such", "--against", one],
+        "must be above 0 and at most 50": [one, "--against", other, "--margin", "0"],
+        "name another with --out": [one, "--against", other, "--out", "."],
+    }
+
+
+def test_a_mistake_is_one_line(timed, capsys):
+    for line, words in errors(timed).items():
+        try:
+            status = main(words)
+        except SystemExit as exit:
+            status = exit.code
+        error = capsys.readouterr().err
+        assert status == 2 and line in error, error
+        assert error.startswith("labkit.judge: ") and error.count("\n") == 1
