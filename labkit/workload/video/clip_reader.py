@@ -184,7 +184,7 @@ def open_clip(path: Path | BinaryIO, threads: int) -> Iterator[OpenClip]:
     import av
 
     try:
-        with av.open(str(path) if isinstance(path, Path) else path) as container:
+        with av.open(str(path) if isinstance(path, Path) else path, mode="r") as container:
             if not container.streams.video:
                 raise Undecodable("the clip has no video stream")
             stream = container.streams.video[0]
