@@ -9,6 +9,7 @@ from itertools import islice
 import javascript
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from docs.generators import binary_search_steps
 from docs.generators.widgets import (
@@ -331,6 +332,13 @@ def test_exact_frames_of_the_article_s_clip_show_all_events_from_6_on():
     shown = [sum(event.visible(one) for event in events) for one in picks]
     assert shown == [0, 1, 1, 2, 2, *[3] * 11]
     assert not any(event.visible([0]) for event in events)
+
+
+def test_the_article_s_events_are_39_different_ones():
+    made = OmegaConf.load(out_of_context.CONF)["made"]
+    clips = [config.Clip(**one) for one in made]
+    events = [(clip.length, event) for clip in clips for event in planted_events.planted(clip)]
+    assert (len(events), len(set(events))) == (111, 39)
 
 
 def test_the_inputs_reach_every_outcome():
