@@ -105,7 +105,7 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
     for arm, role in roles.items():
         overrides = {key: settings[arm].get(key) for key in varied}
         publish_arm(cell, Arm(arm, role, overrides, dict(settings[arm])))
-    design = {
+    design: dict[str, Any] = {
         "seed": None,
         "blocks": len(plan.blocks),
         "runs_per_block": plan.runs_per_block,
