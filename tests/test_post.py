@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from labkit.analysis.number_format import percent_text
+from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.post import main
 from labkit.records import unpack_archive
 
@@ -45,7 +47,7 @@ def filled_pages():
 
 def test_committed_articles_are_found():
     assert {"README.md", "docs/experiments.md", "docs/levers.md"} < set(filled_pages())
-    assert len([page for page in filled_pages() if page.startswith("docs/articles/")]) == 6
+    assert len([page for page in filled_pages() if page.startswith("docs/articles/")]) == 7
 
 
 @pytest.mark.parametrize("page", filled_pages())
@@ -79,6 +81,29 @@ def test_filled_placeholders_stay_and_are_filled_again(write, study):
     assert "![R](study/plots/ablation-seq_map-engine-paged--roofline.png '{{ figure(" in text
     assert main([str(path), "--check"]) == 0
     assert main([str(path)]) == 0 and path.read_text(encoding="utf-8") == text
+
+
+def test_lines_of_a_section_s_table_and_noted_numbers():
+    functions = PlaceholderFunctions(ROOT / "outputs" / "reference", AnalysisCache())
+    case = '"keyframes.zip", case="30 s, GOP 10 s", arm="keyframes"'
+    events = '"keyframes.zip", section="Visible events"'
+    for call, starts in (
+        (f"value({case}, what='video.frames_decoded')", "3"),
+        (f"value({case}, what='evidence.collision.planted')", "4"),
+        (
+            f"table({events}, columns=['event', 'keyframes', 'seek'], rows=['all rows'])",
+            "| event | keyframes | seek |\n| --- | ---: | ---: |\n| colour change | 32 of 37",
+        ),
+    ):
+        text = functions.fill(call).text
+        assert text.startswith(starts) and text.count("\n| ") == (5 if "table" in call else 0)
+    for call, says in (
+        ('table("keyframes.zip", section="Picks")', "no section 'Picks'"),
+        (f"table({events}, number=3)", "Visible events has no table 3"),
+        (f"table({events}, rows=['all row'])", "no row 'all row' (did you mean 'all rows'?)"),
+    ):
+        with pytest.raises(ArticleError, match=re.escape(says)):
+            functions.fill(call)
 
 
 def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):

@@ -13,6 +13,7 @@ from labkit.config.unit_text import in_units_of_option
         ("engine.memory_limit='64MiB'", "engine.memory_limit=67108864"),
         ("engine.budget.bytes=512MiB,1GB", "engine.budget.bytes=536870912,1000000000"),
         ("design.time=90s,10m", "design.time=90,600"),
+        ("design.time=2min", "design.time=120"),
         ("design.timeout_s=1.5h", "design.timeout_s=5400"),
         ("design.time=10M", "design.time=10M"),
         ("design.time=120", "design.time=120"),

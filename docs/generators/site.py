@@ -33,7 +33,8 @@ TABS = {
     "Articles": (
         "articles/index.md", "articles/one-launch.md", "articles/kv-caches.md",
         "articles/memory-budget.md", "articles/batching-and-paging.md",
-        "articles/decode-serving.md", "articles/mini-engine.md", "articles.md",
+        "articles/decode-serving.md", "articles/mini-engine.md", "articles/video.md",
+        "articles.md",
     ),
     "Figures": ("widgets.md", "binary-search.md", "structures.md"),
     "Statistics": ("statistics.md", "statistical-methods.md"),

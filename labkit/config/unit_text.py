@@ -11,7 +11,7 @@ FACTORS: dict[str, dict[str, int]] = {
         **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
         **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)},
     },
-    "seconds": {"s": 1, "m": 60, "h": 3600},
+    "seconds": {"s": 1, "m": 60, "min": 60, "h": 3600},
 }
 NUMBERS = {
     unit: re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?)({'|'.join(factors)})(?![\w.])")

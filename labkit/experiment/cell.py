@@ -141,6 +141,8 @@ class ReadyCell:
         The folders of the user's files that the command named.
     timed
         Whether blocks or rounds have followed from ``design.time``.
+    estimates
+        By case for which the time does not suffice, the seconds that deciding it would take.
     blocks_from_time
         Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
         ``design.time``.
@@ -164,6 +166,7 @@ class ReadyCell:
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
     timed: bool = False
+    estimates: Mapping[str, float] = field(default_factory=dict)
     blocks_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
     arms_dir: str = "arms"

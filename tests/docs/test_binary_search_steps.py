@@ -11,6 +11,7 @@ from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, 
 from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
 from labkit.kernel_constants import BQ
 
+DOCS = Path(__file__).parents[2] / "docs"
 BATCHES = (
     (1,),
     (1, 1, 1, 1, 1),
@@ -18,6 +19,26 @@ BATCHES = (
     (33, 1, 64, 31, 97, 7, 32),
     (512, 1, 1),
 )
+
+
+def test_the_article_s_step_is_as_it_says():
+    lengths = (*[1] * 32, 512)
+    prefix = binary_search_steps.prefix_sums(lengths)
+    assert np.array(prefix, np.int32).nbytes == 136 and prefix[-2:] == (32, 544)
+    owners = qblock_map(np.array(prefix, np.int32), prefix[-1], BQ).tolist()
+    assert len(owners) == 544 // BQ + 33 == 50 and owners.count(32) == 16
+    assert owners.count(-1) == 2 and len(owners) - 16 - 2 == 32
+    assert binary_search_steps.max_steps(33) == 6
+    assert binary_search_steps.max_steps(16) == 5 and 4 * 17 == 68
+    text = " ".join((DOCS / "articles" / "one-launch.md").read_text("utf-8").split())
+    for claim in (
+        "are 136 bytes",
+        "33 = 50 Q-blocks",
+        "2 are surplus",
+        "at most 6 loads",
+        "68 bytes",
+    ):
+        assert claim in text
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
@@ -65,7 +86,7 @@ def test_the_bound_is_reached_and_never_exceeded(requests):
 
 
 def test_the_page_is_up_to_date():
-    page = Path(__file__).parents[2] / "docs" / "binary-search.md"
+    page = DOCS / "binary-search.md"
     assert page.read_text("utf-8") == binary_search_steps.page()
 
 

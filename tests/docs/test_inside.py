@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generators import run_diagrams
+from docs.generators import article_pictures, run_diagrams
 from labkit.experiment.worker import turn_protocol
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,21 @@ def test_a_picture_is_the_generator_s_and_its_modules_exist(name):
     committed = (run_diagrams.FOLDER / name).read_text("utf-8")
     assert committed == run_diagrams.PICTURES[name](), "python -m docs.generators.run_diagrams"
     assert "labkit/experiment" in committed and list(missing_names(committed)) == []
+
+
+@pytest.mark.parametrize("name", article_pictures.PICTURES)
+def test_a_picture_of_an_article_is_the_generator_s(name):
+    committed = (article_pictures.FOLDER / name).read_text("utf-8")
+    assert committed == article_pictures.PICTURES[name](), (
+        "python -m docs.generators.article_pictures"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pick", "frames"), [(0, [0]), (3, [0, 3]), (5, [0, 3, 5, 6]), (15, [10, 13, 15, 16])]
+)
+def test_a_frame_is_decoded_from_its_references(pick, frames):
+    assert article_pictures.needed(2 * article_pictures.GOP, pick) == frames
 
 
 def test_the_picture_of_turns_has_the_messages_of_the_protocol():

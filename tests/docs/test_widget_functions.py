@@ -4,13 +4,20 @@ import json
 import random
 from dataclasses import asdict, replace
 from functools import cache
+from itertools import islice
 
 import javascript
 import numpy as np
 import pytest
 
 from docs.generators import binary_search_steps
-from docs.generators.widgets import batching, kv_layouts, memory_budget, model_shapes
+from docs.generators.widgets import (
+    batching,
+    kv_layouts,
+    memory_budget,
+    model_shapes,
+    out_of_context,
+)
 from docs.generators.widgets.page import ASSETS
 from labkit import config
 from labkit.config import BudgetPolicy, FramePicks
@@ -21,7 +28,7 @@ from labkit.kernel_constants import BQ
 from labkit.machine.facts.macos import WiredSettings
 from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac
 from labkit.machine.facts.wired_advice import advise
-from labkit.workload.video import frame_selection
+from labkit.workload.video import clip_synthesis, frame_selection, planted_events
 
 pytestmark = pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)
 INPUTS = 1_000
@@ -114,6 +121,33 @@ FRAMES = """const { how, frames, keyframes, budget } = given;
   return [picks, decoderRuns(how, picks, keyframes), distances(picks, exact)];"""
 
 
+def context_inputs(draw):
+    for _ in range(INPUTS):
+        length = draw.randint(12, 300)
+        clip = config.Clip(
+            name="c", seconds=length / 25, gop=draw.choice((None, draw.randint(1, 60))),
+            events=draw.randint(0, 3), seed=draw.randrange(9),
+            **draw.choice(({}, {"width": 96, "height": 64})),
+        )  # fmt: skip
+        budget = draw.randint(1, draw.choice((16, 64)))
+        picks = frame_selection.pick_frames(
+            draw.choice(list(FramePicks)), length, range(0, length, clip.gop or length), budget
+        )
+        yield {"clip": out_of_context.clip_data(clip), "made": config.to_plain(clip),
+               "picks": picks, "frame": draw.randrange(length)}  # fmt: skip
+
+
+def context_result(given):
+    clip = config.Clip(**given["made"])
+    scene = next(islice(clip_synthesis.scenes(clip), given["frame"], None))
+    visible = [event.visible(given["picks"]) for event in planted_events.planted(clip)]
+    return [visible, scene._asdict()]
+
+
+CONTEXT = """const { clip, picks, frame } = given;
+  return [clip.events.map((event) => eventVisible(event, picks)), sceneOf(clip, frame, 4)];"""
+
+
 def budget_inputs(draw):
     models = list(FOOTPRINTS)
     for _ in range(INPUTS):
@@ -179,6 +213,7 @@ CASES = {
     "binary_search": (search_inputs, search_result, SEARCH, None),
     "kv_layouts": (layout_inputs, layout_result, LAYOUT, kv_layouts.WIDGET),
     "frame_picker": (frame_inputs, frame_result, FRAMES, None),
+    "out_of_context": (context_inputs, context_result, CONTEXT, None),
     "memory_budget": (budget_inputs, budget_result, BUDGET, memory_budget.WIDGET),
     "batching": (batch_inputs, batch_result, BATCH, batching.WIDGET),
 }
@@ -204,6 +239,16 @@ MUTANTS = {
         ("start <= last.stops.at(-1) + 1", "start <= last.stops.at(-1)"),
         ("Math.min(budget, keyframes.length)", "budget"),
         ("/ frames.length", "/ exact.length + 1e-9"),
+    ],
+    "out_of_context": [
+        ("pick < event.frame", "pick <= event.frame"),
+        ("[...new Set(picks)]", "picks"),
+        ("pick < event.end", "pick <= event.end"),
+        (">= event.needs", ">= 1"),
+        ("% 2 ? -2 : 2", "% 2 ? 2 : -2"),
+        ("((travelled % room) + room) % room", "travelled % room"),
+        ("width - 2 * size - 2", "width - 2 * size"),
+        ("event <= frame", "event < frame"),
     ],
     "memory_budget": [
         ('policy === "mistralrs" ? model.weights :', 'policy === "vllm" ? model.weights :'),
@@ -276,6 +321,16 @@ def test_a_wrong_formula_in_python_is_noticed(monkeypatch):
     given, expected = python_results("frame_picker")
     monkeypatch.setattr(frame_selection, "_half_even", lambda number, divisor: number // divisor)
     assert [json.loads(json.dumps(frame_result(one))) for one in given[:50]] != expected[:50]
+
+
+def test_exact_frames_of_the_article_s_clip_show_all_events_from_6_on():
+    name, clip = next(iter(out_of_context.data()["clips"].items()))
+    assert name == out_of_context.FIRST and clip["keyframes"] == [0]
+    events = [planted_events.Event(**event) for event in clip["events"]]
+    picks = [frame_selection.positions(clip["length"], budget) for budget in range(1, 17)]
+    shown = [sum(event.visible(one) for event in events) for one in picks]
+    assert shown == [0, 1, 1, 2, 2, *[3] * 11]
+    assert not any(event.visible([0]) for event in events)
 
 
 def test_the_inputs_reach_every_outcome():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -113,6 +114,8 @@ def test_a_stopped_case_keeps_the_result_of_its_look(make):
     assert comparison["noisy"].verdict == "inconclusive"
     assert comparison["noisy"].blocks == last.blocks
     lines = caveats(AnalysisCache().cell(cell.dir))
+    (line,) = [line for line in lines if line.startswith("measured in few rounds")]
+    assert re.search(r"longer than design\.time: 'heavy' \(\d+ min\)$", line)
     (line,) = [line for line in lines if line.startswith("decided at the look after")]
     assert line.endswith(
         "blocks, with the interval of that look (99 %), and then not measured: 'clear'"

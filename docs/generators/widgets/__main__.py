@@ -5,13 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from docs.generators.widgets import batching, binary_search, frame_picker, kv_layouts, memory_budget
+from docs.generators.widgets import (
+    batching,
+    binary_search,
+    frame_picker,
+    kv_layouts,
+    memory_budget,
+    out_of_context,
+)
 from docs.generators.widgets.page import PAGES, Widget
 
 WIDGETS: tuple[Widget, ...] = (
     binary_search.WIDGET,
     kv_layouts.WIDGET,
     frame_picker.WIDGET,
+    out_of_context.WIDGET,
     memory_budget.WIDGET,
     batching.WIDGET,
 )

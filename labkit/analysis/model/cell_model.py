@@ -126,6 +126,11 @@ class CellDesign:
         return None if time_s is None else float(time_s)
 
     @property
+    def estimates(self) -> Mapping[str, float]:
+        """By case for which the time did not suffice, the seconds that deciding it would take."""
+        return {case: float(s) for case, s in self.keys.get("estimates", {}).items()}
+
+    @property
     def across_hosts(self) -> bool:
         """Whether the host may change from block to block."""
         return bool(self.keys.get("across_hosts", False))

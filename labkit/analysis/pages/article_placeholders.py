@@ -7,14 +7,15 @@ missing, a gate failed, or a name does not exist (the message suggests the neare
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from labkit.analysis.document.table_model import Column, text_or_empty
+from labkit.analysis.document.report_parts import TablePart
+from labkit.analysis.document.table_model import Column, Table, text_or_empty
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import (
@@ -28,6 +29,7 @@ from labkit.analysis.number_format import (
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import report_dir
+from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_answer import study_answer
 from labkit.analysis.tables.published_table import published_source
@@ -103,19 +105,32 @@ class PlaceholderFunctions:
         columns: Sequence[str] | None = None,
         cell: str | None = None,
         links: bool = True,
+        section: str | None = None,
+        number: int = 1,
+        rows: Sequence[str] | None = None,
     ) -> ArticleBlock:
-        """Return the results table of a study's cell.
+        """Return the results table of a study's cell, or a table of a section of its report.
 
         ``columns`` selects columns by heading or by a heading's beginning; None selects all.
+        ``number`` counts the section's tables, and ``rows`` selects the lines with such a text.
         """
         report, page = self._report(study, cell)
-        selected = list(report.results.columns)
+        table: Table[Any] = report.results
+        if section is not None:
+            titles = {one.title: one for one in MARKDOWN_SECTIONS}
+            parts = titles[_one_of("section", section, titles)].parts(report)
+            tables = [part.table for part in parts if isinstance(part, TablePart)]
+            require(0 < number <= len(tables), f"{section} has no table {number}")
+            table = tables[number - 1]
+        selected = list(table.columns)
         if columns is not None:
             headings = {column.heading: column for column in selected}
             selected = [headings[_one_starting_with("column", name, headings)] for name in columns]
         if links:
             selected = [_linked(column, page) for column in selected]
-        return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
+        if rows is not None:
+            table = replace(table, lines=tuple(_selected_lines(table, rows)))
+        return ArticleBlock(markdown_table(replace(table, columns=tuple(selected))))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
         """Return the table of a sweep's settings with their values in a primary row.
@@ -325,15 +340,32 @@ def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]
     ]
     values_by_name: dict[str, list[float]] = {}
     for note in notes:
-        for name, value in {**note, **(note.get("counters") or {})}.items():
-            if isinstance(value, int | float):
-                values_by_name.setdefault(name, []).append(value)
+        for name, value in _flat({**note, **(note.get("counters") or {})}):
+            values_by_name.setdefault(name, []).append(value)
     return {name: float(median(values)) for name, values in values_by_name.items()}
+
+
+def _flat(note: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a note and of the notes in it: ``video.frames_decoded``."""
+    for name, value in note.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            yield prefix + name, value
 
 
 def _number_text(value: float) -> str:
     """Return a whole number with all its digits, and any other number as tables print it."""
     return f"{value:,.0f}" if float(value).is_integer() else value_text(value)
+
+
+def _selected_lines(table: Table[Any], rows: Sequence[str]) -> Iterator[Any]:
+    """Return the lines of a table one of whose columns of text has one of the texts ``rows``."""
+    names = [column for column in table.columns if not column.numeric]
+    texts = [{column.text(line) for column in names} for line in table.lines]
+    for row in rows:
+        _one_of("row", row, sorted(set().union(*texts)))
+    return (line for line, has in zip(table.lines, texts, strict=True) if has & {*rows})
 
 
 def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:

@@ -7,6 +7,7 @@ share widens the intervals), or they describe the measurement.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,12 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
         yield (
             f"decided at the look after {look.blocks} blocks, with the interval of that look "
             f"({100 * (1 - look.alpha):g} %), and then not measured: {', '.join(rows)}"
+        )
+    if estimates := data.design.estimates:
+        names = (f"{case!r} ({math.ceil(s / 60)} min)" for case, s in estimates.items())
+        yield (
+            "measured in few rounds, because deciding them would take longer than design.time: "
+            f"{', '.join(names)}"
         )
     hosts = hosts_sentence(analysis)
     if hosts is not None:

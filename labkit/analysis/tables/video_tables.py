@@ -28,6 +28,7 @@ from labkit.records.record_notes import AnswersNote, EvidenceNote, VideoNote
 ClipAndArm = tuple[str, str]
 ClipAndEvent = tuple[str, str]
 MAX_DRAWN_CLIPS = 8
+ALL_EVENTS = "all events"
 WORK_COUNTS = {
     "frames_decoded": "frames decoded",
     "delta_frames": "delta frames",
@@ -170,7 +171,10 @@ def visible_events_table(
     if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
         return None
     kinds = dict.fromkeys(
-        k for arms in clips.clips.values() for s in arms.values() for k in s.evidence
+        [
+            *(k for arms in clips.clips.values() for s in arms.values() for k in s.evidence),
+            ALL_EVENTS,
+        ]
     )
     lines = [("all rows", kind) for kind in kinds]
     lines += [(clip, kind) for clip in clips.clips for kind in kinds]
@@ -190,9 +194,11 @@ def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str
         clip, kind = line
         names = [clip] if clip in clips.clips else list(clips.clips)
         counts = [
-            picks.evidence[kind]
+            counts
             for name in names
-            if (picks := clips.clips[name].get(arm)) is not None and kind in picks.evidence
+            if (picks := clips.clips[name].get(arm)) is not None
+            for key, counts in picks.evidence.items()
+            if kind in (key, ALL_EVENTS)
         ]
         planted = sum(c["planted"] for c in counts)
         if not planted:

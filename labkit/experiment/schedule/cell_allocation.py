@@ -154,7 +154,15 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
     pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
-    return replace(cell, design=design, plans=plans, timed=True, blocks_from_time=False)
+    estimates = {share.case: share.needed_s for share in shares if share.blocks < blocks}
+    return replace(
+        cell,
+        design=design,
+        plans=plans,
+        timed=True,
+        estimates=estimates,
+        blocks_from_time=False,
+    )
 
 
 def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int) -> BlockPlan:

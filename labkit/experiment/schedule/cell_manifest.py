@@ -101,6 +101,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "margin_pct": cell.design.margin_pct,
             "metrics": list(cell.metrics),
             **({"time_s": cell.design.time} if cell.timed else {}),
+            **({"estimates": dict(cell.estimates)} if cell.estimates else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,8 +170,8 @@ def _chained(
 
 
 @contextmanager
-def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
-    """Open a clip for the duration of the context.
+def open_clip(path: Path | BinaryIO, threads: int) -> Iterator[OpenClip]:
+    """Open a clip, a file or its content, for the duration of the context.
 
     Exceptions of PyAV inside the context are raised as :class:`Undecodable`. Error concealment is
     off, because the decoder would invent lost parts, differently in each arm.
@@ -184,7 +184,7 @@ def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
     import av
 
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path) if isinstance(path, Path) else path, mode="r") as container:
             if not container.streams.video:
                 raise Undecodable("the clip has no video stream")
             stream = container.streams.video[0]

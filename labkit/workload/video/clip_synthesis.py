@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -89,31 +89,52 @@ def synthesise(clip: Clip, path: Path) -> None:
         container.mux(stream.encode(None))
 
 
-def pictures(clip: Clip) -> Iterator[Pixels]:
-    """Draw a clip's frames one by one, as uint8 [height, width, 3]."""
-    ground = _ground(clip)
-    lane = clip.height // 3
-    size = lane // 2
-    disc, square = _disc(size), np.ones((size, size), bool)
+class Scene(NamedTuple):
+    """The shapes of a frame: left edges, the disc's colour, half the gap of the two discs."""
+
+    disc: int
+    colour: int
+    square: int
+    gap: int
+
+
+def scenes(clip: Clip) -> Iterator[Scene]:
+    """Yield the scene of each frame. A shape is as wide as ``shape_size``."""
+    size = shape_size(clip)
     colours, turns, hits = (
         event_frames(clip, kind) for kind in ("colour change", "direction change", "collision")
     )
     travelled = 0
     for number in range(clip.length):
-        shift = number // 2 % clip.width
-        picture = ground[:, shift : shift + clip.width].copy()
-        rows = [lane * i + lane // 4 for i in range(3)]
-        changed = bisect_right(colours, number)
-        place = 3 * number % (clip.width - size)
-        _stamp(picture, disc, place, rows[0], COLOURS[changed % len(COLOURS)])
         if number:
             travelled += -2 if bisect_right(turns, number) % 2 else 2
-        _stamp(picture, square, travelled % (clip.width - size), rows[1], COLOURS[2])
         apart = min((abs(number - hit) for hit in hits), default=clip.width)
-        gap = min(3 * apart, clip.width - 2 * size - 2) // 2
-        middle = clip.width // 2
-        _stamp(picture, disc, middle - size - gap, rows[2], COLOURS[1])
-        _stamp(picture, disc, middle + gap, rows[2], COLOURS[3])
+        yield Scene(
+            disc=3 * number % (clip.width - size),
+            colour=bisect_right(colours, number) % len(COLOURS),
+            square=travelled % (clip.width - size),
+            gap=min(3 * apart, clip.width - 2 * size - 2) // 2,
+        )
+
+
+def shape_size(clip: Clip) -> int:
+    """Return the width of a shape: half of its lane, which is a third of the frame."""
+    return clip.height // 3 // 2
+
+
+def pictures(clip: Clip) -> Iterator[Pixels]:
+    """Draw a clip's frames one by one, as uint8 [height, width, 3]."""
+    ground = _ground(clip)
+    lane, size, middle = clip.height // 3, shape_size(clip), clip.width // 2
+    disc, square = _disc(size), np.ones((size, size), bool)
+    first, second, third = (lane * i + lane // 4 for i in range(3))
+    for number, scene in enumerate(scenes(clip)):
+        shift = number // 2 % clip.width
+        picture = ground[:, shift : shift + clip.width].copy()
+        _stamp(picture, disc, scene.disc, first, COLOURS[scene.colour])
+        _stamp(picture, square, scene.square, second, COLOURS[2])
+        _stamp(picture, disc, middle - size - scene.gap, third, COLOURS[1])
+        _stamp(picture, disc, middle + scene.gap, third, COLOURS[3])
         yield picture
 
 

@@ -66,10 +66,19 @@ def decode_picks(path: Path, how: FramePicks, num_frames: int, threads: int) -> 
     with open_clip(path, threads) as clip:
         if how is FramePicks.stream:
             return _stream(clip, num_frames)
-        frame_index = clip.frame_index()
-        picks = pick_frames(how, len(frame_index), frame_index.keyframes, num_frames)
-        way = _seek if picks_exact_positions(how) else _keyframes
-        return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
+        return decode_indexed(clip, clip.frame_index(), how, num_frames)
+
+
+def decode_indexed(
+    clip: OpenClip, frame_index: FrameIndex, how: FramePicks, num_frames: int
+) -> DecodedFrames:
+    """Pick and decode frames of a clip whose packets' headers were read."""
+    if how is FramePicks.stream:
+        clip.container.seek(0, stream=clip.stream, any_frame=False)
+        return _stream(clip, num_frames)
+    picks = pick_frames(how, len(frame_index), frame_index.keyframes, num_frames)
+    way = _seek if picks_exact_positions(how) else _keyframes
+    return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
 
 
 def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
