@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
 
 BASE, HEAD = "base", "head"
+MAX_NAMED = 5  # fields that are not judged
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +83,9 @@ def _run(options: argparse.Namespace) -> int:
         print(line)
     unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
     if unjudged:
-        print_notes("labkit.judge", [f"not judged: {', '.join(unjudged)}"])
+        first, more = list(unjudged)[:MAX_NAMED], len(unjudged) - MAX_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
     results = [one for arm in study.arms[1:] for one in row_results(arm, analysis.cell, arm)]
     caveat = study.plan.order.value
     publish_summary(f"{markdown(title, results, options.margin)}\n{caveat}\n", options.summary)

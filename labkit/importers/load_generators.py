@@ -97,6 +97,9 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
             metrics.append(metric(ours, [one.number(which)], primary=primary))
     errors = "error_request_count"
     failed = report.at(errors).number("avg") if errors in report else 0.0
+    failure = f"{failed:.0f} requests failed" if failed else None
+    if report.data.get("was_cancelled"):
+        failure = "the run was cancelled"
     unjudged = (
         key
         for key, value in report.data.items()
@@ -107,7 +110,7 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=tuple(metrics)),),
         started=seconds(report, "start_time") if "start_time" in report else None,
-        failure=f"{failed:.0f} requests failed" if failed else None,
+        failure=failure,
         unjudged=tuple(unjudged),
     )
 
