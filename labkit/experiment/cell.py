@@ -219,6 +219,16 @@ class ReadyCell:
         start = max((start for start in self.plans if start <= block), default=None)
         return None if start is None else self.plans[start]
 
+    def with_plan(self, plan: BlockPlan) -> ReadyCell:
+        """Return the cell whose arms measure a block's rounds.
+
+        A case that the pilot did not measure, such as one that is too large, stays in it: its runs
+        say why it is skipped.
+        """
+        planned = self.plans[min(self.plans)].rounds
+        others = dict.fromkeys((case for case in self.cases if case not in planned), 1)
+        return self.with_rounds({**others, **plan.rounds})
+
     @property
     def to_prepare(self) -> ReadyCell:
         """The cell whose arms are prepared: with one round, whatever the numbers will be."""

@@ -43,6 +43,9 @@ class Piloted(PlantedRuns):
         workload = cell.arm(run.arm).config["workload"]
         cases = []
         for case in workload["cases"]:
+            if case["name"] not in COSTS:
+                cases.append(CaseRecord(case["name"], skipped="too large"))
+                continue
             count = workload["repeats"] * case["factor"]
             self.rounds.setdefault(case["name"], {})[run.block] = count
             noise = random.Random(f"{run.name}/{case['name']}")
@@ -65,12 +68,12 @@ class Notes(Progress):
 
 @pytest.fixture
 def make(make_cell):
-    def make(time=60.0, repeats=None, **options):
+    def make(time=60.0, repeats=None, skipped=(), **options):
         cell = make_cell(time=time, blocks=6, isolation=Isolation.in_process, **options)
 
         def timed(arm):
             (case,) = arm.config["workload"]["cases"]
-            cases = [{**case, "name": name} for name in COSTS]
+            cases = [{**case, "name": name} for name in (*COSTS, *skipped)]
             workload = {**arm.config["workload"], "repeats": repeats, "cases": cases}
             return replace(arm, config={**arm.config, "workload": workload})
 
@@ -120,6 +123,14 @@ def test_a_stopped_case_keeps_the_result_of_its_look(make):
     assert line.endswith(
         "blocks, with the interval of that look (99 %), and then not measured: 'clear'"
     )
+
+
+def test_a_case_that_the_pilot_skips_is_in_every_run(make):
+    run(make(skipped=["huge"]), Piloted())
+    records = read_runs(make().dir)
+    assert all([c.skipped for c in r.cases if c.case == "huge"] == ["too large"] for r in records)
+    (row,) = [row for row in AnalysisCache().cell(make().dir).cell.rows if row.case == "huge"]
+    assert row.skipped == "too large"
 
 
 def test_the_same_command_continues_without_another_pilot(make):

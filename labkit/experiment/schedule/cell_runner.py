@@ -211,7 +211,7 @@ class _BlockRunner:
         plan = cell.plan(_index(block))
         if plan is not None and timer is not None:
             plan = timer.fitted(plan.without(stopped_cases(cell, _index(block))), blocks_left)
-            cell = cell.with_rounds(plan.rounds)
+            cell = cell.with_plan(plan)
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
