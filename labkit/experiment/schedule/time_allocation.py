@@ -5,10 +5,11 @@ and how much the rounds vary. Means are never used: they would let the design fo
 
 A case counts as decided when its interval lies inside the margin, or excludes 0. Without a
 difference, the first happens with a probability that follows from the half-width of the interval.
-The half-width after ``b`` processes of ``r`` rounds is ``critical(b) * sd * 1.15 / sqrt(b r)``:
-rounds of one process and rounds of several average out alike, and the mean of the middle half has
-1.15 times the standard error of their mean. So many short processes decide more than few long
-ones, as long as starting one is cheap. For each number of processes, the cases that are decided
+The half-width after ``b`` processes of ``r`` rounds is ``critical(b)`` standard errors. A process's
+value has two parts of variance: that of the mean of the middle half of its rounds, ``(1.15 sd)^2 /
+r``, and one that more rounds do not average out, which a single pilot cannot see and committed
+records show (``PROCESS_SD``). So many short processes decide more than few long ones, as long as
+starting one is cheap. For each number of processes, the cases that are decided
 soonest get the rounds that they need, and the next one gets what is left. The number that decides
 most cases is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
 """
@@ -33,6 +34,7 @@ from labkit.experiment.compose.reachable_looks import (
 )
 from labkit.workload.measurement import CasePilot
 
+PROCESS_SD = 0.006  # log ratio: 0.5 to 0.9 % in processes of 400 to 1,000 rounds
 POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
 SPARE = 1.15  # rounds per round needed: a pilot's few rounds know the noise only roughly
@@ -143,7 +145,7 @@ def _divide(
     few = min(few, blocks)
     shares = {
         case.case: CaseShare(
-            case.case, few, MIN_ROUNDS, errors.p_decided(case.sd, few * MIN_ROUNDS), 0.0
+            case.case, few, MIN_ROUNDS, errors.p_decided(case.sd, few, MIN_ROUNDS), 0.0
         )
         for case in pilot.cases
     }
@@ -156,7 +158,7 @@ def _divide(
         more_s = _cost_s(case, share) - _cost_s(case, shares[share.case])
         if more_s > left_s:  # a part may do
             rounds = share.rounds - math.ceil((more_s - left_s) / (blocks * case.round_s))
-            if rounds <= MIN_ROUNDS or (p := errors.p_decided(case.sd, blocks * rounds)) < WORTH:
+            if rounds <= MIN_ROUNDS or (p := errors.p_decided(case.sd, blocks, rounds)) < WORTH:
                 shares[share.case] = replace(shares[share.case], needed_s=share.needed_s)
                 continue
             share = replace(share, rounds=rounds, p_decided=p)
@@ -183,7 +185,7 @@ def _with_rest(
         share, part_s = shares[case], max(0.0, left_s) / len(able)
         rounds = share.rounds + int(part_s / (blocks * pilots[case].round_s))
         rounds = min(MAX_ROUNDS, rounds)
-        p_decided = errors.p_decided(pilots[case].sd, blocks * rounds)
+        p_decided = errors.p_decided(pilots[case].sd, blocks, rounds)
         result[case] = replace(share, rounds=rounds, p_decided=p_decided)
     return result
 
@@ -193,9 +195,7 @@ def _with_rounds(case: CasePilot, blocks: int, errors: _Errors) -> CaseShare:
     rounds = errors.rounds_needed(case.sd)
     needed_s = blocks * (rounds * case.round_s + case.warm_up_s)
     rounds = min(rounds, MAX_ROUNDS)
-    return CaseShare(
-        case.case, blocks, rounds, errors.p_decided(case.sd, blocks * rounds), needed_s
-    )
+    return CaseShare(case.case, blocks, rounds, errors.p_decided(case.sd, blocks, rounds), needed_s)
 
 
 def _cost_s(case: CasePilot, share: CaseShare) -> float:
@@ -221,12 +221,12 @@ class _Errors:
         turns = arms + 1 + design.control
         return cls(runs, critical, math.log1p(design.margin_pct / 100), turns)
 
-    def p_decided(self, sd: float, rounds: int) -> float:
+    def p_decided(self, sd: float, blocks: int, rounds: int) -> float:
         """Return the probability that the interval lies inside the margin without a difference.
 
-        ``rounds``: the rounds of all processes together.
+        ``rounds``: those of each of ``blocks`` processes.
         """
-        error = ESTIMATE_ERROR * sd / math.sqrt(rounds)
+        error = math.sqrt((PROCESS_SD**2 + (ESTIMATE_ERROR * sd) ** 2 / rounds) / blocks)
         room = self.margin - self.critical * error if error > 0 else self.margin
         if room <= 0:
             return 0.0
@@ -237,5 +237,9 @@ class _Errors:
         if not math.isfinite(self.critical):
             return MAX_ROUNDS
         errors = self.critical + float(ndtri((1 + LIKELY) / 2))
-        rounds = (ESTIMATE_ERROR * sd * errors / self.margin) ** 2 / self.blocks
+        # The variance that the rounds of a process may leave.
+        variance = self.blocks * (self.margin / errors) ** 2 - PROCESS_SD**2
+        if variance <= 0:
+            return MAX_ROUNDS
+        rounds = (ESTIMATE_ERROR * sd) ** 2 / variance
         return self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)

@@ -135,14 +135,13 @@ class InterleavedKernels:
 
         The same process must not measure afterwards.
         """
-        names = self._arms.case_names()
         with _no_garbage_collection():
             return pilot_cases(
-                self._warmup.run(names),
+                self._warmup.run(self._arms.case_names()),
                 self._measure_round,
                 self._context.order,
                 self._clock,
-                seconds / max(1, len(names)),
+                seconds,
             )
 
     def _pulse(self) -> float:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from labkit.workload.kernels.kernel_samples import CaseRounds
 from labkit.workload.kernels.launch_timing import Clock
 from labkit.workload.measurement import CasePilot
+from labkit.workload.turn_order import spread_rounds
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
 NORMAL_SD = 1.4826  # standard deviation over median absolute deviation, for normal noise
@@ -28,44 +29,49 @@ def pilot_cases(
     measure_round: MeasureRound,
     order: random.Random,
     clock: Clock,
-    case_s: float,
+    seconds: float,
 ) -> list[CasePilot]:
-    """Measure rounds of each case for about ``case_s`` seconds, as soon as it is warmed up.
+    """Warm up all cases, then measure rounds of them for about ``seconds``, the same time for each.
 
-    A case in two states of the caches is one case, whose round is one in each state.
+    As in a measurement, the rounds of all cases are mixed: a round that follows one of its own case
+    varies less. A case in two states of the caches is one case, whose round is one in each state.
     """
-    pilots: dict[str, CasePilot] = {}
-    start = clock()
+    cases, warm_up_s, start = [], [], clock()
     for case in warmed_up:
-        name, warm = case.arms[0].prepared.batch.size.case.name, clock()
-        round_s = _measure(case, measure_round, order, clock, case_s)
-        sd = round_sd([np.log(arm.seconds) for arm in case.arms])
+        cases.append(case)
+        warm_up_s.append(clock() - start)
+        start = clock()
+    first_s = [_round_s(case, measure_round, order, clock) for case in cases]
+    case_s = seconds / max(1, len(cases))
+    more = [
+        min(MAX_ROUNDS, max(MIN_ROUNDS, int(case_s / max(round_s, 1e-9)))) - 1
+        for round_s in first_s
+    ]
+    round_s: list[list[float]] = [[one] for one in first_s]
+    for index in spread_rounds(more, order):
+        round_s[index].append(_round_s(cases[index], measure_round, order, clock))
+    pilots: dict[str, CasePilot] = {}
+    for case, warm_s, each_s in zip(cases, warm_up_s, round_s, strict=True):
+        name = case.arms[0].prepared.batch.size.case.name
         other = pilots.get(name, CasePilot(name, 0.0, 0.0, 0.0, 0))
+        sd = round_sd([np.log(arm.seconds) for arm in case.arms])
         pilots[name] = CasePilot(
             name,
-            other.round_s + round_s,
-            other.warm_up_s + warm - start,
+            other.round_s + float(np.median(each_s)),
+            other.warm_up_s + warm_s,
             max(other.sd, sd),
-            len(case.pulse_s),
+            len(each_s),
         )
-        start = clock()
     return list(pilots.values())
 
 
-def _measure(
-    case: CaseRounds,
-    measure_round: MeasureRound,
-    order: random.Random,
-    clock: Clock,
-    case_s: float,
+def _round_s(
+    case: CaseRounds, measure_round: MeasureRound, order: random.Random, clock: Clock
 ) -> float:
-    """Measure a case's rounds, and return the median seconds of one."""
-    arms, seconds = [arm.prepared.arm for arm in case.arms], list[float]()
-    while len(seconds) < MIN_ROUNDS or (sum(seconds) < case_s and len(seconds) < MAX_ROUNDS):
-        start = clock()
-        measure_round(case, [(a, n) for n, a in enumerate(order.sample(arms, len(arms)))])
-        seconds.append(clock() - start)
-    return float(np.median(seconds))
+    """Measure a round of a case, and return its seconds."""
+    arms, start = [arm.prepared.arm for arm in case.arms], clock()
+    measure_round(case, [(a, n) for n, a in enumerate(order.sample(arms, len(arms)))])
+    return clock() - start
 
 
 def round_sd(log_times: Sequence[NDArray[np.float64]]) -> float:
