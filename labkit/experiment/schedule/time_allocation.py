@@ -9,15 +9,16 @@ The half-width after ``b`` processes of ``r`` rounds is ``critical(b)`` standard
 value has two parts of variance: that of the mean of the middle half of its rounds, ``(1.15 sd)^2 /
 r``, and one that more rounds do not average out, which a single pilot cannot see and committed
 records show (``PROCESS_SD``). So many short processes decide more than few long ones, as long as
-starting one is cheap. For each number of processes, the cases that are decided
-soonest get the rounds that they need, and the next one gets what is left. The number that decides
-most cases is chosen. A case for which the time does not suffice gets a few rounds: an estimate.
+starting one is cheap. For each number of processes, the cases share the time in equal parts, for
+noise is known only roughly; what one does not need goes to the others. The number that decides
+most cases is chosen. A case whose part is too short gets a single round in a few processes: an
+estimate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -37,12 +38,11 @@ from labkit.workload.measurement import CasePilot
 PROCESS_SD = 0.006  # log ratio: 0.5 to 0.9 % in processes of 400 to 1,000 rounds
 POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
-SPARE = 1.15  # rounds per round needed: a pilot's few rounds know the noise only roughly
-MIN_ROUNDS = 1  # of a case that is only estimated
+SPARE = 2.0  # rounds per round needed: a pilot's few rounds know the noise only roughly
+MIN_ROUNDS, MIN_ROUNDS_IN_REACH = 1, 2  # of a case that is only estimated, and of others
 MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
 LIKELY = 0.8  # probability with which a case that gets all it needs is decided
-WORTH = 0.2  # smallest probability for which a case gets a part of what it needs
 
 
 @dataclass(frozen=True)
@@ -138,64 +138,49 @@ def _divide(
 ) -> Allocation:
     """Return the division for a number of processes.
 
-    Every case is first estimated by a few rounds in as many processes as a claim needs. Then the
-    cases get the rounds that they need, as long as the time suffices, the cheapest first.
+    The cases share the time of a process in equal parts; what a case does not need goes to the
+    others. A case whose part is too short for ``MIN_ROUNDS_IN_REACH`` rounds, the dearest first,
+    is only estimated, in as many processes as a claim needs.
     """
-    errors, few = _Errors.of(design, arms, blocks, len(pilot.cases)), fewest_blocks(design, arms)
-    few = min(few, blocks)
-    shares = {
-        case.case: CaseShare(
-            case.case, few, MIN_ROUNDS, errors.p_decided(case.sd, few, MIN_ROUNDS), 0.0
-        )
-        for case in pilot.cases
-    }
-    pilots = {case.case: case for case in pilot.cases}
-    spent_s = blocks * pilot.start_s + sum(_cost_s(pilots[s.case], s) for s in shares.values())
-    left_s = math.inf if time_s is None else time_s - spent_s
-    full = [_with_rounds(case, blocks, errors) for case in pilot.cases]
-    for share in sorted(full, key=lambda share: share.needed_s):
-        case = pilots[share.case]
-        more_s = _cost_s(case, share) - _cost_s(case, shares[share.case])
-        if more_s > left_s:  # a part may do
-            rounds = share.rounds - math.ceil((more_s - left_s) / (blocks * case.round_s))
-            if rounds <= MIN_ROUNDS or (p := errors.p_decided(case.sd, blocks, rounds)) < WORTH:
-                shares[share.case] = replace(shares[share.case], needed_s=share.needed_s)
-                continue
-            share = replace(share, rounds=rounds, p_decided=p)
-            more_s = _cost_s(case, share) - _cost_s(case, shares[share.case])
-        shares[share.case] = share
-        left_s -= more_s
-    if time_s is not None:
-        shares = _with_rest(shares, pilots, blocks, left_s, errors)
-    seconds = blocks * pilot.start_s + sum(_cost_s(pilots[s.case], s) for s in shares.values())
-    return Allocation(blocks, tuple(shares.values()), seconds)
+    errors = _Errors.of(design, arms, blocks, len(pilot.cases))
+    few = min(fewest_blocks(design, arms), blocks)
+    in_reach, estimated = sorted(pilot.cases, key=lambda case: case.round_s), list[CasePilot]()
+    while True:
+        estimates_s = sum(few * (case.warm_up_s + MIN_ROUNDS * case.round_s) for case in estimated)
+        fixed_s = pilot.start_s + sum(case.warm_up_s for case in in_reach)
+        process_s = math.inf if time_s is None else (time_s - estimates_s) / blocks - fixed_s
+        rounds = _equal_parts(in_reach, process_s, errors)
+        if not in_reach or min(rounds.values()) >= MIN_ROUNDS_IN_REACH:
+            break
+        estimated.append(in_reach.pop())
+    shares = {case.case: _share(case, few, MIN_ROUNDS, errors) for case in estimated}
+    shares |= {case.case: _share(case, blocks, rounds[case.case], errors) for case in in_reach}
+    ordered = tuple(shares[case.case] for case in pilot.cases)
+    costs = (_cost_s(case, shares[case.case]) for case in pilot.cases)
+    return Allocation(blocks, ordered, blocks * pilot.start_s + sum(costs))
 
 
-def _with_rest(
-    shares: Mapping[str, CaseShare],
-    pilots: Mapping[str, CasePilot],
-    blocks: int,
-    left_s: float,
-    errors: _Errors,
-) -> dict[str, CaseShare]:
-    """Divide the time that is left among the cases of all processes, in equal parts."""
-    able = [s.case for s in shares.values() if s.blocks == blocks and s.rounds < MAX_ROUNDS]
-    result = dict(shares)
-    for case in able:
-        share, part_s = shares[case], max(0.0, left_s) / len(able)
-        rounds = share.rounds + int(part_s / (blocks * pilots[case].round_s))
-        rounds = min(MAX_ROUNDS, rounds)
-        p_decided = errors.p_decided(pilots[case].sd, blocks, rounds)
-        result[case] = replace(share, rounds=rounds, p_decided=p_decided)
-    return result
+def _equal_parts(cases: Sequence[CasePilot], process_s: float, errors: _Errors) -> dict[str, int]:
+    """Return the rounds of each case in a process whose rounds may take ``process_s`` seconds."""
+    enough = {case.case: errors.rounds_needed(case.sd) for case in cases}
+    rounds, left_s, waiting = dict[str, int](), process_s, list(cases)
+    while waiting:
+        part_s = left_s / len(waiting)
+        done = [case for case in waiting if enough[case.case] * case.round_s <= part_s]
+        if not done:
+            return rounds | {
+                case.case: errors.balanced(max(0, int(part_s / case.round_s))) for case in waiting
+            }
+        rounds |= {case.case: enough[case.case] for case in done}
+        left_s -= sum(enough[case.case] * case.round_s for case in done)
+        waiting = [case for case in waiting if case.case not in rounds]
+    return rounds
 
 
-def _with_rounds(case: CasePilot, blocks: int, errors: _Errors) -> CaseShare:
-    """Return the share with which a case is decided."""
-    rounds = errors.rounds_needed(case.sd)
-    needed_s = blocks * (rounds * case.round_s + case.warm_up_s)
-    rounds = min(rounds, MAX_ROUNDS)
-    return CaseShare(case.case, blocks, rounds, errors.p_decided(case.sd, blocks, rounds), needed_s)
+def _share(case: CasePilot, blocks: int, rounds: int, errors: _Errors) -> CaseShare:
+    needed_s = errors.blocks * (errors.rounds_needed(case.sd) * case.round_s + case.warm_up_s)
+    p_decided = errors.p_decided(case.sd, blocks, rounds)
+    return CaseShare(case.case, blocks, rounds, p_decided, needed_s)
 
 
 def _cost_s(case: CasePilot, share: CaseShare) -> float:
@@ -242,4 +227,9 @@ class _Errors:
         if variance <= 0:
             return MAX_ROUNDS
         rounds = (ESTIMATE_ERROR * sd) ** 2 / variance
-        return self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)
+        rounds = self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)
+        return min(MAX_ROUNDS, rounds)
+
+    def balanced(self, rounds: int) -> int:
+        """Return at most ``rounds`` rounds, in which every arm has every position equally often."""
+        return rounds - rounds % self.turns if rounds >= self.turns else rounds
