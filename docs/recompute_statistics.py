@@ -197,15 +197,16 @@ def percent(log_ratio):
 
 
 class Cell:
-    """The files of a cell: its declared design, its arms and its records."""
+    """The files of a cell: its declared design, its arms and its records (before a block)."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, before=math.inf):
         self.design = read_json(folder / "cell.json")["design"]
         arms = [read_json(path) for path in (folder / "arms").glob("*.json")]
         self.roles = {arm["arm"]: arm["role"] for arm in arms}
         (self.baseline,) = (name for name, role in self.roles.items() if role == "baseline")
         self.tested = [name for name, role in self.roles.items() if role == "arm"]
         records = [read_json(path) for path in (folder / "runs").glob("*.json")]
+        records = [record for record in records if record["block"] < before]
         self.records = sorted(records, key=lambda r: (r["block"], r["position"], r["arm"]))
         self.interleaved = self.design["isolation"] in ("in_process", "live")
         self.runs = self.design["runs_per_block"]
@@ -295,9 +296,21 @@ def signed_rank_p(differences):
 
 
 def recompute(folder):
-    """Return the statistics of a cell, by (case, metric, arm)."""
-    cell, found = Cell(Path(folder)), {}
-    rows = cell.rows()
+    """Return the statistics of a cell, by (case, metric, arm).
+
+    A case that a look decided was not measured any longer, and keeps the numbers of its look.
+    """
+    cell = Cell(Path(folder))
+    found = recompute_rows(cell)
+    for look in cell.design.get("looks_taken", []):
+        early = recompute_rows(Cell(Path(folder), look["blocks"])) if "stopped" in look else {}
+        found |= {key: numbers for key, numbers in early.items() if key[0] in look["stopped"]}
+    return found
+
+
+def recompute_rows(cell):
+    """Return the statistics of all rows of a cell's records."""
+    rows, found = cell.rows(), {}
     for arm in [*cell.tested, *(name for name, role in cell.roles.items() if role == "control")]:
         families = len(cell.tested) if arm in cell.tested else 1
         for primary in (True, False):

@@ -22,7 +22,8 @@ REFERENCE = ROOT / "outputs" / "reference"
 SCRIPT = ROOT / "docs" / "recompute_statistics.py"
 # Positions and looks; several arms; stalls; processes of their own, with drawn relabellings.
 EXAMPLES = [
-    "seq_map/ablation=seq_map,engine=paged", "gqa_sharing/ablation=gqa_sharing,engine=paged",
+    "seq_map/ablation=seq_map,design.time=360,engine=paged",
+    "gqa_sharing/ablation=gqa_sharing,engine=paged",
     "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
     "sensitivity/requests-busy-11",
     "sensitivity/kernels-2x9-busy-00", "sensitivity/agreement-requests~processes",

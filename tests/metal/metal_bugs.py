@@ -26,21 +26,24 @@ _SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 BUGS = {
     # --- synchronisation
     "no barrier after the query is staged": Bug(
-        "decode", f"{_BARRIER}\n\n// 3.", "\n// 3.", "decode"
+        "decode", f"{_BARRIER}\n\n  // 3.", "\n  // 3.", "decode"
     ),
     "no barrier between weights and values": Bug(
-        "decode", f"  {_SIMD_BARRIER}\n\n  // Values", "\n  // Values", "decode"
+        "decode", f"    {_SIMD_BARRIER}\n\n    // Values", "\n    // Values", "decode"
     ),
     "no barrier before the merge": Bug(
-        "decode", f"  {_BARRIER}\n  if (index < HEAD_DIM)", "  if (index < HEAD_DIM)", "decode"
+        "decode",
+        f"    {_BARRIER}\n    if (index < HEAD_DIM)",
+        "    if (index < HEAD_DIM)",
+        "decode",
     ),
     "no barrier between heads' partial sums": Bug(
         "decode", f"{_BARRIER}  // before", "// before", "decode options"
     ),
     "a barrier that half of the threads reach": Bug(
         "decode",
-        f"  {_BARRIER}\n  if (index < HEAD_DIM) {{",
-        f"  if (index < HEAD_DIM) {{\n    {_BARRIER}",
+        f"    {_BARRIER}\n    if (index < HEAD_DIM) {{",
+        f"    if (index < HEAD_DIM) {{\n      {_BARRIER}",
         "decode",
     ),
     "a simdgroup maximum that some lanes leave out": Bug(
@@ -80,8 +83,8 @@ BUGS = {
     "vector load off by one element": Bug("decode", "(key + d)", "(key + d + 1)", "decode"),
     "last dimensions not guarded": Bug(
         "decode",
-        "    if (d < HEAD_DIM) {\n      partial",
-        "    {\n      partial",
+        "      if (d < HEAD_DIM) {\n        partial",
+        "      {\n        partial",
         "decode",
     ),
     "threadgroup memory overrun": Bug(
@@ -100,14 +103,14 @@ BUGS = {
     # --- memory that was not written
     "a simdgroup's maximum not published": Bug(
         "decode",
-        "  if (lane == 0) {\n    maxima",
-        "  if (lane == 0 && group < 7) {\n    maxima",
+        "    if (lane == 0) {\n      maxima",
+        "    if (lane == 0 && group < 7) {\n      maxima",
         "decode",
     ),
     "half of the output not written": Bug(
         "tiled",
-        "for (int i = 0; i < 2; ++i) {\n      out",
-        "for (int i = 0; i < 1; ++i) {\n      out",
+        "for (int i = 0; i < 2; ++i) {\n        out",
+        "for (int i = 0; i < 1; ++i) {\n        out",
         "tiled",
     ),
     "denominator not cleared": Bug("tiled", "float sum = 0;", "float sum;", "tiled"),
