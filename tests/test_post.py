@@ -68,7 +68,8 @@ def test_filled_placeholders_stay_and_are_filled_again(write, study):
         '# Title\n\n{{ sentence("study") }}\n\nIt is {{ value("study", '
         f'{FIRST}, what="delta") }}}}, `{{{{ code }}}}`.\n\n'
         '{{ table("study", columns=["batch", "delta", "verdict"]) }}\n\n'
-        '{{ figure("study", "plots/ablation-seq_map-design.time-360-engine-paged--roofline.png", caption="R") }}\n'
+        '{{ figure("study", "plots/ablation-seq_map-design.time-360-engine-paged--roofline.png", '
+        'caption="R") }}\n'
     )
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
