@@ -98,7 +98,7 @@ class BlockPlan:
 
     def scaled(self, factor: float) -> BlockPlan:
         """Return the plan with ``factor`` times the rounds, but at least one of each case."""
-        rounds = {case: max(1, int(factor * count)) for case, count in self.rounds.items()}
+        rounds = {case: max(1, round(factor * count)) for case, count in self.rounds.items()}
         return replace(self, rounds=rounds)
 
     def without(self, cases: Collection[str]) -> BlockPlan:

@@ -186,22 +186,54 @@ def test_runs_of_a_fixed_size_are_timed_and_as_many_blocks_follow_as_fit(make):
     assert "6 blocks take about 0:18, longer than design.time=0:10" in notes.lines[0]
 
 
-def test_blocks_that_take_longer_than_planned_have_fewer_rounds(monkeypatch):
+def test_a_first_block_that_fails_is_not_followed_by_more_than_a_claim_needs(make):
+    class Fails(Piloted):
+        def record(self, run, cell):
+            return replace(super().record(run, cell), outcome="crashed", detail="planted", cases=())
+
+    run(make(repeats=2), Fails())
+    assert with_allocation(make(repeats=2)).design.blocks == 6
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time in seconds, which a test sets."""
     now = [100.0]
     monkeypatch.setattr(cell_allocation.time, "monotonic", lambda: now[0])
-    plan = BlockPlan({"a": 100}, 1.0, {"a": 0.09}, {"a": 0.0})  # ten seconds
-    timer = BlockTimer.of([plan] * 10)
-    assert timer.fitted(plan, 10) == plan
-    spent = 0.0
-    for left in range(10, 0, -1):
-        fitted = timer.fitted(plan, left)
-        seconds = 2 * (fitted.fixed_s + fitted.rounds_s)
-        timer.ended(fitted, seconds)
+    return now
+
+
+def spend(now, plans, slowness):
+    """Run blocks that take ``slowness`` times as long; return the seconds, and the plans fitted."""
+    timer, began, done = BlockTimer.of(plans), now[0], []
+    for plan in plans:
+        fitted = timer.fitted(plan)
+        seconds = slowness * (fitted.fixed_s + fitted.rounds_s)
         now[0] += seconds
-        spent += seconds
-    assert 95 <= spent <= 121
-    late = BlockTimer(deadline=0.0, planned_s=1.0, spent_s=5.0)
-    assert late.fitted(plan, 1).rounds == {"a": 1}
+        timer.ended(plan, fitted, seconds)
+        done.append(fitted)
+    return now[0] - began, done
+
+
+TEN_S = BlockPlan({"a": 100}, 1.0, {"a": 0.09}, {"a": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("slowness", "least", "most"), [(1.5, 98, 108), (2, 98, 112), (1, 100, 100)]
+)
+def test_blocks_that_take_longer_than_planned_have_fewer_rounds(now, slowness, least, most):
+    seconds, _ = spend(now, [TEN_S] * 10, slowness)
+    assert least <= seconds <= most + 1e-9
+    late = BlockTimer(0.0, 1.0, 9.0, planned_s=1.0, spent_s=5.0)
+    assert late.fitted(TEN_S).rounds == {"a": 1}
+
+
+def test_dear_first_blocks_and_small_delays_cost_no_rounds(now):
+    """The first blocks hold the estimates as well, and few rounds cannot lose a part of one."""
+    dear = BlockPlan({"a": 100, "b": 3}, 1.0, {"a": 0.09, "b": 2.0}, {"a": 0.0, "b": 1.0})
+    plans = [dear] * 6 + [TEN_S] * 6
+    assert spend(now, plans, 1.03)[1] == plans
+    assert dear.scaled(0.9).rounds == {"a": 90, "b": 3}
 
 
 def test_the_time_of_stopped_cases_goes_to_the_others():

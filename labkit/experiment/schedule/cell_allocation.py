@@ -35,6 +35,7 @@ from labkit.records import Record, write_json
 
 PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
 MAX_BLOCKS = 100
+TOLERANCE = 1.05  # of the planned time, before rounds are dropped
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ class CellAllocator:
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""
         self.launcher.prepare(cell)
-        block_s = sum(record.seconds.get("process", 0.0) for record in self.run_first_block(cell))
+        records = self.run_first_block(cell)
+        if not all(record.ok for record in records):  # it says nothing about the blocks to come
+            return _contents(cell, Allocation(cell.design.blocks, (), 0.0), None)
+        block_s = sum(record.seconds.get("process", 0.0) for record in records)
         allocation, time_s = blocks_within(cell, block_s), cell.design.time or 0.0
         line = f"a block takes {block_s:.2g} s; {count_text(allocation.blocks, 'block')}"
         if allocation.seconds > 1.05 * time_s:
@@ -178,34 +182,38 @@ def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int
 class BlockTimer:
     """Keeps blocks within their planned time: if they take longer, later ones have fewer rounds.
 
-    ``planned_s``, ``spent_s``: seconds of the blocks done.
+    ``fixed_left_s``, ``rounds_left_s``: planned seconds of the blocks to come. ``planned_s``,
+    ``spent_s``: seconds of the blocks done.
     """
 
     deadline: float
+    fixed_left_s: float
+    rounds_left_s: float
     planned_s: float = 0.0
     spent_s: float = 0.0
 
     @classmethod
     def of(cls, plans: Iterable[BlockPlan | None]) -> BlockTimer:
         """Return the timer of blocks that begin now."""
-        seconds = sum(plan.fixed_s + plan.rounds_s for plan in plans if plan is not None)
-        return cls(time.monotonic() + seconds)
+        known = [plan for plan in plans if plan is not None]
+        fixed_s = sum(plan.fixed_s for plan in known)
+        rounds_s = sum(plan.rounds_s for plan in known)
+        deadline = time.monotonic() + TOLERANCE * (fixed_s + rounds_s)
+        return cls(deadline, fixed_s, rounds_s)
 
-    def fitted(self, plan: BlockPlan, blocks_left: int) -> BlockPlan:
-        """Return a block's plan with rounds for which the time left suffices.
-
-        ``blocks_left``: the number of blocks to come that are like this one, itself included.
-        """
+    def fitted(self, plan: BlockPlan) -> BlockPlan:
+        """Return a block's plan with rounds for which the time left suffices."""
         slowness = self.spent_s / self.planned_s if self.planned_s > 0 else 1.0
-        left_s = (self.deadline - time.monotonic()) / blocks_left
-        rounds_s = slowness * plan.rounds_s
-        if rounds_s <= 0 or slowness * plan.fixed_s + rounds_s <= left_s:
+        left_s = (self.deadline - time.monotonic()) / slowness
+        if self.fixed_left_s + self.rounds_left_s <= left_s or not self.rounds_left_s:
             return plan
-        return plan.scaled(max(0.0, (left_s - slowness * plan.fixed_s) / rounds_s))
+        return plan.scaled(max(0.0, (left_s - self.fixed_left_s) / self.rounds_left_s))
 
-    def ended(self, plan: BlockPlan, seconds: float) -> None:
-        """Count a block."""
-        self.planned_s += plan.fixed_s + plan.rounds_s
+    def ended(self, plan: BlockPlan, fitted: BlockPlan, seconds: float) -> None:
+        """Count a block: its plan, the rounds that it had, and what it took."""
+        self.fixed_left_s -= plan.fixed_s
+        self.rounds_left_s = max(0.0, self.rounds_left_s - plan.rounds_s)
+        self.planned_s += fitted.fixed_s + fitted.rounds_s
         self.spent_s += seconds
 
 
@@ -243,7 +251,7 @@ def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[s
     yield (
         f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
         f"{format_duration(allocation.seconds)}: {len(likely)} of {count_text(len(cases), 'row')} "
-        f"will be decided if the arms do not differ (probability {LIKELY:.0%} or more each)"
+        f"are expected to be decided if the arms do not differ ({LIKELY:.0%} or more each)"
     )
     out_of_reach = [
         f"{share.case} (would take {format_duration(share.needed_s)})"

@@ -137,7 +137,7 @@ class _BlockRunner:
     ) -> list[Record]:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
-        timer = BlockTimer.of(cell.plan(_index(block)) for block in blocks)
+        timer: BlockTimer | None = None
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
@@ -151,8 +151,10 @@ class _BlockRunner:
                 if due:
                     write_arms(cell.to_prepare)
                     self.launcher.prepare(cell.to_prepare)
-                for done, block in enumerate(due):
-                    records += self._run_block(block, timer, len(blocks) + len(due) - done)
+                    plans = (cell.plan(_index(block)) for block in (*due, *blocks))
+                    timer = timer or BlockTimer.of(plans)
+                for block in due:
+                    records += self._run_block(block, timer)
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
@@ -164,8 +166,9 @@ class _BlockRunner:
 
     def _note_decided(self, blocks: int) -> None:
         decided = "has one best setting" if self.cell.sweep else "is decided"
+        rows = "row that was still measured" if self.cell.estimates else "primary row"
         self.progress.note(
-            f"every primary row {decided} at the look after {count_text(blocks, 'block')}"
+            f"every {rows} {decided} at the look after {count_text(blocks, 'block')}"
         )
 
     def _note_stopped(self, blocks: int) -> None:
@@ -201,17 +204,15 @@ class _BlockRunner:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
         return timing_lock(holder, on_wait=note, check=self.signals.check)
 
-    def _run_block(
-        self, block: Block, timer: BlockTimer | None = None, blocks_left: int = 1
-    ) -> list[Record]:
+    def _run_block(self, block: Block, timer: BlockTimer | None = None) -> list[Record]:
         """Launch the processes of a block one after the other, and write each record."""
         records: list[Record] = []
         refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
-        plan = cell.plan(_index(block))
+        plan = fitted = cell.plan(_index(block))
         if plan is not None and timer is not None:
-            plan = timer.fitted(plan.without(stopped_cases(cell, _index(block))), blocks_left)
-            cell = cell.with_plan(plan)
+            fitted = timer.fitted(plan.without(stopped_cases(cell, _index(block))))
+            cell = cell.with_plan(fitted)
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
@@ -223,8 +224,8 @@ class _BlockRunner:
                 self._show(record)
             records += ended
             self.progress.launch_ended(ended)
-        if plan is not None and timer is not None:
-            timer.ended(plan, time.monotonic() - start)
+        if plan is not None and fitted is not None and timer is not None:
+            timer.ended(plan, fitted, time.monotonic() - start)
         return records
 
     def _show(self, record: Record) -> None:
