@@ -103,7 +103,9 @@ class Case:
     @property
     def tie(self) -> float:
         """The margin below which two tokens may be swapped if sums have another order."""
-        return max(TIES.get(self.options.get(key), 1e-3) for key in ("dtype", "kv.dtype"))
+        return max(
+            TIES.get(self.options.get(key), 1e-3) for key in ("dtype", "activations", "kv.dtype")
+        )
 
     @property
     def exact(self) -> bool:
