@@ -385,7 +385,7 @@ def take_interim_look(
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if cell.design.eliminate and not decided and blocks < cell.design.blocks:
         result["kept"] = _remaining_arms(cell, taken, analysis)
-    if plan is not None and not decided:
+    if plan is not None and not decided and blocks < cell.design.blocks:
         result["stopped"] = sorted(plan.rounds.keys() - running - _stopped_cases(taken))
     taken.append(result)
     if old_looks != taken:
