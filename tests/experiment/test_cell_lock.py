@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_state import running
 
 from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.schedule.cell_lock import cell_lock, slurm_job
@@ -51,19 +52,9 @@ def test_a_child_ends_with_its_parent(patch, lifeline):
     parent.kill()
     parent.communicate()
     end = time.monotonic() + 5
-    while alive(child) and time.monotonic() < end:
+    while running(child) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not alive(child)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return True
+    assert not running(child)
 
 
 def test_one_process_at_a_time_works_on_a_cell(tmp_path):

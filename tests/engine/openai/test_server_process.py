@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_state import running
 from stub_server import Stub
 
 from labkit import config
@@ -49,16 +50,6 @@ def listening():
     yield make
     for stub in stubs:
         stub.close()
-
-
-def running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return True
 
 
 def gone(pids, seconds):

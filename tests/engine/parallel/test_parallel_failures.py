@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from process_state import running
 
 from labkit.config import Budget, Engine, Scheduler, TensorParallel
 from labkit.engine import Request, SamplingParams
@@ -49,21 +50,11 @@ def drain(engine):
         engine.step()
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return True
-
-
 def gone(pids, seconds=5.0):
     end = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < end:
+    while any(map(running, pids)) and time.monotonic() < end:
         time.sleep(0.02)
-    return not any(map(alive, pids))
+    return not any(map(running, pids))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +96,7 @@ def test_ranks_ignore_sigint_and_end_when_it_stops_the_engine(model_dir, monkeyp
     for pid in pids:
         os.kill(pid, signal.SIGINT)
     drain(engine)
-    assert all(map(alive, pids))
+    assert all(map(running, pids))
     engine.submit(Request("again", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
 
     def interrupted(pipes, seconds):
@@ -151,7 +142,7 @@ def test_ranks_end_with_the_process_that_started_them(model_dir, start):
     )
     try:
         pids = [int(word) for word in owner.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(alive, pids))
+        assert len(pids) == 2 and all(map(running, pids))
         if start == "thread":
             assert owner.stdout.readline() == "stepped\n"
     finally:
