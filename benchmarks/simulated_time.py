@@ -1,8 +1,9 @@
 """Error rates of studies whose blocks and rounds follow from ``design.time``, by simulation.
 
 Each study is run by the real runner: the pilot's costs and noise (estimated from simulated rounds)
-give the allocation, looks stop decided cases, and the analysis judges the records. Only the
-launches are drawn: a round's log ratio of two arms is the case's effect plus noise. ``python
+give the first allocation, the noise of the rounds so far divides what is left before each block,
+looks stop decided cases, and the analysis judges the records. Only the launches are drawn, and a
+clock that they move on: a round's log ratio of two arms is the case's effect plus noise. ``python
 benchmarks/simulated_time.py --studies 400`` prints a table for docs/statistical-methods.md.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import shutil
 import sys
@@ -31,15 +33,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from planted_runs import OUTPUTS, PlantedRuns, kernel_fields  # noqa: E402
 
 from labkit import config  # noqa: E402
-from labkit.analysis.comparison.observations import middle_half_over_rounds  # noqa: E402
 from labkit.analysis.comparison.verdict import DECIDED_WORDS  # noqa: E402
 from labkit.analysis.studies.study_analysis import AnalysisCache  # noqa: E402
 from labkit.experiment.cell import ReadyCell  # noqa: E402
 from labkit.experiment.compose.reachable_looks import fewest_blocks  # noqa: E402
 from labkit.experiment.permuted_blocks import Run  # noqa: E402
-from labkit.experiment.schedule.cell_allocation import earlier_pilot  # noqa: E402
+from labkit.experiment.schedule import (  # noqa: E402
+    cell_allocation,
+    cell_runner,
+    round_planner,
+)
 from labkit.experiment.schedule.cell_runner import run_cell  # noqa: E402
-from labkit.experiment.schedule.time_allocation import CellPilot, allocate  # noqa: E402
+from labkit.experiment.schedule.time_allocation import CellPilot  # noqa: E402
 from labkit.records import Arm, CaseRecord, Metric, Record  # noqa: E402
 from labkit.workload.kernels.kernel_pilot import round_sd  # noqa: E402
 from labkit.workload.measurement import CasePilot  # noqa: E402
@@ -49,7 +54,7 @@ CASES = (
     (0.020, 0.074), (0.0875, 0.081), (0.35, 0.081), (0.33, 0.062), (1.03, 0.11), (0.63, 0.115),
     (0.0012, 0.153), (0.016, 0.07), (0.02, 0.078), (0.016, 0.091), (0.01, 0.03), (0.05, 0.15),
 )  # fmt: skip
-START_S, PILOT_S = 1.5, 8.0
+START_S, WARM_UP_ROUNDS = 1.5, 1.4
 MARGIN = math.log(1.02)
 FOLDERS = tempfile.gettempdir()
 
@@ -84,12 +89,22 @@ NOISES = (
 )  # fmt: skip
 
 
+class Clock:
+    """The time of a simulated study, which replaces the module ``time`` of the runner."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Simulated(PlantedRuns):
     """Draws the records of one study. ``effects``: log ratio of each arm under test, by case."""
 
-    def __init__(self, seed: int, noise: Noise, effects: Mapping[str, float]) -> None:
+    def __init__(self, seed: int, noise: Noise, effects: Mapping[str, float], clock: Clock) -> None:
         super().__init__()
         self.rng, self.noise, self.effects = np.random.default_rng(seed), noise, effects
+        self.clock = clock
 
     def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any]:
         cases = []
@@ -97,22 +112,26 @@ class Simulated(PlantedRuns):
             round_s, sd = CASES[int(name)]
             count = min(200, max(3, int(seconds / len(cell.cases) / round_s)))
             logs = [np.zeros(count), *(self.noise.rounds(self.rng, sd, count) for _ in "ab")]
-            cases.append(CasePilot(name, round_s, 1.4 * round_s, round_sd(logs), count))
+            cases.append(CasePilot(name, round_s, WARM_UP_ROUNDS * round_s, round_sd(logs), count))
         return asdict(CellPilot(START_S, tuple(cases)))
 
     def record(self, run: Run, cell: ReadyCell) -> Record:
         arm, cases = cell.arm(run.arm), []
+        seconds = START_S
         for case in arm.config["workload"]["cases"]:
-            _, sd = CASES[int(case["name"])]
-            log = 0.0
+            round_s, sd = CASES[int(case["name"])]
+            seconds += (WARM_UP_ROUNDS + case["factor"]) * round_s
+            logs = np.zeros(case["factor"])
             if arm.role != "baseline":
-                rounds = self.noise.rounds(self.rng, sd, case["factor"])
                 of_process = self.noise.process_sd * sd / math.sqrt(20) * self.rng.normal()
-                log = middle_half_over_rounds(np.zeros_like(rounds), rounds) + of_process
+                logs = self.noise.rounds(self.rng, sd, case["factor"]) + of_process
             if arm.role == "arm":
-                log += self.effects[case["name"]]
-            metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
-            cases.append(CaseRecord(case["name"], None, (metric,), OUTPUTS))
+                logs = logs + self.effects[case["name"]]
+            times = tuple(100 * np.exp(logs))
+            metric = Metric("dispatch_us", "us", "lower", True, times)
+            notes = {"over_rounds": "middle_half"}
+            cases.append(CaseRecord(case["name"], None, (metric,), OUTPUTS, notes))
+        self.clock.now += seconds / len(cell.arms)
         record = super().record(run, cell)
         return replace(record, cases=tuple(cases), counters=kernel_fields(1.0)["counters"])
 
@@ -151,14 +170,16 @@ def study(
     try:
         cell = cell_of(folder / "cell", rows, arms, time_s)
         cache = AnalysisCache()
-        launcher = Simulated(number, noise, effects)
+        clock = Clock()
+        for module in (cell_allocation, cell_runner, round_planner):
+            vars(module)["time"] = clock
+        launcher = Simulated(number, noise, effects, clock)
         with contextlib.redirect_stderr(None):
             run_cell(cell, launcher, analysis=cache)
         analysis = AnalysisCache().cell(cell.dir).cell
-        pilot = earlier_pilot(cell.dir)
-        assert pilot is not None
-        forecast = allocate(pilot.pooled, cell.design, arms, time_s)
-        counts["forecast_milli"] = round(1000 * forecast.expected_decisions)
+        shares = json.loads((cell.dir / "allocation.json").read_text())["cases"]
+        counts["forecast_milli"] = round(1000 * sum(share["p_decided"] for share in shares))
+        counts["seconds"] = round(clock.now)
         covered, false_word, false_equal = True, False, False
         for row in analysis.rows:
             for arm in cell.arms[1:-1]:
@@ -197,9 +218,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--only", default="", help="a noise's name")
     options = parser.parse_args(argv)
-    columns = "false words | false equivalent | coverage | decided | forecast"
+    columns = "false words | false equivalent | coverage | decided | forecast | seconds"
     print(f"| noise | rows x arms | effects | {columns} |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     with ProcessPoolExecutor(2) as pool:
         for noise, rows, arms, time_s, effect in settings():
             if options.only and noise.name != options.only:
@@ -213,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(
                 f"| {noise.name} | {rows} x {arms} | {effect} | {total['false_word'] / n:.1%} "
                 f"| {total['false_equal'] / n:.1%} | {total['covered'] / n:.1%} "
-                f"| {total['decided'] / per:.1%} | {forecast:.1%} |",
+                f"| {total['decided'] / per:.1%} | {forecast:.1%} | {total['seconds'] / n:.0f} |",
                 flush=True,
             )
 

@@ -96,22 +96,10 @@ class BlockPlan:
         """The seconds of all rounds."""
         return sum(count * self.round_s.get(case, 0.0) for case, count in self.rounds.items())
 
-    def scaled(self, factor: float) -> BlockPlan:
-        """Return the plan with ``factor`` times the rounds, but at least one of each case."""
-        rounds = {case: max(1, round(factor * count)) for case, count in self.rounds.items()}
-        return replace(self, rounds=rounds)
-
     def without(self, cases: Collection[str]) -> BlockPlan:
-        """Return the plan without some cases, whose time the others get in equal parts."""
+        """Return the plan without some cases."""
         left = {case: count for case, count in self.rounds.items() if case not in cases}
-        plan = replace(self, rounds=left)
-        if not left or not self.round_s:
-            return plan
-        share_s = (self.fixed_s + self.rounds_s - plan.fixed_s - plan.rounds_s) / len(left)
-        more = {case: int(share_s / self.round_s[case]) for case in left}
-        return replace(
-            plan, rounds={c: min(MAX_ROUNDS, count + more[c]) for c, count in left.items()}
-        )
+        return replace(self, rounds=left)
 
 
 @dataclass(frozen=True)

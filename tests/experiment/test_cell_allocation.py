@@ -7,6 +7,7 @@ import math
 import random
 import re
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
@@ -14,10 +15,9 @@ from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation
-from labkit.experiment.cell import BlockPlan
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule import cell_allocation
-from labkit.experiment.schedule.cell_allocation import BlockTimer, with_allocation
+from labkit.experiment.schedule import cell_allocation, cell_runner, round_planner
+from labkit.experiment.schedule.cell_allocation import with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.time_allocation import CasePilot, CellPilot
 from labkit.records import CaseRecord, Metric, read_cell, read_runs
@@ -26,7 +26,12 @@ COSTS = {"clear": (0.02, 0.02), "noisy": (0.02, 0.05), "heavy": (1.5, 0.2)}  # r
 
 
 class Piloted(PlantedRuns):
-    """Arm seq_map is slower in the case "clear"; runs have the rounds that their arms name."""
+    """Arm seq_map is slower in the case "clear"; runs have the rounds that their arms name.
+
+    A block moves the clock of the runner on by what the pilot says that it costs.
+    """
+
+    clock = SimpleNamespace(now=100.0)
 
     def __init__(self, pilot=True):
         super().__init__()
@@ -48,14 +53,25 @@ class Piloted(PlantedRuns):
                 continue
             count = workload["repeats"] * case["factor"]
             self.rounds.setdefault(case["name"], {})[run.block] = count
+            round_s = COSTS[case["name"]][0]
+            self.clock.now += (count + 1) * round_s / len(cell.arms)
             noise = random.Random(f"{run.name}/{case['name']}")
             shift = 0.2 if (run.arm, case["name"]) == ("seq_map", "clear") else 0.0
             sd = {"clear": 0.01, "noisy": 0.3, "heavy": 0.3}[case["name"]]
             times = [100 * math.exp(noise.gauss(shift, sd)) for _ in range(count)]
             metric = Metric("dispatch_us", "us", "lower", True, tuple(times))
             cases.append(CaseRecord(case["name"], None, (metric,), OUTPUTS))
+        self.clock.now += 0.5 / len(cell.arms)
         record = super().record(run, cell)
         return replace(record, cases=tuple(cases), counters=kernel_fields(1.0)["counters"])
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(Piloted, "clock", SimpleNamespace(now=100.0))
+    clock = SimpleNamespace(monotonic=lambda: Piloted.clock.now)
+    for module in (cell_allocation, cell_runner, round_planner):
+        monkeypatch.setattr(module, "time", clock)
 
 
 class Notes(Progress):
@@ -193,57 +209,6 @@ def test_a_first_block_that_fails_is_not_followed_by_more_than_a_claim_needs(mak
 
     run(make(repeats=2), Fails())
     assert with_allocation(make(repeats=2)).design.blocks == 6
-
-
-@pytest.fixture
-def now(monkeypatch):
-    """The time in seconds, which a test sets."""
-    now = [100.0]
-    monkeypatch.setattr(cell_allocation.time, "monotonic", lambda: now[0])
-    return now
-
-
-def spend(now, plans, slowness):
-    """Run blocks that take ``slowness`` times as long; return the seconds, and the plans fitted."""
-    timer, began, done = BlockTimer.of(plans), now[0], []
-    for plan in plans:
-        fitted = timer.fitted(plan)
-        seconds = slowness * (fitted.fixed_s + fitted.rounds_s)
-        now[0] += seconds
-        timer.ended(plan, fitted, seconds)
-        done.append(fitted)
-    return now[0] - began, done
-
-
-TEN_S = BlockPlan({"a": 100}, 1.0, {"a": 0.09}, {"a": 0.0})
-
-
-@pytest.mark.parametrize(
-    ("slowness", "least", "most"), [(1.5, 98, 108), (2, 98, 112), (1, 100, 100)]
-)
-def test_blocks_that_take_longer_than_planned_have_fewer_rounds(now, slowness, least, most):
-    seconds, _ = spend(now, [TEN_S] * 10, slowness)
-    assert least <= seconds <= most + 1e-9
-    late = BlockTimer(0.0, 1.0, 9.0, planned_s=1.0, spent_s=5.0)
-    assert late.fitted(TEN_S).rounds == {"a": 1}
-
-
-def test_dear_first_blocks_and_small_delays_cost_no_rounds(now):
-    """The first blocks hold the estimates as well, and few rounds cannot lose a part of one."""
-    dear = BlockPlan({"a": 100, "b": 3}, 1.0, {"a": 0.09, "b": 2.0}, {"a": 0.0, "b": 1.0})
-    plans = [dear] * 6 + [TEN_S] * 6
-    assert spend(now, plans, 1.03)[1] == plans
-    assert dear.scaled(0.9).rounds == {"a": 90, "b": 3}
-
-
-def test_the_time_of_stopped_cases_goes_to_the_others():
-    plan = BlockPlan(
-        {"a": 10, "b": 10, "c": 10}, 1.0, {"a": 0.1, "b": 0.2, "c": 0.4}, {"a": 1.0, "b": 0, "c": 0}
-    )
-    left = plan.without({"a"})
-    assert left.rounds == {"b": 15, "c": 12}
-    assert left.fixed_s + left.rounds_s <= plan.fixed_s + plan.rounds_s
-    assert BlockPlan({"a": 3, "b": 4}).without({"a"}).rounds == {"b": 4}
 
 
 def test_an_allocation_is_plain_json(make):

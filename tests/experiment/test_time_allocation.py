@@ -16,7 +16,9 @@ from labkit.experiment.schedule.time_allocation import (
     MIN_ROUNDS_TO_DECIDE,
     CasePilot,
     CellPilot,
+    Measured,
     allocate,
+    divide,
 )
 
 DESIGN = Design(blocks=0, time=120)
@@ -45,11 +47,32 @@ def test_with_enough_time_every_case_is_decided():
     assert unlimited.expected_decisions > 3.5 and math.isfinite(unlimited.seconds)
 
 
-def test_equal_cases_get_equal_rounds_and_dearer_ones_fewer():
-    dear = [replace(LIGHT[0], case="dear", round_s=0.03), *LIGHT]
-    _, by_case = shares(CellPilot(0.5, tuple(dear)), 30)
+def test_equal_cases_get_equal_rounds_and_noisier_ones_more():
+    noisy = [replace(LIGHT[0], case="noisy", sd=0.10), *LIGHT]
+    _, by_case = shares(CellPilot(0.5, tuple(noisy)), 60)
     rounds = [by_case[case.case].rounds for case in LIGHT]
-    assert max(rounds) - min(rounds) <= 1 and by_case["dear"].rounds < min(rounds)
+    assert max(rounds) - min(rounds) <= 1 and by_case["noisy"].rounds > 2 * max(rounds)
+
+
+def test_the_cheapest_are_decided_first_and_the_next_one_gets_a_good_part_or_nothing():
+    heavies = [replace(HEAVY, case=f"heavy {i}", round_s=0.3 + 0.1 * i, sd=0.03) for i in range(4)]
+    pilot = CellPilot(0.5, (*heavies, *LIGHT))
+    reached = []
+    for time_s in range(40, 400, 8):
+        _, by_case = shares(pilot, time_s, blocks=10)
+        rounds = [by_case[case.case].rounds for case in heavies]
+        assert sorted(rounds, reverse=True) == rounds
+        assert all(count == 1 or count >= 2 for count in rounds)
+        reached.append(sum(count > 1 for count in rounds))
+    assert reached[0] < 2 and reached[-1] == 4 and len(set(reached)) > 3
+
+
+def test_what_finished_blocks_lack_the_others_make_up_for():
+    pilot, few = CellPilot(0.5, (HEAVY, *LIGHT)), {LIGHT[0].case: [9] * 6, LIGHT[1].case: [60] * 6}
+    measured = Measured(6, few, {HEAVY.case, LIGHT[2].case})
+    behind, ahead = divide(pilot, DESIGN, 1, None, 12, measured).cases
+    assert (behind.case, ahead.case) == (LIGHT[0].case, LIGHT[1].case)
+    assert behind.rounds > 2 * ahead.rounds and behind.blocks == ahead.blocks == 12
 
 
 def test_processes_that_are_slow_to_start_are_fewer():

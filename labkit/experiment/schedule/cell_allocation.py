@@ -1,7 +1,8 @@
 """Allocation of a cell: its blocks, looks and rounds, where they follow from ``design.time``.
 
-A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give
-every case its rounds (:mod:`labkit.experiment.schedule.time_allocation`). The runs of any other
+A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give the
+number of blocks and each case's first rounds (:mod:`labkit.experiment.schedule.time_allocation`);
+:class:`.round_planner.RoundPlanner` plans the rounds of the blocks to come. The runs of any other
 workload have a fixed size: the first block is timed, and as many blocks follow as fit. The
 allocation is written to the cell's folder before any result is known, and does not change.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,12 @@ from labkit.experiment.compose.legacy_design import ALLOCATION
 from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
 from labkit.experiment.progress_display import Progress, format_duration
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_arms
+from labkit.experiment.schedule.cell_manifest import (
+    estimates_in_manifest,
+    refuse_changes,
+    write_arms,
+)
+from labkit.experiment.schedule.round_planner import RoundPlanner
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
     MIN_ROUNDS,
@@ -35,7 +41,6 @@ from labkit.records import Record, write_json
 
 PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
 MAX_BLOCKS = 100
-TOLERANCE = 1.05  # of the planned time, before rounds are dropped
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class CellAllocator:
         allocation = allocation_of(cell, pilot, left_s)
         for line in allocation_lines(allocation, left_s):
             self.progress.note(line)
-        return _contents(cell, allocation, pilot)
+        return _contents(cell, allocation, pilot, left_s)
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""
@@ -158,15 +163,26 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
     pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
-    estimates = {share.case: share.needed_s for share in shares if share.blocks < blocks}
+    out_of_reach = {share.case: share.needed_s for share in shares if share.blocks < blocks}
+    estimates = estimates_in_manifest(cell) or out_of_reach
     return replace(
-        cell,
-        design=design,
-        plans=plans,
-        timed=True,
-        estimates=estimates,
-        blocks_from_time=False,
+        cell, design=design, plans=plans, timed=True, estimates=estimates, blocks_from_time=False
     )
+
+
+def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> RoundPlanner | None:
+    """Return the time of the ``blocks`` that are left; None if their sizes are fixed.
+
+    ``records``: those of the finished blocks.
+    """
+    pilot = earlier_pilot(cell.dir)
+    if pilot is None or not cell.plans:
+        return None
+    seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
+    left_s = float(seconds) * blocks / cell.design.blocks
+    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s)
+    planner.add_finished(records)
+    return planner
 
 
 def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int) -> BlockPlan:
@@ -178,52 +194,15 @@ def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int
     return BlockPlan(rounds, pilot.start_s, round_s, warm_up_s)
 
 
-@dataclass
-class BlockTimer:
-    """Keeps blocks within their planned time: if they take longer, later ones have fewer rounds.
-
-    ``fixed_left_s``, ``rounds_left_s``: planned seconds of the blocks to come. ``planned_s``,
-    ``spent_s``: seconds of the blocks done.
-    """
-
-    deadline: float
-    fixed_left_s: float
-    rounds_left_s: float
-    planned_s: float = 0.0
-    spent_s: float = 0.0
-
-    @classmethod
-    def of(cls, plans: Iterable[BlockPlan | None]) -> BlockTimer:
-        """Return the timer of blocks that begin now."""
-        known = [plan for plan in plans if plan is not None]
-        fixed_s = sum(plan.fixed_s for plan in known)
-        rounds_s = sum(plan.rounds_s for plan in known)
-        deadline = time.monotonic() + TOLERANCE * (fixed_s + rounds_s)
-        return cls(deadline, fixed_s, rounds_s)
-
-    def fitted(self, plan: BlockPlan) -> BlockPlan:
-        """Return a block's plan with rounds for which the time left suffices."""
-        slowness = self.spent_s / self.planned_s if self.planned_s > 0 else 1.0
-        left_s = (self.deadline - time.monotonic()) / slowness
-        if self.fixed_left_s + self.rounds_left_s <= left_s or not self.rounds_left_s:
-            return plan
-        return plan.scaled(max(0.0, (left_s - self.fixed_left_s) / self.rounds_left_s))
-
-    def ended(self, plan: BlockPlan, fitted: BlockPlan, seconds: float) -> None:
-        """Count a block: its plan, the rounds that it had, and what it took."""
-        self.fixed_left_s -= plan.fixed_s
-        self.rounds_left_s = max(0.0, self.rounds_left_s - plan.rounds_s)
-        self.planned_s += fitted.fixed_s + fitted.rounds_s
-        self.spent_s += seconds
-
-
-def _contents(cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None) -> dict[str, Any]:
+def _contents(
+    cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None, left_s: float | None = None
+) -> dict[str, Any]:
     looks = planned_looks(cell.design, cell.tested_arms, allocation.blocks)
     return {
         "time_s": cell.design.time,
         "blocks": allocation.blocks,
         "looks": [to_plain(look) for look in looks],
-        "seconds": allocation.seconds,
+        "seconds": max(allocation.seconds, left_s or 0.0),
         "cases": [asdict(share) for share in allocation.cases],
         "pilot": None if pilot is None else asdict(pilot),
     }

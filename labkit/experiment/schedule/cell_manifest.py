@@ -115,6 +115,20 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
     }
 
 
+def estimates_in_manifest(cell: ReadyCell) -> Mapping[str, float]:
+    """Return the cases out of reach in the cell's manifest, with the seconds they would take."""
+    estimates: Mapping[str, float] = _old_design(cell).get("estimates", {})
+    return estimates
+
+
+def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
+    """Replace the cases out of reach in the cell's manifest, if they have changed."""
+    if set(estimates) != set(estimates_in_manifest(cell)):
+        manifest = read_cell(cell.dir)
+        manifest["design"]["estimates"] = dict(estimates)
+        write_json(cell.dir / "cell.json", manifest)
+
+
 def refuse_changes(cell: ReadyCell) -> None:
     """Check that the cell's folder does not hold different arms or a different design.
 
@@ -289,7 +303,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:
         manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
-        manifest["design"] |= {key: old[key] for key in ("looks_taken",) if key in old}
+        manifest["design"] |= {key: old[key] for key in ("looks_taken", "estimates") if key in old}
         if old and "metrics" not in old:  # an older version began it: the records name the metric
             del manifest["design"]["metrics"]
         manifest["design"]["shown"] = blocks_when_shown(cell)
@@ -376,8 +390,10 @@ def take_interim_look(
         return False
     if analysis is None:
         raise ValueError(f"cell {cell.name}: its design has looks, but analysis is None")
-    undecided, plan = analysis.undecided_cases(cell.dir), cell.plan(blocks)
-    running = undecided if plan is None else plan.rounds.keys() & undecided
+    undecided, plan = set(analysis.undecided_cases(cell.dir)), cell.plan(blocks)
+    measured = undecided if plan is None else set(cell.plans[0].rounds)
+    measured -= set(estimates_in_manifest(cell))
+    running = measured & undecided
     decided = not running
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
@@ -386,7 +402,7 @@ def take_interim_look(
     if cell.design.eliminate and not decided and blocks < cell.design.blocks:
         result["kept"] = _remaining_arms(cell, taken, analysis)
     if plan is not None and not decided and blocks < cell.design.blocks:
-        result["stopped"] = sorted(plan.rounds.keys() - running - _stopped_cases(taken))
+        result["stopped"] = sorted(measured - running - _stopped_cases(taken))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken

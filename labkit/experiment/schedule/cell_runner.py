@@ -21,16 +21,17 @@ from itertools import groupby
 
 from labkit.config import Isolation, count_text
 from labkit.experiment import StudyError
-from labkit.experiment.cell import ReadyCell
+from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule.cell_allocation import BlockTimer, CellAllocator
+from labkit.experiment.schedule.cell_allocation import CellAllocator, planner_of
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
     LookAnalysis,
     ended_at_look,
+    estimates_in_manifest,
     exploratory_warning,
     kept_arms,
     refuse_changed_inputs,
@@ -38,8 +39,10 @@ from labkit.experiment.schedule.cell_manifest import (
     stopped_cases,
     take_interim_look,
     write_arms,
+    write_estimates,
     write_manifest,
 )
+from labkit.experiment.schedule.round_planner import RoundPlanner
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.experiment.worker import differing_outputs
 from labkit.experiment.worker.worker_stages import without_values
@@ -137,7 +140,7 @@ class _BlockRunner:
     ) -> list[Record]:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
-        timer: BlockTimer | None = None
+        planner: RoundPlanner | None = None
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
@@ -151,10 +154,10 @@ class _BlockRunner:
                 if due:
                     write_arms(cell.to_prepare)
                     self.launcher.prepare(cell.to_prepare)
-                    plans = (cell.plan(_index(block)) for block in (*due, *blocks))
-                    timer = timer or BlockTimer.of(plans)
+                    left = len(due) + len(blocks)
+                    planner = planner or planner_of(cell, records, left)
                 for block in due:
-                    records += self._run_block(block, timer)
+                    records += self._run_block(block, planner)
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
@@ -166,7 +169,8 @@ class _BlockRunner:
 
     def _note_decided(self, blocks: int) -> None:
         decided = "has one best setting" if self.cell.sweep else "is decided"
-        rows = "row that was still measured" if self.cell.estimates else "primary row"
+        estimated = estimates_in_manifest(self.cell)
+        rows = "row that was still measured" if estimated else "primary row"
         self.progress.note(
             f"every {rows} {decided} at the look after {count_text(blocks, 'block')}"
         )
@@ -204,15 +208,14 @@ class _BlockRunner:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
         return timing_lock(holder, on_wait=note, check=self.signals.check)
 
-    def _run_block(self, block: Block, timer: BlockTimer | None = None) -> list[Record]:
+    def _run_block(self, block: Block, planner: RoundPlanner | None = None) -> list[Record]:
         """Launch the processes of a block one after the other, and write each record."""
         records: list[Record] = []
         refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
-        plan = fitted = cell.plan(_index(block))
-        if plan is not None and timer is not None:
-            fitted = timer.fitted(plan.without(stopped_cases(cell, _index(block))))
-            cell = cell.with_plan(fitted)
+        plan = self._plan(_index(block), planner)
+        if plan is not None:
+            cell = cell.with_plan(plan)
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
@@ -224,9 +227,18 @@ class _BlockRunner:
                 self._show(record)
             records += ended
             self.progress.launch_ended(ended)
-        if plan is not None and fitted is not None and timer is not None:
-            timer.ended(plan, fitted, time.monotonic() - start)
+        if plan is not None and planner is not None:
+            planner.ended(plan, records, time.monotonic() - start)
         return records
+
+    def _plan(self, block: int, planner: RoundPlanner | None) -> BlockPlan | None:
+        """Return a block's plan, and write which cases are out of reach; None: fixed sizes."""
+        plan, stopped = self.cell.plan(block), stopped_cases(self.cell, block)
+        if planner is None:
+            return None if plan is None else plan.without(stopped)
+        planned = planner.plan(stopped)
+        write_estimates(self.cell, planner.estimates)
+        return planned
 
     def _show(self, record: Record) -> None:
         compiled = record.notes.get("compiles", {}).get("measure", 0)

@@ -9,18 +9,19 @@ The half-width after ``b`` processes of ``r`` rounds is ``critical(b)`` standard
 value has two parts of variance: that of the mean of the middle half of its rounds, ``(1.15 sd)^2 /
 r``, and one that more rounds do not average out, which a single pilot cannot see and committed
 records show (``PROCESS_SD``). So many short processes decide more than few long ones, as long as
-starting one is cheap. For each number of processes, the cases share the time in equal parts, for
-noise is known only roughly; what one does not need goes to the others. The number that decides
-most cases is chosen. A case whose part is too short gets a single round in a few processes: an
-estimate.
+starting one is cheap. For each number of processes, the cases that need least time get what they
+need; then the next one gets what is left, if that is a good part of what it needs. The number that
+decides most cases is chosen. A case out of reach gets a single round in a few processes: an
+estimate. The time that remains is divided again after each block, with the noise of all rounds so
+far (:mod:`labkit.experiment.schedule.round_planner`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 from typing import Any
 
 from scipy.special import ndtr, ndtri, stdtrit
@@ -35,14 +36,17 @@ from labkit.experiment.compose.reachable_looks import (
 )
 from labkit.workload.measurement import CasePilot
 
-PROCESS_SD = 0.006  # log ratio: 0.5 to 0.9 % in processes of 400 to 1,000 rounds
+PROCESS_SD = 0.008  # log ratio: 0.5 to 1 % in processes of 20 to 1,000 rounds
 POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
-SPARE = 2.0  # rounds per round needed: a pilot's few rounds know the noise only roughly
 MIN_ROUNDS, MIN_ROUNDS_IN_REACH = 1, 2  # of a case that is only estimated, and of others
 MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
+SPARE = 2.0  # the most rounds per round needed: more would not help if the noise stays
+WORTHWHILE = 1 / 3  # of the rounds that a case needs: with fewer it stays an estimate
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
-LIKELY = 0.8  # probability with which a case that gets all it needs is decided
+LIKELY = 0.8  # probability from which a case is said to be decided
+WANTED = 0.9  # probability of being decided that a case's rounds are to give
+NOISE_FACTORS = (0.7, 1.0, 1.4)  # noise to come over the noise seen, about equally likely
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,18 @@ class Allocation:
         return sum(share.p_decided for share in self.cases)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a cell's finished blocks hold: the rounds of each case in each of them.
+
+    ``ended``: the cases that are not measured any longer.
+    """
+
+    blocks: int = 0
+    rounds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ended: Collection[str] = ()
+
+
 def allocate(
     pilot: CellPilot, design: Design, arms: int, time_s: float | None, blocks: int | None = None
 ) -> Allocation:
@@ -123,7 +139,7 @@ def allocate(
         The number of processes, if it is fixed.
     """
     counts = [blocks] if blocks is not None else range(fewest_blocks(design, arms), MAX_BLOCKS + 1)
-    options = [_divide(pilot, design, arms, time_s, count) for count in counts]
+    options = [divide(pilot, design, arms, time_s, count) for count in counts]
     affordable = [one for one in options if time_s is None or one.seconds <= time_s]
     # Of almost equal ones, that near the usual number: fewer processes would rely on the pilot's
     # single process, which cannot see how much processes differ.
@@ -133,68 +149,141 @@ def allocate(
     )
 
 
-def _divide(
-    pilot: CellPilot, design: Design, arms: int, time_s: float | None, blocks: int
+def divide(
+    pilot: CellPilot,
+    design: Design,
+    arms: int,
+    time_s: float | None,
+    blocks: int,
+    measured: Measured = Measured(),
 ) -> Allocation:
-    """Return the division for a number of processes.
+    """Return the division of ``time_s`` seconds among the blocks that are left of ``blocks``.
 
-    The cases share the time of a process in equal parts; what a case does not need goes to the
-    others. A case whose part is too short for ``MIN_ROUNDS_IN_REACH`` rounds, the dearest first,
-    is only estimated, in as many processes as a claim needs.
+    The shares are those of the cases that have not ended.
     """
     errors = _Errors.of(design, arms, blocks, len(pilot.cases))
-    few = min(fewest_blocks(design, arms), blocks)
-    in_reach, estimated = sorted(pilot.cases, key=lambda case: case.round_s), list[CasePilot]()
-    while True:
-        estimates_s = sum(few * (case.warm_up_s + MIN_ROUNDS * case.round_s) for case in estimated)
-        fixed_s = pilot.start_s + sum(case.warm_up_s for case in in_reach)
-        process_s = math.inf if time_s is None else (time_s - estimates_s) / blocks - fixed_s
-        rounds = _equal_parts(in_reach, process_s, errors)
-        if not in_reach or min(rounds.values()) >= MIN_ROUNDS_IN_REACH:
-            break
-        estimated.append(in_reach.pop())
-    shares = {case.case: _share(case, few, MIN_ROUNDS, errors) for case in estimated}
-    shares |= {case.case: _share(case, blocks, rounds[case.case], errors) for case in in_reach}
-    ordered = tuple(shares[case.case] for case in pilot.cases)
-    costs = (_cost_s(case, shares[case.case]) for case in pilot.cases)
-    return Allocation(blocks, ordered, blocks * pilot.start_s + sum(costs))
+    few, left = min(fewest_blocks(design, arms), blocks), blocks - measured.blocks
+    needs = [
+        _Need.of(case, errors, left, few, measured.rounds.get(case.case, ()))
+        for case in pilot.cases
+        if case.case not in measured.ended
+    ]
+    least_s = left * pilot.start_s + sum(need.estimate_s for need in needs)
+    rounds = _rounds(needs, math.inf if time_s is None else time_s - least_s, errors.turns)
+    shares = [need.share(rounds.get(need.case.case), errors, blocks) for need in needs]
+    costs = (
+        need.seconds(rounds[need.case.case]) if need.case.case in rounds else need.estimate_s
+        for need in needs
+    )
+    return Allocation(blocks, tuple(shares), left * pilot.start_s + sum(costs))
 
 
-def _equal_parts(cases: Sequence[CasePilot], process_s: float, errors: _Errors) -> dict[str, int]:
-    """Return the rounds of each case in a process whose rounds may take ``process_s`` seconds."""
-    enough = {case.case: errors.rounds_needed(case.sd) for case in cases}
-    rounds, left_s, waiting = dict[str, int](), process_s, list(cases)
-    while waiting:
-        part_s = left_s / len(waiting)
-        done = [case for case in waiting if enough[case.case] * case.round_s <= part_s]
-        if not done:
-            return rounds | {
-                case.case: errors.balanced(max(0, int(part_s / case.round_s))) for case in waiting
-            }
-        rounds |= {case.case: enough[case.case] for case in done}
-        left_s -= sum(enough[case.case] * case.round_s for case in done)
-        waiting = [case for case in waiting if case.case not in rounds]
+def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, int]:
+    """Return the rounds per block of the cases in reach, for the time that estimates leave.
+
+    The cheapest get what they need, then the next one a good part of it, then those in reach some
+    more, and what is still left goes to the others, however few rounds it buys them.
+    """
+    rounds, waiting = dict[str, int](), sorted(needs, key=lambda need: need.extra_s)
+    while waiting and waiting[0].extra_s <= budget_s:
+        need = waiting.pop(0)
+        rounds[need.case.case] = need.rounds
+        budget_s -= need.extra_s
+    for worthwhile in (WORTHWHILE, 0.0):
+        for need in list(waiting):
+            affordable = min(need.rounds, _balanced(need.affordable(budget_s), turns))
+            if affordable >= max(MIN_ROUNDS_IN_REACH, worthwhile * need.rounds):
+                rounds[need.case.case] = affordable
+                budget_s -= need.seconds(affordable) - need.estimate_s
+                waiting.remove(need)
+        if worthwhile:
+            budget_s -= _spend_spare(needs, rounds, budget_s, turns)
     return rounds
 
 
-def _share(case: CasePilot, blocks: int, rounds: int, errors: _Errors) -> CaseShare:
-    needed_s = errors.blocks * (errors.rounds_needed(case.sd) * case.round_s + case.warm_up_s)
-    p_decided = errors.p_decided(case.sd, blocks, rounds)
-    return CaseShare(case.case, blocks, rounds, p_decided, needed_s)
+def _spend_spare(
+    needs: Sequence[_Need], rounds: dict[str, int], budget_s: float, turns: int
+) -> float:
+    """Give the cases in reach up to ``SPARE`` times their rounds; return the seconds it takes."""
+    in_reach = [need for need in needs if need.case.case in rounds]
+    before_s = sum(need.seconds(rounds[need.case.case]) for need in in_reach)
+    rounds_s = before_s - sum(need.seconds(0) for need in in_reach)
+    spare = min(SPARE, 1 + budget_s / rounds_s) if rounds_s > 0 else 1.0
+    for case, count in rounds.items():
+        rounds[case] = min(MAX_ROUNDS, max(count, _balanced(int(spare * count), turns)))
+    return sum(need.seconds(rounds[need.case.case]) for need in in_reach) - before_s
 
 
-def _cost_s(case: CasePilot, share: CaseShare) -> float:
-    return share.blocks * (case.warm_up_s + share.rounds * case.round_s)
+def _balanced(rounds: int, turns: int) -> int:
+    """Return at most ``rounds`` rounds, in which every arm has every position equally often."""
+    return rounds - rounds % turns if rounds >= turns else rounds
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What deciding a case takes.
+
+    ``left``: blocks to come. ``looks``: those of them that measure the case even if it is out of
+    reach. ``rounds``: rounds in each block to come that would decide it. ``done``: its rounds in
+    the finished blocks.
+    """
+
+    case: CasePilot
+    left: int
+    looks: int
+    rounds: int
+    done: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, case: CasePilot, errors: _Errors, left: int, few: int, done: Sequence[int]
+    ) -> _Need:
+        """Return the need of a case that has ``done`` rounds in the finished blocks."""
+        looks = min(left, max(0, few - len(done)))
+        return cls(case, left, looks, errors.rounds_needed(case.sd, left, done), done)
+
+    def seconds(self, rounds: int) -> float:
+        """Return the seconds of so many rounds in each block to come."""
+        return self.left * (self.case.warm_up_s + rounds * self.case.round_s)
+
+    @property
+    def estimate_s(self) -> float:
+        """The seconds of an estimate."""
+        return self.looks * (self.case.warm_up_s + MIN_ROUNDS * self.case.round_s)
+
+    @property
+    def extra_s(self) -> float:
+        """The seconds that deciding the case takes besides those of an estimate."""
+        return self.seconds(self.rounds) - self.estimate_s
+
+    def affordable(self, extra_s: float) -> int:
+        """Return the rounds per block that fit into so many seconds more than an estimate's."""
+        block_s = (extra_s + self.estimate_s) / self.left - self.case.warm_up_s
+        return max(0, int(block_s / self.case.round_s))
+
+    def share(self, rounds: int | None, errors: _Errors, blocks: int) -> CaseShare:
+        """Return the case's share with so many rounds in each block; None: an estimate."""
+        sd, looks = self.case.sd, self.left if rounds is not None else self.looks
+        count = MIN_ROUNDS if rounds is None else rounds
+        p_decided = errors.p_decided(sd, (*self.done, *(looks * [count])))
+        whole = errors.rounds_needed(sd, blocks, ())
+        needed_s = blocks * (whole * self.case.round_s + self.case.warm_up_s)
+        return CaseShare(self.case.case, len(self.done) + looks, count, p_decided, needed_s)
 
 
 @dataclass(frozen=True)
 class _Errors:
-    """The errors of a design: ``critical`` standard errors are the half-width of an interval."""
+    """The errors of a design: ``critical`` standard errors are the half-width of an interval.
 
-    blocks: int
+    ``runs``: number of an arm's runs in all blocks. ``turns``: of a round; in as many rounds every
+    arm has every position once.
+    """
+
+    runs: int
+    runs_per_block: int
     critical: float
     margin: float  # log ratio
-    turns: int  # of a round: in as many rounds every arm has every position once
+    turns: int
 
     @classmethod
     def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:
@@ -204,32 +293,44 @@ class _Errors:
         df = blocks * (2 * design.runs_per_block - 1) - 1
         critical = float(stdtrit(df, 1 - level / 2)) if level > 0 else math.inf
         turns = arms + 1 + design.control
-        return cls(runs, critical, math.log1p(design.margin_pct / 100), turns)
+        return cls(
+            runs, design.runs_per_block, critical, math.log1p(design.margin_pct / 100), turns
+        )
 
-    def p_decided(self, sd: float, blocks: int, rounds: int) -> float:
+    def p_decided(self, sd: float, rounds: Sequence[int]) -> float:
         """Return the probability that the interval lies inside the margin without a difference.
 
-        ``rounds``: those of each of ``blocks`` processes.
+        ``rounds``: those of each block that measures the case.
         """
-        error = math.sqrt((PROCESS_SD**2 + (ESTIMATE_ERROR * sd) ** 2 / rounds) / blocks)
+        if not rounds:
+            return 0.0
+        return fmean(self._p_decided(factor * sd, rounds) for factor in NOISE_FACTORS)
+
+    def _p_decided(self, sd: float, rounds: Sequence[int]) -> float:
+        error = math.sqrt(self._variance(sd, rounds)) / (self.runs_per_block * len(rounds))
         room = self.margin - self.critical * error if error > 0 else self.margin
         if room <= 0:
             return 0.0
         return float(2 * ndtr(room / error) - 1) if error > 0 else 1.0
 
-    def rounds_needed(self, sd: float) -> int:
-        """Return the rounds per process with which a case is decided, with some to spare."""
+    def _variance(self, sd: float, rounds: Sequence[int]) -> float:
+        """Return the variance of the sum of the values of all runs."""
+        of_runs = (PROCESS_SD**2 + (ESTIMATE_ERROR * sd) ** 2 / count for count in rounds)
+        return self.runs_per_block * sum(of_runs)
+
+    def rounds_needed(self, sd: float, left: int, done: Sequence[int]) -> int:
+        """Return the rounds in each of the blocks left with which a case is decided.
+
+        ``done``: the case's rounds in the finished blocks.
+        """
         if not math.isfinite(self.critical):
             return MAX_ROUNDS
-        errors = self.critical + float(ndtri((1 + LIKELY) / 2))
+        errors = self.critical + float(ndtri((1 + WANTED) / 2))
+        whole = (self.runs * self.margin / errors) ** 2 - self._variance(sd, done)
         # The variance that the rounds of a process may leave.
-        variance = self.blocks * (self.margin / errors) ** 2 - PROCESS_SD**2
+        variance = whole / (self.runs_per_block * left) - PROCESS_SD**2
         if variance <= 0:
             return MAX_ROUNDS
         rounds = (ESTIMATE_ERROR * sd) ** 2 / variance
-        rounds = self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, SPARE * rounds) / self.turns)
+        rounds = self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, rounds) / self.turns)
         return min(MAX_ROUNDS, rounds)
-
-    def balanced(self, rounds: int) -> int:
-        """Return at most ``rounds`` rounds, in which every arm has every position equally often."""
-        return rounds - rounds % self.turns if rounds >= self.turns else rounds

@@ -1,0 +1,146 @@
+"""The planner of a kernel cell's blocks: before each, it divides the time left among the cases.
+
+The pilot's few rounds know neither how noisy a heavy case is nor how noisy the machine will be.
+After each block, a case's noise is that of all its rounds so far, and the time left is divided
+again (:func:`labkit.experiment.schedule.time_allocation.divide`). Only costs and noise count, never
+means, so the design does not follow the results. A case that has the blocks of an estimate and is
+out of reach ends for good: its blocks are the first ones.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.schedule.time_allocation import CellPilot, Measured, divide
+from labkit.records import CaseRecord, Record
+from labkit.workload.kernels.kernel_pilot import NORMAL_SD
+from labkit.workload.measurement import CasePilot
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class RoundPlanner:
+    """Plans a cell's blocks one after the other.
+
+    Parameters
+    ----------
+    cell
+        The cell, with its number of blocks and its looks.
+    pilot
+        Costs and noise as the pilot found them.
+    deadline
+        When the last block is to end, on the clock ``time.monotonic``.
+    estimates
+        The cases out of reach, with the seconds of a study that would decide them.
+    """
+
+    cell: ReadyCell
+    pilot: CellPilot
+    deadline: float
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    _noise: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
+    _rounds: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _ended: set[str] = field(default_factory=set)
+    _blocks: int = 0
+    _planned_s: float = 0.0
+    _spent_s: float = 0.0
+
+    def add_finished(self, records: Sequence[Record]) -> None:
+        """Add the records of finished blocks, in the order of the blocks."""
+        for _, block in groupby(records, key=lambda record: record.block):
+            self._add_block(list(block))
+
+    def plan(self, stopped: Collection[str]) -> BlockPlan:
+        """Return the plan of the next block.
+
+        ``stopped``: the cases that a look has decided.
+        """
+        left_s = (self.deadline - time.monotonic()) / self._slowness
+        pilot, ended = self._pilot_now(), self._ended | set(stopped)
+        measured = Measured(self._blocks, self._rounds, ended)
+        design = self.cell.design
+        allocation = divide(pilot, design, self.cell.tested_arms, left_s, design.blocks, measured)
+        rounds = {
+            share.case: share.rounds for share in allocation.cases if share.blocks > self._blocks
+        }
+        self.estimates = {case: s for case, s in self.estimates.items() if case not in rounds} | {
+            share.case: share.needed_s for share in allocation.cases if share.blocks < design.blocks
+        }
+        return BlockPlan(
+            rounds,
+            pilot.start_s,
+            {case.case: case.round_s for case in pilot.cases},
+            {case.case: case.warm_up_s for case in pilot.cases},
+        )
+
+    def ended(self, plan: BlockPlan, records: Sequence[Record], seconds: float) -> None:
+        """Add a block that followed its plan and took so many seconds."""
+        self._planned_s += plan.fixed_s + plan.rounds_s
+        self._spent_s += seconds
+        self._add_block(records)
+
+    @property
+    def _slowness(self) -> float:
+        return self._spent_s / self._planned_s if self._planned_s > 0 else 1.0
+
+    def _add_block(self, records: Sequence[Record]) -> None:
+        """Add the noise and the number of the rounds in a finished block."""
+        self._blocks += 1
+        states: dict[str, dict[str | None, list[CaseRecord]]] = {}
+        for record in records:
+            for case in record.cases:
+                if case.metrics:
+                    state = str(case.notes.get("state"))
+                    states.setdefault(case.case, {}).setdefault(state, []).append(case)
+        for name, by_state in states.items():
+            counts = [len(_times(case)) for cases in by_state.values() for case in cases]
+            self._rounds[name].append(min(counts))
+            self._noise[name] += [_deviations(cases) for cases in by_state.values()]
+        if states:  # else the block failed, which ends no case
+            self._ended |= self._rounds.keys() - states.keys()
+
+    def _pilot_now(self) -> CellPilot:
+        """Return the pilot with the noise of all rounds so far."""
+        cases = (self._case_now(case) for case in self.pilot.pooled.cases)
+        return replace(self.pilot, cases=tuple(cases))
+
+    def _case_now(self, case: CasePilot) -> CasePilot:
+        blocks = [one for one in self._noise[case.case] if one.shape[1] > 1]
+        if not blocks:
+            return case
+        seen = np.concatenate([np.abs(one).ravel() for one in blocks])
+        rounds = sum(one.shape[1] for one in blocks)
+        # Each block's median takes one degree of freedom.
+        variance = (NORMAL_SD * float(np.median(seen))) ** 2 * rounds / (rounds - len(blocks))
+        pooled = (case.rounds * case.sd**2 + rounds * variance) / (case.rounds + rounds)
+        return replace(case, sd=math.sqrt(pooled))
+
+
+def _times(case: CaseRecord) -> Sequence[float]:
+    """Return the times of a case's rounds."""
+    return next(metric.repeats for metric in case.metrics if metric.primary)
+
+
+def _deviations(cases: Iterable[CaseRecord]) -> Floats:
+    """Return the deviations of a block's log ratios from their median, [arms - 1, rounds].
+
+    ``cases``: the records of one case of every arm. Without a second arm, no deviations.
+    """
+    logs = [np.log(_times(case)) for case in cases]
+    rounds = min(len(one) for one in logs)
+    times = np.asarray([one[:rounds] for one in logs], np.float64)
+    ratios: Floats = times[1:] - times[0]
+    if not len(ratios):
+        return np.empty((0, 0))
+    ratios -= np.median(ratios, axis=1, keepdims=True)
+    return ratios
