@@ -150,8 +150,9 @@ class Workload(Group, place="workload"):
     )
     num_requests: int | None = option(
         None,
-        "Number of requests to serve, from the first.",
-        ge=1,
+        "Number of requests to serve, from the first. 0: as many as design.time allows, at most "
+        "all; all if each is a row, or if they arrive at once or from a trace.",
+        ge=0,
         null_means="all",
         read_by=REQUESTS,
     )

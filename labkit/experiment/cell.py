@@ -14,6 +14,7 @@ from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
 MAX_ROUNDS = 1000  # the largest factor of a case in earlier versions
+REQUESTS = "all"  # the case of all requests of a run
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class ReadyCell:
         The folders of the user's files that the command named.
     timed
         Whether blocks or rounds have followed from ``design.time``.
+    said_s
+        The seconds that the user was told the blocks take; 0 if none were.
     estimates
         By case for which the time does not suffice, the seconds that deciding it would take.
     blocks_from_time
@@ -166,6 +169,7 @@ class ReadyCell:
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
     timed: bool = False
+    said_s: float = 0.0
     estimates: Mapping[str, float] = field(default_factory=dict)
     blocks_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
@@ -198,10 +202,17 @@ class ReadyCell:
 
     @property
     def rounds_from_time(self) -> bool:
-        """Whether the cases' rounds have to be found."""
+        """Whether the cases' rounds, or the requests of a run, have to be found."""
         workload = self.arms[0].config.get("workload", {})
-        kernel = workload.get("kind") == "kernel"
-        return kernel and workload.get("repeats") is None and not self.plans
+        rounds = workload.get("kind") == "kernel" and workload.get("repeats") is None
+        return (rounds or self.counts_requests) and not self.plans
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the number of requests in a run follows from ``design.time``."""
+        workloads = [arm.config.get("workload", {}) for arm in self.arms]
+        timed = self.design.time is not None
+        return timed and all(w.get("kind") == "requests" and _open(w) for w in workloads)
 
     @property
     def follows_time(self) -> bool:
@@ -232,7 +243,7 @@ class ReadyCell:
     @property
     def to_prepare(self) -> ReadyCell:
         """The cell whose arms are prepared: with one round, whatever the numbers will be."""
-        if not self.plans and not self.rounds_from_time:
+        if self.counts_requests or (not self.plans and not self.rounds_from_time):
             return self
         return self.with_rounds(dict.fromkeys(self.cases, 1))
 
@@ -280,9 +291,18 @@ class ReadyCell:
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 
 
+def _open(workload: Mapping[str, Any]) -> bool:
+    """Return whether a run of a request workload may serve any number of its requests."""
+    arrivals = workload.get("arrivals", {}).get("kind")
+    fixed = workload.get("per_request") or arrivals in ("at_once", "trace")
+    return workload.get("num_requests") == 0 and not fixed
+
+
 def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mapping[str, Any]:
     """Return an arm's config with fixed numbers, which workers of any version understand."""
     workload = config["workload"]
+    if _open(workload):
+        return {**config, "workload": {**workload, "num_requests": rounds[REQUESTS]}}
     cases = [
         {**case, "factor": rounds[case["name"]]}
         for case in workload["cases"]

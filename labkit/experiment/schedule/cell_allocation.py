@@ -1,9 +1,12 @@
 """Allocation of a cell: its blocks, looks and rounds, where they follow from ``design.time``.
 
 A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give
-every case its rounds (:mod:`labkit.experiment.schedule.time_allocation`). The runs of any other
-workload have a fixed size: the first block is timed, and as many blocks follow as fit. The
-allocation is written to the cell's folder before any result is known, and does not change.
+every case its rounds (:mod:`labkit.experiment.schedule.time_allocation`); one of requests with
+``workload.num_requests=0`` begins with a pilot block, which gives every run its requests
+(:mod:`labkit.experiment.schedule.request_allocation`). The runs of any other workload have a fixed
+size: the first block is timed, and as many blocks follow as fit. The allocation is written to the
+cell's folder before any result is known. It changes only if blocks take much longer than planned:
+then the last look comes earlier (:mod:`labkit.experiment.schedule.time_limit`).
 """
 
 from __future__ import annotations
@@ -17,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
-from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.cell import REQUESTS, BlockPlan, ReadyCell
 from labkit.experiment.compose.legacy_design import ALLOCATION
 from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
+from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_arms
+from labkit.experiment.schedule.request_allocation import (
+    RequestLimits,
+    allocate_requests,
+    pilot_of,
+    pilot_runs,
+    request_lines,
+)
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
     MIN_ROUNDS,
@@ -43,12 +54,14 @@ class CellAllocator:
     """Reads the allocation of a cell from its folder, or makes it.
 
     ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
-    records. ``timing_lock`` holds the host's timing lock.
+    records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
+    timing lock.
     """
 
     launcher: RunLauncher
     progress: Progress
     run_first_block: Callable[[ReadyCell], Sequence[Record]]
+    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
     timing_lock: Callable[[], AbstractContextManager[None]]
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
@@ -66,7 +79,10 @@ class CellAllocator:
             refuse_changes(cell)
             write_arms(cell)
             with self.timing_lock():
-                data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
+                if cell.counts_requests:
+                    data = self._requests_piloted(cell)
+                else:
+                    data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
             write_json(path, data)
         return with_allocation(cell)
 
@@ -85,7 +101,23 @@ class CellAllocator:
         pilot = _of_all_arms(CellPilot.from_json(plain), cell)
         left_s = None if design.time is None else design.time - (time.monotonic() - start)
         allocation = allocation_of(cell, pilot, left_s)
-        for line in allocation_lines(allocation, left_s):
+        for line in lines_of(cell, allocation, left_s):
+            self.progress.note(line)
+        return _contents(cell, allocation, pilot)
+
+    def _requests_piloted(self, cell: ReadyCell) -> dict[str, Any]:
+        """Run the pilot block, and return the contents of the allocation's file."""
+        self.launcher.prepare(cell)
+        start, limits = time.monotonic(), RequestLimits.of(cell)
+        self.progress.note("pilot: what requests cost here, and how much they vary")
+        pilot = pilot_of(cell, self.run_pilot_block(*pilot_runs(cell)))
+        left_s = (cell.design.time or 0.0) - (time.monotonic() - start)
+        if pilot is None:
+            self.progress.note("the pilot failed, so every run serves the fewest requests")
+            share = CaseShare(REQUESTS, cell.design.blocks, limits.least, 0.0, 0.0)
+            return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
+        allocation = allocation_of(cell, pilot, left_s)
+        for line in lines_of(cell, allocation, left_s):
             self.progress.note(line)
         return _contents(cell, allocation, pilot)
 
@@ -108,8 +140,11 @@ class CellAllocator:
 
 
 def allocation_of(cell: ReadyCell, pilot: CellPilot, time_s: float | None) -> Allocation:
-    """Return the allocation of a kernel cell for a time, given its pilot."""
+    """Return the allocation of a cell for a time, given its pilot."""
     blocks = None if cell.blocks_from_time else cell.design.blocks
+    if cell.counts_requests and time_s is not None:
+        limits = RequestLimits.of(cell)
+        return allocate_requests(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
     return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
 
 
@@ -156,7 +191,8 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     if cell.blocks_from_time:
         design = replace(design, blocks=blocks, looks=looks)
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
-    pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
+    piloted = data["pilot"] is not None and not cell.counts_requests  # requests are not scaled
+    pilot = CellPilot.from_json(data["pilot"]) if piloted else None
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
     estimates = {share.case: share.needed_s for share in shares if share.blocks < blocks}
     return replace(
@@ -164,6 +200,7 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
         design=design,
         plans=plans,
         timed=True,
+        said_s=float(data["seconds"]) if cell.blocks_from_time else 0.0,
         estimates=estimates,
         blocks_from_time=False,
     )
@@ -242,6 +279,13 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
         for case in pilot.cases
     )
     return CellPilot(arms * pilot.start_s, tuple(cases))
+
+
+def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
+    """Return lines on what will be measured and decided, and how long it takes."""
+    if cell.counts_requests:
+        return request_lines(allocation, RequestLimits.of(cell).total, time_s)
+    return allocation_lines(allocation, time_s)
 
 
 def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:

@@ -299,6 +299,14 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
         write_json(cell.dir / "cell.json", manifest)
 
 
+def move_last_look(cell: ReadyCell) -> None:
+    """Write the blocks and looks of a cell whose last look comes earlier than planned."""
+    manifest, planned = read_cell(cell.dir), new_manifest(cell, cell.design.blocks)["design"]
+    manifest["design"] |= {key: planned[key] for key in ("blocks", "looks")}
+    publish_design(cell.dir, {key: planned[key] for key in FIXED_DESIGN_KEYS})
+    write_json(cell.dir / "cell.json", manifest)
+
+
 def write_arms(cell: ReadyCell) -> None:
     """Write the arms' files, each only if it is absent, and make the folder of pending records."""
     paths = cell.paths

@@ -40,6 +40,7 @@ from labkit.experiment.schedule.cell_manifest import (
     write_arms,
     write_manifest,
 )
+from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.experiment.worker import differing_outputs
 from labkit.experiment.worker.worker_stages import without_values
@@ -110,7 +111,9 @@ def run_cell(
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
     ):
         first = _BlockRunner(cell, launcher, progress, signals)
-        allocator = CellAllocator(launcher, progress, first.run_first_block, first.timing_lock)
+        allocator = CellAllocator(
+            launcher, progress, first.run_first_block, first.run_pilot_block, first.timing_lock
+        )
         cell = allocator.allocated(cell)
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals, analysis)
@@ -138,6 +141,7 @@ class _BlockRunner:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
         timer: BlockTimer | None = None
+        limit: TimeLimit | None = None
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
@@ -152,9 +156,15 @@ class _BlockRunner:
                     write_arms(cell.to_prepare)
                     self.launcher.prepare(cell.to_prepare)
                     plans = (cell.plan(_index(block)) for block in (*due, *blocks))
+                    limit = TimeLimit.of(cell, len(due) + len(blocks)) if timer is None else limit
                     timer = timer or BlockTimer.of(plans)
                 for block in due:
+                    if limit is not None and limit.ends_before(_index(block)):
+                        self._end_early(_index(block), records)
+                        return records[len(old_records) :]
                     records += self._run_block(block, timer)
+                    if limit is not None:
+                        limit.done += 1
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
@@ -163,6 +173,13 @@ class _BlockRunner:
                 self._note_stopped(end)
                 blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
+
+    def _end_early(self, blocks: int, records: list[Record]) -> None:
+        ended = ended_early(self.cell, blocks)
+        self.progress.note(
+            f"blocks take longer than planned: {blocks} instead of {self.cell.design.blocks}"
+        )
+        take_interim_look(ended, blocks, records, self.analysis)
 
     def _note_decided(self, blocks: int) -> None:
         decided = "has one best setting" if self.cell.sweep else "is decided"
@@ -199,6 +216,15 @@ class _BlockRunner:
             return self._run_block(block)
         finally:
             self.progress.end()
+
+    def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
+        """Run a block whose records are not kept."""
+        write_arms(cell)
+        records = list[Record]()
+        for together in _runs_by_process(runs, cell.design.isolation):
+            self.signals.check()
+            records += self.launcher.launch(together, cell)
+        return records
 
     def timing_lock(self) -> AbstractContextManager[None]:
         holder, note = str(self.cell.dir.absolute()), self.progress.note

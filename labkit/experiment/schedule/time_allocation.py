@@ -187,6 +187,11 @@ def _cost_s(case: CasePilot, share: CaseShare) -> float:
     return share.blocks * (case.warm_up_s + share.rounds * case.round_s)
 
 
+def p_decided(design: Design, arms: int, blocks: int, sd: float, rounds: int) -> float:
+    """Return the probability that a single case is decided if the arms do not differ."""
+    return _Errors.of(design, arms, blocks, 1).p_decided(sd, blocks, rounds)
+
+
 @dataclass(frozen=True)
 class _Errors:
     """The errors of a design: ``critical`` standard errors are the half-width of an interval."""
