@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +78,18 @@ class AnalysisCache:
         decided = DECIDED_WORDS | {"computed"}
         return [one.row.case for one in judged if one.verdict.word not in decided]
 
-    def decided_lines(self, cell_dir: StudyPath, cases: Collection[str]) -> list[str]:
-        """Return a line for each arm in each primary row of decided cases."""
+    def decided_rows(self, cell_dir: StudyPath, cases: Collection[str]) -> list[Mapping[str, str]]:
+        """Return the word and the numbers of each arm in each primary row of decided cases."""
         cell = self.cell(cell_dir).cell
         arms = {arm.name for arm in cell.arms if arm.role == "arm"}
         return [
-            f"decided: {row.name}: {one.arm} {one.verdict}, {percent_text(one.effect_pct)} "
-            f"({interval_text(one.ci_low_pct, one.ci_high_pct)})"
+            {
+                "row": row.name,
+                "arm": one.arm,
+                "verdict": one.verdict,
+                "effect": percent_text(one.effect_pct),
+                "interval": interval_text(one.ci_low_pct, one.ci_high_pct),
+            }
             for row in cell.rows
             if row.primary and row.case in cases
             for one in row.comparisons

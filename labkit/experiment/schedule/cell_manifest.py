@@ -57,8 +57,8 @@ class LookAnalysis(Protocol):
     def possibly_best(self, cell_dir: Path) -> Sequence[str]:
         """Return the arms of a sweep that may be the best."""
 
-    def decided_lines(self, cell_dir: Path, cases: Collection[str]) -> Sequence[str]:
-        """Return a line for each primary row of decided cases."""
+    def decided_rows(self, cell_dir: Path, cases: Collection[str]) -> Sequence[Mapping[str, str]]:
+        """Return the fields of a ``DecidedRow`` for each arm in each row of decided cases."""
 
 
 def _exists(cell: ReadyCell) -> bool:

@@ -25,7 +25,7 @@ from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
-from labkit.experiment.progress_display import Progress
+from labkit.experiment.progress_display import DecidedRow, Progress
 from labkit.experiment.schedule.cell_allocation import BlockTimer, CellAllocator
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
@@ -190,10 +190,13 @@ class _BlockRunner:
 
     def _note_stopped(self, blocks: int) -> None:
         """Show the rows that the look has decided; they are not measured any longer."""
-        stopped = stopped_cases(self.cell, blocks) - stopped_cases(self.cell, blocks - 1)
+        cell, plan = self.cell, self.cell.plan(blocks)
+        before, decided = (stopped_cases(cell, count) for count in (blocks - 1, blocks))
+        stopped = decided - before
         if stopped and self.analysis is not None:
-            for line in self.analysis.decided_lines(self.cell.dir, stopped):
-                self.progress.note(line)
+            waiting = [] if plan is None else [case for case in plan.rounds if case not in decided]
+            rows = self.analysis.decided_rows(cell.dir, stopped)
+            self.progress.rows_decided([DecidedRow(**row) for row in rows], waiting)
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return the blocks to run without the arms that looks have dropped."""
