@@ -259,7 +259,12 @@ class Workload(Group, place="workload"):
         256, "Tokens per scored window.", ge=2, le=1 << 20, unit="tokens", read_by=SCORING
     )
     num_windows: int | None = option(
-        None, "Number of windows to score, from the first.", ge=1, null_means="all", read_by=SCORING
+        None,
+        "Number of windows to score, from the first. 0: with limits on quality and a design.time, "
+        "as many as decide them, at looks after 1/4, 1/2 and all; else all.",
+        ge=0,
+        null_means="all",
+        read_by=SCORING,
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
 MAX_ROUNDS = 1000  # the largest factor of a case in earlier versions
-REQUESTS = "all"  # the case of all requests of a run
+UNITS = "all"  # the case of all requests or windows of a run
+UNIT_OPTIONS = {"requests": "num_requests", "scoring": "num_windows"}
 
 
 @dataclass(frozen=True)
@@ -205,14 +206,17 @@ class ReadyCell:
         """Whether the cases' rounds, or the requests of a run, have to be found."""
         workload = self.arms[0].config.get("workload", {})
         rounds = workload.get("kind") == "kernel" and workload.get("repeats") is None
-        return (rounds or self.counts_requests) and not self.plans
+        return (rounds or self.counts_units) and not self.plans
 
     @property
-    def counts_requests(self) -> bool:
-        """Whether the number of requests in a run follows from ``design.time``."""
-        workloads = [arm.config.get("workload", {}) for arm in self.arms]
-        timed = self.design.time is not None
-        return timed and all(w.get("kind") == "requests" and _open(w) for w in workloads)
+    def counts_units(self) -> bool:
+        """Whether the number of requests or windows in a run follows from ``design.time``."""
+        return self.design.time is not None and all(_open_units(arm) for arm in self.arms)
+
+    @property
+    def window_looks(self) -> bool:
+        """Whether looks at limits on quality decide how many windows a run scores."""
+        return self.counts_units and bool(self.arms[0].quality)
 
     @property
     def follows_time(self) -> bool:
@@ -243,7 +247,7 @@ class ReadyCell:
     @property
     def to_prepare(self) -> ReadyCell:
         """The cell whose arms are prepared: with one round, whatever the numbers will be."""
-        if self.counts_requests or (not self.plans and not self.rounds_from_time):
+        if self.counts_units or (not self.plans and not self.rounds_from_time):
             return self
         return self.with_rounds(dict.fromkeys(self.cases, 1))
 
@@ -291,18 +295,24 @@ class ReadyCell:
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 
 
-def _open(workload: Mapping[str, Any]) -> bool:
-    """Return whether a run of a request workload may serve any number of its requests."""
+def _open_units(arm: Arm) -> bool:
+    """Return whether a run of an arm may have any number of its requests or windows."""
+    workload = arm.config.get("workload", {})
+    kind = workload.get("kind")
+    if workload.get(UNIT_OPTIONS.get(kind, ""), 1) != 0:
+        return False
+    if kind == "scoring":
+        return bool(arm.quality)
     arrivals = workload.get("arrivals", {}).get("kind")
-    fixed = workload.get("per_request") or arrivals in ("at_once", "trace")
-    return workload.get("num_requests") == 0 and not fixed
+    return not workload.get("per_request") and arrivals not in ("at_once", "trace")
 
 
 def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mapping[str, Any]:
     """Return an arm's config with fixed numbers, which workers of any version understand."""
     workload = config["workload"]
-    if _open(workload):
-        return {**config, "workload": {**workload, "num_requests": rounds[REQUESTS]}}
+    option = UNIT_OPTIONS.get(workload["kind"])
+    if option is not None:
+        return {**config, "workload": {**workload, option: rounds[UNITS]}}
     cases = [
         {**case, "factor": rounds[case["name"]]}
         for case in workload["cases"]

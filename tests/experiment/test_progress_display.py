@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 
 import pytest
 
@@ -165,7 +166,8 @@ def test_the_table_fills_with_decided_rows_and_the_time_of_the_others(
     row = progress_display.DecidedRow("clear", "seq_map", "worse", "+20 %", "+18 % to +22 %")
     show.rows_decided([row], ["noisy", "[heavy]"])
     show.end()
-    text = " ".join(out.getvalue().split())
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    text = " ".join(plain.split())
     if stream is Terminal:
         assert "row arm verdict effect interval" in text
         assert "clear seq_map worse +20 % +18 % to +22 %" in text

@@ -8,22 +8,25 @@ import os
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planted_runs import PlantedRuns
 
 from labkit import config
+from labkit.analysis.comparison.text_quality import text_qualities
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.legacy_design import rounds_as_begun
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule import cell_allocation, request_allocation
+from labkit.experiment.schedule import cell_allocation
 from labkit.experiment.schedule.cell_allocation import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.schedule.request_allocation import PILOT_BLOCK, RequestLimits
+from labkit.experiment.schedule.request_allocation import PILOT_BLOCK, UnitLimits
 from labkit.experiment.schedule.time_allocation import CellPilot
 from labkit.records import Arm, CaseRecord, Metric, read_cell, read_runs
 from labkit.workload.measurement import CasePilot
+from labkit.workload.scoring import ScoringKind
 
 
 class Notes(Progress):
@@ -205,6 +208,56 @@ def test_rows_of_single_requests_and_bursts_have_all(make, options):
 
 
 def test_limits_of_a_run(make):
-    limits = RequestLimits.of(make())
+    limits = UnitLimits.of(make())
     assert (limits.together, limits.least, limits.total, limits.in_pilot) == (16, 32, 64, 16)
-    assert request_allocation.RequestLimits(1, 3).least == 3
+    assert limits.noun == "request"
+
+
+class Scored(Served):
+    """Arms whose windows have a KL divergence of ``kl`` on average; the baseline's is 0."""
+
+    def __init__(self, now, kl):
+        super().__init__(now)
+        self.kl = kl
+
+    def fields(self, run, cell):
+        count = cell.arm(run.arm).config["workload"]["num_windows"]
+        self.served.setdefault(run.block, set()).add(count)
+        rng = np.random.default_rng(5)  # the same in every run
+        kl = (self.kl if run.arm == "new" else 0.0) * rng.lognormal(-0.125, 0.5, 64)[:count]
+        windows = [
+            {"tokens": 9, "nll": 9.0, "same_top1": 9, "probability_change_squared": 0.0}
+            | {"kl": [float(one)] * 9, "kl_sum": 9 * float(one)}
+            for one in kl
+        ]
+        note = {"reference_top": 9, "reference_rest": 0.0, "windows": windows, "worst": []}
+        rates = tuple(100 + 10 * rng.random(count // 4))
+        metric = Metric("total_tok_s", "tok/s", "higher", True, rates)
+        seconds = {"process": 1.0 + 0.05 * count, "measure": 0.05 * count}
+        self.now[0] += seconds["process"]
+        case = CaseRecord("all", None, (metric,), notes={"scoring": note})
+        return {"cases": (case,), "seconds": seconds, "counters": {"engine.paged": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("kl", "windows", "status"), [(0.002, 16, "pass"), (0.0067, 32, "pass"), (0.05, 16, "fail")]
+)
+def test_windows_are_scored_until_a_declared_look_decides_the_limits(
+    make, now, monkeypatch, kl, windows, status
+):
+    monkeypatch.setattr(ScoringKind, "units", lambda self, experiment: 64)
+    cell = make(kind="scoring", num_windows=0, num_requests=None, concurrency=4, time=60.0)
+    arms = [replace(a, identity="quality", quality={"kl_mean": 0.01}) for a in cell.arms]
+    launcher, notes = Scored(now, kl), Notes()
+    cell = replace(cell, arms=tuple(arms))
+    run(cell, launcher, notes)
+    assert max(launcher.served.pop(PILOT_BLOCK)) == windows
+    assert set.union(*launcher.served.values()) == {windows}
+    assert f"the limits on quality are decided after {windows} windows" in notes.lines
+    analysis = AnalysisCache().cell(cell.dir)
+    assert analysis.gates["identical"].status == status
+    assert analysis.data.design.quality_confidence == pytest.approx(1 - 0.05 / 3)
+    (one,) = [q for q in analysis.cell.quality if q.arm == "new"]
+    assert one.windows == windows
+    wider = text_qualities(["base", "new"], analysis.data.records)[1].kl_mean
+    assert one.metrics["kl_mean"].low < wider.low < wider.high < one.metrics["kl_mean"].high

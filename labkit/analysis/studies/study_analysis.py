@@ -13,12 +13,14 @@ from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
+from labkit.analysis.comparison.text_quality import limits_decided
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
+from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.config import count_text
 from labkit.config.sweep import short_names
@@ -26,6 +28,7 @@ from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
     ArchivePath,
+    Record,
     RecordError,
     StudyPath,
     name_order,
@@ -77,6 +80,12 @@ class AnalysisCache:
             return primary
         decided = DECIDED_WORDS | {"computed"}
         return [one.row.case for one in judged if one.verdict.word not in decided]
+
+    def limits_decided(
+        self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
+    ) -> bool:
+        """Return whether a look at scored texts decides all limits on the arms' quality."""
+        return limits_decided(arms, records, limits, LOOK_CONFIDENCE)
 
     def decided_rows(self, cell_dir: StudyPath, cases: Collection[str]) -> list[Mapping[str, str]]:
         """Return the word and the numbers of each arm in each primary row of decided cases."""

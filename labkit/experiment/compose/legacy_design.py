@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
+from labkit.experiment.cell import UNIT_OPTIONS
 from labkit.records import Arm, RecordError, read_arms, read_cell
 
 RUNS_PER_BLOCK = 2  # the default of earlier versions
@@ -85,8 +86,9 @@ def rounds_as_begun(arms: Sequence[Arm], folder: Path) -> tuple[Arm, ...]:
 
 def _with_rounds_of(begun: Arm | None, arm: Arm) -> Arm:
     old, new = (a.config.get("workload", {}) if a else {} for a in (begun, arm))
-    if new.get("num_requests") == 0 and old.get("num_requests", 0) != 0:
-        workload = {**new, "num_requests": old["num_requests"]}
+    option = UNIT_OPTIONS.get(new.get("kind", ""), "")
+    if new.get(option) == 0 and old.get(option, 0) != 0:
+        workload = {**new, option: old[option]}
         return replace(arm, config={**arm.config, "workload": workload})
     if new.get("repeats", 1) is not None or old.get("repeats") is None:
         return arm

@@ -2,7 +2,8 @@
 
 A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give
 every case its rounds (:mod:`labkit.experiment.schedule.time_allocation`); one of requests with
-``workload.num_requests=0`` begins with a pilot block, which gives every run its requests
+``workload.num_requests=0`` begins with a pilot block, which gives every run its requests (and one
+of scored windows with ``workload.num_windows=0``, which is judged at declared looks)
 (:mod:`labkit.experiment.schedule.request_allocation`). The runs of any other workload have a fixed
 size: the first block is timed, and as many blocks follow as fit. The allocation is written to the
 cell's folder before any result is known. It changes only if blocks take much longer than planned:
@@ -19,20 +20,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.statistics.block_jackknife import window_looks
 from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
-from labkit.experiment.cell import REQUESTS, BlockPlan, ReadyCell
+from labkit.experiment.cell import UNITS, BlockPlan, ReadyCell
 from labkit.experiment.compose.legacy_design import ALLOCATION
 from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_arms
+from labkit.experiment.schedule.cell_manifest import LookAnalysis, refuse_changes, write_arms
 from labkit.experiment.schedule.request_allocation import (
-    RequestLimits,
-    allocate_requests,
+    UnitLimits,
+    allocate_units,
     pilot_of,
     pilot_runs,
-    request_lines,
+    unit_lines,
 )
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
@@ -55,7 +57,7 @@ class CellAllocator:
 
     ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
     records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
-    timing lock.
+    timing lock. ``analysis`` judges the quality of scored texts.
     """
 
     launcher: RunLauncher
@@ -63,6 +65,7 @@ class CellAllocator:
     run_first_block: Callable[[ReadyCell], Sequence[Record]]
     run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
     timing_lock: Callable[[], AbstractContextManager[None]]
+    analysis: LookAnalysis | None = None
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.
@@ -79,8 +82,8 @@ class CellAllocator:
             refuse_changes(cell)
             write_arms(cell)
             with self.timing_lock():
-                if cell.counts_requests:
-                    data = self._requests_piloted(cell)
+                if cell.counts_units:
+                    data = self._units_piloted(cell)
                 else:
                     data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
             write_json(path, data)
@@ -105,21 +108,48 @@ class CellAllocator:
             self.progress.note(line)
         return _contents(cell, allocation, pilot)
 
-    def _requests_piloted(self, cell: ReadyCell) -> dict[str, Any]:
+    def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
         """Run the pilot block, and return the contents of the allocation's file."""
         self.launcher.prepare(cell)
-        start, limits = time.monotonic(), RequestLimits.of(cell)
-        self.progress.note("pilot: what requests cost here, and how much they vary")
-        pilot = pilot_of(cell, self.run_pilot_block(*pilot_runs(cell)))
+        start, limits = time.monotonic(), UnitLimits.of(cell)
+        self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
+        if cell.window_looks:
+            pilot, limits = self._windows_looked_at(cell, limits)
+        else:
+            pilot = self._pilot_block(cell, limits.in_pilot, limits)[0]
         left_s = (cell.design.time or 0.0) - (time.monotonic() - start)
         if pilot is None:
-            self.progress.note("the pilot failed, so every run serves the fewest requests")
-            share = CaseShare(REQUESTS, cell.design.blocks, limits.least, 0.0, 0.0)
+            self.progress.note(f"the pilot failed, so every run has {limits.least} {limits.noun}s")
+            share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
             return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
-        allocation = allocation_of(cell, pilot, left_s)
-        for line in lines_of(cell, allocation, left_s):
+        allocation = allocation_of(cell, pilot, left_s, limits)
+        for line in unit_lines(allocation, limits, left_s):
             self.progress.note(line)
         return _contents(cell, allocation, pilot)
+
+    def _pilot_block(
+        self, cell: ReadyCell, count: int, limits: UnitLimits
+    ) -> tuple[CellPilot | None, Sequence[Record]]:
+        records = self.run_pilot_block(*pilot_runs(cell, count))
+        return pilot_of(records, count, limits.together), records
+
+    def _windows_looked_at(
+        self, cell: ReadyCell, limits: UnitLimits
+    ) -> tuple[CellPilot | None, UnitLimits]:
+        """Score windows until the limits on quality are decided, at declared looks.
+
+        Runs score as many windows: all if no earlier look decides the limits.
+        """
+        assert self.analysis is not None, "cells with looks are run with an analysis"
+        looks, names = window_looks(limits.total), [arm.name for arm in cell.arms]
+        pilot: CellPilot | None = None
+        for count in looks[:-1] or looks:
+            pilot, records = self._pilot_block(cell, count, limits)
+            decided = self.analysis.limits_decided(names, records, cell.arms[0].quality)
+            if decided and count < limits.total:
+                self.progress.note(f"the limits on quality are decided after {count} windows")
+                return pilot, limits.fixed(count)
+        return pilot, limits.fixed(limits.total)
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""
@@ -139,12 +169,17 @@ class CellAllocator:
         return _contents(cell, allocation, None)
 
 
-def allocation_of(cell: ReadyCell, pilot: CellPilot, time_s: float | None) -> Allocation:
-    """Return the allocation of a cell for a time, given its pilot."""
+def allocation_of(
+    cell: ReadyCell, pilot: CellPilot, time_s: float | None, limits: UnitLimits | None = None
+) -> Allocation:
+    """Return the allocation of a cell for a time, given its pilot.
+
+    ``limits``: those of the units of a run, by default the workload's.
+    """
     blocks = None if cell.blocks_from_time else cell.design.blocks
-    if cell.counts_requests and time_s is not None:
-        limits = RequestLimits.of(cell)
-        return allocate_requests(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
+    if cell.counts_units and time_s is not None:
+        limits = limits or UnitLimits.of(cell)
+        return allocate_units(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
     return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
 
 
@@ -191,7 +226,7 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     if cell.blocks_from_time:
         design = replace(design, blocks=blocks, looks=looks)
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
-    piloted = data["pilot"] is not None and not cell.counts_requests  # requests are not scaled
+    piloted = data["pilot"] is not None and not cell.counts_units  # requests are not scaled
     pilot = CellPilot.from_json(data["pilot"]) if piloted else None
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
     estimates = {share.case: share.needed_s for share in shares if share.blocks < blocks}
@@ -283,8 +318,8 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
 
 def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
     """Return lines on what will be measured and decided, and how long it takes."""
-    if cell.counts_requests:
-        return request_lines(allocation, RequestLimits.of(cell).total, time_s)
+    if cell.counts_units:
+        return unit_lines(allocation, UnitLimits.of(cell), time_s)
     return allocation_lines(allocation, time_s)
 
 

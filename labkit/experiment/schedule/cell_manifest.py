@@ -17,6 +17,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any, Protocol
 
+from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import legacy_design
@@ -53,6 +54,11 @@ class LookAnalysis(Protocol):
 
     def undecided_cases(self, cell_dir: Path) -> Collection[str]:
         """Return the cases that have a primary row without a verdict."""
+
+    def limits_decided(
+        self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
+    ) -> bool:
+        """Return whether a look at scored texts decides all limits on the arms' quality."""
 
     def possibly_best(self, cell_dir: Path) -> Sequence[str]:
         """Return the arms of a sweep that may be the best."""
@@ -102,6 +108,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "metrics": list(cell.metrics),
             **({"time_s": cell.design.time} if cell.timed else {}),
             **({"estimates": dict(cell.estimates)} if cell.estimates else {}),
+            **({"quality_confidence": LOOK_CONFIDENCE} if cell.window_looks else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},

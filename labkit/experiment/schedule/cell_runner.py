@@ -112,7 +112,12 @@ def run_cell(
     ):
         first = _BlockRunner(cell, launcher, progress, signals)
         allocator = CellAllocator(
-            launcher, progress, first.run_first_block, first.run_pilot_block, first.timing_lock
+            launcher,
+            progress,
+            first.run_first_block,
+            first.run_pilot_block,
+            first.timing_lock,
+            analysis,
         )
         cell = allocator.allocated(cell)
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)

@@ -167,7 +167,7 @@ def _timing(
             cell = replace(cell, design=design)
         return cell, _Timing(lines, allocation.seconds, folder)
     source = "a pilot" if cell.rounds_from_time else "the first block"
-    size = "requests" if cell.counts_requests else "rounds"
+    size = "requests" if cell.counts_units else "rounds"
     found = " and ".join(
         name
         for name, open_ in (("blocks", cell.blocks_from_time), (size, cell.rounds_from_time))

@@ -1,4 +1,4 @@
-"""Requests of a run, and blocks of a cell, where they follow from ``design.time``.
+"""Requests or windows of a run, and blocks of a cell, where they follow from ``design.time``.
 
 A pilot block, which is not analysed, serves the first requests. It measures what a block costs
 besides its requests, what a request costs in all arms, and how much the latency of the same request
@@ -6,7 +6,9 @@ varies between the baseline and its copy (between all arms if there is no contro
 flight together are slowed together: they count as one. As for kernels
 (:mod:`labkit.experiment.schedule.time_allocation`), the numbers follow from these only, never from
 means. A run serves all requests if enough such blocks fit, else the first of them: of the numbers
-of blocks that fit, the one with which a row is most likely decided.
+of blocks that fit, the one with which a row is most likely decided. The windows of a scoring
+workload follow from declared looks at the limits on quality
+(:func:`labkit.analysis.statistics.block_jackknife.window_looks`), its blocks from the time.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from labkit import workload
 from labkit.config import Design, count_text
-from labkit.experiment.cell import REQUESTS, ReadyCell
+from labkit.experiment.cell import UNITS, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
@@ -34,80 +37,91 @@ from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.records import Record
 from labkit.workload.kernels.kernel_pilot import round_sd
 from labkit.workload.measurement import CasePilot
-from labkit.workload.sources import source_of
 
 PILOT_BLOCK = 999  # a block that no design has, so that its order and files are its own
-MIN_REQUESTS = 8
+MIN_UNITS = 8
 MIN_WAVES = 2  # requests per client of a closed loop: the last ones end alone
 PACED_TOGETHER = 16  # requests that count as one where they arrive by themselves
 MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True)
-class RequestLimits:
-    """The numbers of requests that a run may serve.
+class UnitLimits:
+    """The numbers of requests or windows (``noun``) that a run may have.
 
-    ``together``: the requests that are in flight together. ``least``, ``total``: the fewest of a
-    run, and all of the workload.
+    ``together``: those that are in flight together. ``least``, ``total``: the fewest, and all.
     """
 
+    noun: str
     together: int
+    least: int
     total: int
 
     @classmethod
-    def of(cls, cell: ReadyCell) -> RequestLimits:
+    def of(cls, cell: ReadyCell) -> UnitLimits:
         """Return the limits of a cell, which are those of its baseline."""
         experiment = experiment_of(cell.arms[0])
-        total = len(source_of(experiment).lengths(experiment))
-        return cls(min(total, experiment.workload.concurrency or PACED_TOGETHER), total)
-
-    @property
-    def least(self) -> int:
-        return min(self.total, max(MIN_REQUESTS, MIN_WAVES * self.together))
+        total = workload.units(experiment)
+        together = min(total, experiment.workload.concurrency or PACED_TOGETHER)
+        least = min(total, max(MIN_UNITS, MIN_WAVES * together))
+        return cls("request" if experiment.workload.serves else "window", together, least, total)
 
     @property
     def in_pilot(self) -> int:
-        return min(self.total, max(MIN_REQUESTS, self.together))
+        """The number that the pilot serves."""
+        return min(self.total, max(MIN_UNITS, self.together))
+
+    def fixed(self, count: int) -> UnitLimits:
+        """Return the limits of runs that all have ``count``."""
+        return replace(self, least=count, total=count)
 
 
-def pilot_runs(cell: ReadyCell) -> tuple[ReadyCell, list[Run]]:
+def pilot_runs(cell: ReadyCell, count: int) -> tuple[ReadyCell, list[Run]]:
     """Return the cell whose arms serve the pilot's requests, and the runs of its block."""
-    count = RequestLimits.of(cell).in_pilot
     first = (run for run in cell.schedule() if run.block == 0)
-    runs = [replace(run, block=PILOT_BLOCK) for run in first]
-    return cell.with_rounds({REQUESTS: count}), runs
+    return cell.with_rounds({UNITS: count}), [replace(run, block=PILOT_BLOCK) for run in first]
 
 
-def pilot_of(cell: ReadyCell, records: Sequence[Record]) -> CellPilot | None:
-    """Return what the records of a pilot block say, or None if its baseline failed."""
-    latencies = {record.role: _latencies(record) for record in records if record.ok}
-    base = latencies.get("baseline")
+def pilot_of(records: Sequence[Record], count: int, together: int) -> CellPilot | None:
+    """Return what the records of a pilot block say, or None if its baseline failed.
+
+    ``count``: the requests or windows of each of its runs.
+    """
+    times = {record.arm: _times(record) for record in records if record.ok}
+    roles = {record.role: record.arm for record in records}
+    base = times.pop(roles.get("baseline", ""), None)
     if not base:
         return None
-    limits = RequestLimits.of(cell)
-    served = max(1, min(limits.in_pilot, len(base)))
+    copy = roles.get("control", "")
+    others = [times[copy]] if copy in times else list(times.values())
+    logs = [
+        np.array([math.log(arm[name]) for name in base])
+        for arm in (base, *others)
+        if arm.keys() >= base.keys()
+    ]
+    sd = round_sd(logs) * math.sqrt(together * len(base) / count)
     spent_s = sum(record.seconds.get("process", 0.0) for record in records)
     start_s = sum(record.start_up_s or 0.0 for record in records)
-    arms = [latencies["control"]] if "control" in latencies else list(latencies.values())
-    logs = [[math.log(arm[name]) for name in base if name in arm] for arm in (base, *arms)]
-    same = [one for one in logs if len(one) == len(base)]
-    sd = round_sd([np.array(one) for one in same]) * math.sqrt(limits.together)
-    request_s = max(0.0, spent_s - start_s) / served
-    return CellPilot(start_s, (CasePilot(REQUESTS, request_s, 0.0, sd, served),))
+    unit_s = max(0.0, spent_s - start_s) / count
+    return CellPilot(start_s, (CasePilot(UNITS, unit_s, 0.0, sd, count),))
 
 
-def _latencies(record: Record) -> Mapping[str, float]:
-    """Return each served request's latency (ms)."""
+def _times(record: Record) -> Mapping[str, float]:
+    """Return each served request's latency, or the time of each round of scored windows."""
     notes = (note for case in record.cases for note in case.known_notes.get("requests", ()))
-    return {note["id"]: note["e2e_ms"] for note in notes if note["e2e_ms"] > 0}
+    latencies = {note["id"]: note["e2e_ms"] for note in notes if note["e2e_ms"] > 0}
+    if latencies:
+        return latencies
+    primary = (m for case in record.cases for m in case.metrics if m.primary)
+    return {str(i): v for m in primary for i, v in enumerate(m.repeats) if v > 0}
 
 
-def allocate_requests(
+def allocate_units(
     pilot: CellPilot,
     design: Design,
     arms: int,
     time_s: float,
-    limits: RequestLimits,
+    limits: UnitLimits,
     blocks: int | None = None,
 ) -> Allocation:
     """Return the blocks, and the requests of each run, that fit into ``time_s`` seconds.
@@ -124,7 +138,7 @@ def allocate_requests(
     def option(count: int, requests: int) -> Allocation:
         p = p_decided(design, arms, count, case.sd, requests)
         seconds = count * (pilot.start_s + requests * case.round_s)
-        return Allocation(count, (CaseShare(REQUESTS, count, requests, p, 0.0),), seconds)
+        return Allocation(count, (CaseShare(UNITS, count, requests, p, 0.0),), seconds)
 
     def fitting(count: int) -> Allocation:
         room = (time_s / count - pilot.start_s) / max(case.round_s, 1e-9)
@@ -143,17 +157,18 @@ def allocate_requests(
     )
 
 
-def request_lines(allocation: Allocation, total: int, time_s: float | None) -> Iterator[str]:
+def unit_lines(allocation: Allocation, limits: UnitLimits, time_s: float | None) -> Iterator[str]:
     """Yield what a run serves, how many blocks there are and how long they take."""
     (share,) = allocation.cases
-    part = "all" if share.rounds >= total else f"{share.rounds} of"
+    part = "all" if share.rounds >= limits.total else f"{share.rounds} of"
+    units = f"{part} {count_text(limits.total, limits.noun)}"
     chance = f"; decided with {share.p_decided:.0%} if the arms do not differ"
     yield (
-        f"{count_text(allocation.blocks, 'block')} with {part} {count_text(total, 'request')} per "
-        f"run, about {format_duration(allocation.seconds)}{chance if share.p_decided else ''}"
+        f"{count_text(allocation.blocks, 'block')} with {units} per run, about "
+        f"{format_duration(allocation.seconds)}{chance if share.p_decided else ''}"
     )
     if time_s is not None and allocation.seconds > 1.05 * time_s:
         yield (
             f"this is longer than design.time, which leaves {format_duration(max(0.0, time_s))}: "
-            "with fewer blocks or requests nothing could be claimed"
+            f"with fewer blocks or {limits.noun}s nothing could be claimed"
         )
