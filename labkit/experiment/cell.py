@@ -103,6 +103,21 @@ class BlockPlan:
         rounds = {case: max(1, round(factor * count)) for case, count in self.rounds.items()}
         return replace(self, rounds=rounds)
 
+    def for_arms(self, share: float, arms: int) -> BlockPlan:
+        """Return the plan of a block with a ``share`` of the runs, of ``arms`` arms.
+
+        The cases get the rounds for which the time of the dropped arms suffices.
+        """
+        if share >= 1 or not self.round_s:
+            return self
+        rounds = {case: min(MAX_ROUNDS, int(n / share)) for case, n in self.rounds.items()}
+        return BlockPlan(
+            {case: n - n % arms if n >= arms else n for case, n in rounds.items()},
+            self.start_s,
+            {case: share * s for case, s in self.round_s.items()},
+            {case: share * s for case, s in self.warm_up_s.items()},
+        )
+
     def without(self, cases: Collection[str]) -> BlockPlan:
         """Return the plan without some cases, whose time the others get in equal parts."""
         left = {case: count for case, count in self.rounds.items() if case not in cases}

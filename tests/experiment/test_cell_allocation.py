@@ -246,6 +246,14 @@ def test_the_time_of_stopped_cases_goes_to_the_others():
     assert BlockPlan({"a": 3, "b": 4}).without({"a"}).rounds == {"b": 4}
 
 
+def test_the_time_of_dropped_arms_goes_to_the_rest():
+    plan = BlockPlan({"a": 12, "b": 1}, 1.0, {"a": 0.1, "b": 2.0}, {"a": 1.0, "b": 1.0})
+    left = plan.for_arms(0.4, 4)
+    assert left.rounds == {"a": 28, "b": 2} and left.fixed_s < plan.fixed_s
+    assert left.rounds_s <= plan.rounds_s and plan.for_arms(1.0, 10) is plan
+    assert BlockPlan({"all": 40}).for_arms(0.4, 4).rounds == {"all": 40}  # a fixed size
+
+
 def test_an_allocation_is_plain_json(make):
     run(make(), Piloted())
     data = json.loads((make().dir / cell_allocation.ALLOCATION).read_text())

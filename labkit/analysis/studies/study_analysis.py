@@ -67,17 +67,22 @@ class AnalysisCache:
         """Return the cases with a primary row in which a treatment arm has no decided verdict.
 
         Arms that claim to run out of memory are left out. In a sweep all cases are undecided until
-        only one setting may be the best in every primary row.
+        only one setting may be the best in every primary row. With ``workload.capacity`` all are
+        undecided until every arm is shown to keep its target share, or to miss it.
         """
+        from labkit.analysis.studies.serving_capacity import rate_is_decided  # it needs this module
+
         analysis = self.cell(cell_dir)
         primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
             return [] if is_decided(analysis.best) else primary
+        if rate_is_decided(analysis) is False:
+            return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
         arms = set(analysis.data.treatment_arms) - claimed
         judged = [one for one in analysis.judged if one.row.primary and one.comparison.arm in arms]
-        if not judged:
-            return primary
+        if not judged:  # a baseline alone has nothing to decide but its capacity
+            return [] if rate_is_decided(analysis) else primary
         decided = DECIDED_WORDS | {"computed"}
         return [one.row.case for one in judged if one.verdict.word not in decided]
 

@@ -245,7 +245,9 @@ class _BlockRunner:
         cell, start = self.cell, time.monotonic()
         plan = fitted = cell.plan(_index(block))
         if plan is not None and timer is not None:
-            fitted = timer.fitted(plan.without(stopped_cases(cell, _index(block))))
+            share = len(block) / (len(cell.arms) * cell.design.runs_per_block)
+            kept = plan.without(stopped_cases(cell, _index(block)))
+            fitted = timer.fitted(kept.for_arms(share, len({run.arm for run in block})))
             cell = cell.with_plan(fitted)
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
