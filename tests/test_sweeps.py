@@ -5,6 +5,7 @@ import math
 import random
 import re
 import tempfile
+from dataclasses import replace
 
 import pytest
 from planted_runs import PlantedRuns
@@ -20,7 +21,7 @@ from labkit.records import CaseRecord, Metric
 
 THREADS = "engine.threads=1,2,4"
 SIZES = "engine.kv.block_size=8,16"
-DESIGN = ["design.looks=[]", "design.isolation=process"]
+DESIGN = ["design.isolation=process"]
 DESIGN += ["design.control=false"]
 
 
@@ -58,10 +59,10 @@ def run_study(monkeypatch, tmp_path):
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def run(launcher, *words, blocks=8, plots=False):
+    def run(launcher, *words, blocks=8, plots=False, looks=""):
         if not plots:  # they take most of the time
             monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
-        words = [*words, *DESIGN, f"design.blocks={blocks}"]
+        words = [*words, f"design.looks=[{looks}]", *DESIGN, f"design.blocks={blocks}"]
         command = command_line.parse([*words, f"out={tmp_path / 'study'}", "-m"])
         cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         study = StudyRunner(tmp_path / "study", cells, launcher)
@@ -81,7 +82,7 @@ def cell_of(study):
 def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     launcher = Planted({1: 400.0, 2: 500.0, 4: 520.0})
     study, code = run_study(launcher, THREADS, plots=True)
-    assert code == 0 and len(launcher.launched) == 24
+    assert code == 0 and len(launcher.launched) == 24 + 3  # the pilot's
     cell = cell_of(study)
     (best,) = cell["best"]
     assert cell["sweep"] == {"engine.threads": [1, 2, 4]}
@@ -176,6 +177,23 @@ def test_a_sweep_of_rates_reports_the_capacity(run_study):
     assert answer in (study.out / "report.html").read_text()
 
 
+def test_rates_far_from_the_capacity_stop_at_a_look(run_study):
+    class Near(Planted):
+        def fields(self, run, cell):
+            fields = super().fields(run, cell)
+            rate = cell.arm(run.arm).config["workload"]["arrivals"]["rate"]
+            self.blocks = {**getattr(self, "blocks", {}), rate: run.block + 1}
+            if rate != 8:
+                return fields
+            notes = {"traffic": {"requests": 60, "good": 57}}
+            return fields | {"cases": (replace(fields["cases"][0], notes=notes),)}
+
+    launcher, words = Near({}), ["workload=chat_poisson", "workload.capacity=95"]
+    words += ["workload.arrivals.rate=4,8,16", "design.time=null"]
+    run_study(launcher, *words, blocks=12, looks="{blocks:8,alpha:0.01}")
+    assert launcher.blocks == {4: 8, 8: 12, 16: 8}
+
+
 def test_a_capacity_needs_limits_and_a_rate(run_study):
     for words in (
         ["workload=chat"],
@@ -224,7 +242,8 @@ def test_a_search_drops_settings_at_looks_and_keeps_the_baseline(run_search):
     assert set(best["dropped"].values()) == {8}
     runs = runs_by_arm(cell)
     assert [runs[f"threads={n}"] for n in range(1, 7)] == [24, 8, 8, 24, 24, 8]
-    assert runs["control"] == 24 and len(launcher.launched) == sum(runs.values())
+    counted = [name for name in launcher.launched if not name.startswith("b999")]  # the pilot's
+    assert runs["control"] == 24 and len(counted) == sum(runs.values())
     assert sorted(best["possibly_best"]) == ["threads=4", "threads=5"]
     assert best["values"]["threads=2"] == pytest.approx(420.0, rel=0.01)
     assert best["level"] == pytest.approx(1 - 0.0125)

@@ -163,7 +163,8 @@ class StudyRunner:
         for cell in self._cells():
             stopped = stopped_cases(cell, cell.design.blocks)
             if stopped and cell_runner.unfinished(cell):
-                yield from self._load_analysis().decided_lines(cell.dir, stopped)
+                rows = self._load_analysis().decided_rows(cell.dir, stopped)
+                yield from (progress_display.DecidedRow(**row).line for row in rows)
 
     def unfinished(self) -> Iterator[str]:
         """Yield a line per cell with missing runs: their number, and how its last session ended."""

@@ -150,8 +150,9 @@ class Workload(Group, place="workload"):
     )
     num_requests: int | None = option(
         None,
-        "Number of requests to serve, from the first.",
-        ge=1,
+        "Number of requests to serve, from the first. 0: as many as design.time allows, at most "
+        "all; all if each is a row, or if they arrive at once or from a trace.",
+        ge=0,
         null_means="all",
         read_by=REQUESTS,
     )
@@ -258,7 +259,12 @@ class Workload(Group, place="workload"):
         256, "Tokens per scored window.", ge=2, le=1 << 20, unit="tokens", read_by=SCORING
     )
     num_windows: int | None = option(
-        None, "Number of windows to score, from the first.", ge=1, null_means="all", read_by=SCORING
+        None,
+        "Number of windows to score, from the first. 0: with limits on quality and a design.time, "
+        "as many as decide them, at looks after 1/4, 1/2 and all; else all.",
+        ge=0,
+        null_means="all",
+        read_by=SCORING,
     )
 
     def __post_init__(self) -> None:

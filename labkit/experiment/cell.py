@@ -14,6 +14,8 @@ from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
 MAX_ROUNDS = 1000  # the largest factor of a case in earlier versions
+UNITS = "all"  # the case of all requests or windows of a run
+UNIT_OPTIONS = {"requests": "num_requests", "scoring": "num_windows"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ class ReadyCell:
         The folders of the user's files that the command named.
     timed
         Whether blocks or rounds have followed from ``design.time``.
+    said_s
+        The seconds that the user was told the blocks take; 0 if none were.
     estimates
         By case for which the time does not suffice, the seconds that deciding it would take.
     blocks_from_time
@@ -154,6 +158,7 @@ class ReadyCell:
     overrides: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
     timed: bool = False
+    said_s: float = 0.0
     estimates: Mapping[str, float] = field(default_factory=dict)
     blocks_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
@@ -186,10 +191,20 @@ class ReadyCell:
 
     @property
     def rounds_from_time(self) -> bool:
-        """Whether the cases' rounds have to be found."""
+        """Whether the cases' rounds, or the requests of a run, have to be found."""
         workload = self.arms[0].config.get("workload", {})
-        kernel = workload.get("kind") == "kernel"
-        return kernel and workload.get("repeats") is None and not self.plans
+        rounds = workload.get("kind") == "kernel" and workload.get("repeats") is None
+        return (rounds or self.counts_units) and not self.plans
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether the number of requests or windows in a run follows from ``design.time``."""
+        return self.design.time is not None and all(_open_units(arm) for arm in self.arms)
+
+    @property
+    def window_looks(self) -> bool:
+        """Whether looks at limits on quality decide how many windows a run scores."""
+        return self.counts_units and bool(self.arms[0].quality)
 
     @property
     def follows_time(self) -> bool:
@@ -220,7 +235,7 @@ class ReadyCell:
     @property
     def to_prepare(self) -> ReadyCell:
         """The cell whose arms are prepared: with one round, whatever the numbers will be."""
-        if not self.plans and not self.rounds_from_time:
+        if self.counts_units or (not self.plans and not self.rounds_from_time):
             return self
         return self.with_rounds(dict.fromkeys(self.cases, 1))
 
@@ -268,9 +283,24 @@ class ReadyCell:
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 
 
+def _open_units(arm: Arm) -> bool:
+    """Return whether a run of an arm may have any number of its requests or windows."""
+    workload = arm.config.get("workload", {})
+    kind = workload.get("kind")
+    if workload.get(UNIT_OPTIONS.get(kind, ""), 1) != 0:
+        return False
+    if kind == "scoring":
+        return bool(arm.quality)
+    arrivals = workload.get("arrivals", {}).get("kind")
+    return not workload.get("per_request") and arrivals not in ("at_once", "trace")
+
+
 def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mapping[str, Any]:
     """Return an arm's config with fixed numbers, which workers of any version understand."""
     workload = config["workload"]
+    option = UNIT_OPTIONS.get(workload["kind"])
+    if option is not None:
+        return {**config, "workload": {**workload, option: rounds[UNITS]}}
     cases = [
         {**case, "factor": rounds[case["name"]]}
         for case in workload["cases"]

@@ -1,7 +1,8 @@
 """Progress of a running cell: runs done and time left.
 
-On a terminal it is one live line, refreshed at most once a second; elsewhere, one line per event.
-It never shows an effect, so that nobody stops a study early because of one.
+On a terminal it is one live line, refreshed at most once a second, below a table of the rows that
+looks have decided; elsewhere, one line per event. It shows no effect of a row that is still
+measured, so that nobody stops a study early because of one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,6 +26,22 @@ if TYPE_CHECKING:
 REFRESH_S = 1.0
 PLAIN_PERIOD_S = 30.0  # between lines within one process, without a terminal
 COUNT = re.compile(r"(?P<done>\d+) of (?P<total>\d+)")
+
+
+@dataclass(frozen=True)
+class DecidedRow:
+    """A row that a look has decided for an arm; it is not measured any longer."""
+
+    row: str
+    arm: str
+    verdict: str
+    effect: str
+    interval: str
+
+    @property
+    def line(self) -> str:
+        """The row as one line of text."""
+        return f"decided: {self.row}: {self.arm} {self.verdict}, {self.effect} ({self.interval})"
 
 
 class Progress:
@@ -57,6 +75,11 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Show a line of text to the user."""
+
+    def rows_decided(self, rows: Sequence[DecidedRow], waiting: Sequence[str]) -> None:
+        """Show the rows that a look has decided; ``waiting``: the cases that it has not."""
+        for row in rows:
+            self.note(row.line)
 
     def _failure(self, record: Record) -> str:
         """Return a failed run's reason and log path, or ``lost`` if another run has ended it."""
@@ -96,10 +119,13 @@ class RemainingTime:
         """Return ``run 7/24, 0:41 elapsed, about 1:20 left``."""
         text = f"run {min(self.done + 1, self.total)}/{self.total}, "
         text += f"{format_duration(time.monotonic() - self.start)} elapsed"
-        if self.done_now:
-            left_s = self._spent / self.done_now * (self.total - self.done)
-            text += f", about {format_duration(left_s)} left"
-        return text
+        return f"{text}, {self.left}" if self.done_now else text
+
+    @property
+    def left(self) -> str:
+        """The remaining time, such as ``about 1:20 left``."""
+        left_s = self._spent / max(1, self.done_now) * (self.total - self.done)
+        return f"about {format_duration(left_s)} left"
 
 
 def format_duration(seconds: float) -> str:
@@ -165,6 +191,12 @@ class PlainProgress(Progress):
     def note(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
 
+    def rows_decided(self, rows: Sequence[DecidedRow], waiting: Sequence[str]) -> None:
+        """Print a line per row, and one on the others."""
+        super().rows_decided(rows, waiting)
+        if waiting:
+            self.note(f"still measured, {self._time.left}: {join_names(waiting)}")
+
 
 class LiveProgress(Progress):
     """A live line below the notes (rich)."""
@@ -181,9 +213,12 @@ class LiveProgress(Progress):
         self._blocks = 0
         self._now = self._work = ""
         self._shown = 0.0
+        self._decided: list[DecidedRow] = []
+        self._waiting: Sequence[str] = ()
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
         """Start the live line."""
+        self._decided, self._waiting = [], ()
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir
         self._live.start()
@@ -204,7 +239,27 @@ class LiveProgress(Progress):
         if now - self._shown >= REFRESH_S:
             self._shown = now
             line = ", ".join(part for part in (self._now, self._work, self._time.line()) if part)
-            self._live.update(self._text(line), refresh=True)
+            shown = self._filled(line) if self._decided else self._text(line)
+            self._live.update(shown, refresh=True)
+
+    def rows_decided(self, rows: Sequence[DecidedRow], waiting: Sequence[str]) -> None:
+        """Fill the table with the rows, and show what is left for the others."""
+        self._decided += rows
+        self._waiting, self._shown = waiting, 0.0
+        self.tick()
+
+    def _filled(self, line: str) -> Any:
+        """Return the table so far, and the live line below it."""
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table("row", "arm", "verdict", "effect", "interval", box=None, pad_edge=False)
+        for row in self._decided:
+            cells = (row.row, row.arm, row.verdict, row.effect, row.interval)
+            table.add_row(*map(self._text, cells))
+        for case in self._waiting:
+            table.add_row(self._text(case), "", self._text(self._time.left))
+        return Group(table, self._text(line))
 
     def run_ended(self, record: Record) -> None:
         """Count the run, and print its failure, unless another run has caused it."""

@@ -14,6 +14,7 @@ from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.user_classes import create_plugin, guard_method
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.workload_protocols import (
+    CountedKind,
     InterleavedArms,
     LiveKind,
     SharedProcessKind,
@@ -101,6 +102,12 @@ def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
     kind = kind_of(experiments[0])
     if isinstance(kind, SharedProcessKind):
         kind.refuse_apart(reason)
+
+
+def units(experiment: Experiment) -> int:
+    """Return the number of requests or windows; 1 of a kind without; see ``CountedKind``."""
+    kind = kind_of(experiment)
+    return kind.units(experiment) if isinstance(kind, CountedKind) else 1
 
 
 def load(experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:

@@ -42,14 +42,14 @@ class Prompt:
 
 
 def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
-    """Return the first ``workload.num_requests`` of the items, or all if it is not set.
+    """Return the first ``workload.num_requests`` of the items, or all if it is null or 0.
 
     Raises
     ------
     ConfigError
         There are fewer items.
     """
-    count, name = experiment.workload.num_requests, experiment.workload.name
+    count, name = experiment.workload.num_requests or None, experiment.workload.name
     require(
         count is None or count <= len(items),
         f"workload.num_requests={count}: {name} has only {len(items)} {what}",

@@ -162,6 +162,14 @@ class LiveKind(Protocol):
 
 
 @runtime_checkable
+class CountedKind(Protocol):
+    """A kind whose runs may have fewer units of work: requests or windows, the first of all."""
+
+    def units(self, experiment: Experiment) -> int:
+        """Return the number of all units."""
+
+
+@runtime_checkable
 class SharedProcessKind(Protocol):
     """A kind that compares its arms while they are measured, so all must be alive at that time.
 

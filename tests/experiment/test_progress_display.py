@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 
 import pytest
 
@@ -148,3 +149,29 @@ def test_runs_lost_with_another_are_one_line(make_cell, monkeypatch):
     assert "also lost, because they shared its process (b00-p00-mine): base and control" in (
         " ".join(out.getvalue().split())
     )
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_table_fills_with_decided_rows_and_the_time_of_the_others(
+    make_cell, stream, monkeypatch
+):
+    monkeypatch.setenv("TERM", "xterm")
+    now, out = [0.0], stream()
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
+    show = progress_display.create_progress(out)
+    show.begin(make_cell(blocks=2), 6, 0)
+    show.started([Run(0, 1, "seq_map")])
+    now[0] = 20.0
+    show.run_ended(a_record())
+    row = progress_display.DecidedRow("clear", "seq_map", "worse", "+20 %", "+18 % to +22 %")
+    show.rows_decided([row], ["noisy", "[heavy]"])
+    show.end()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    text = " ".join(plain.split())
+    if stream is Terminal:
+        assert "row arm verdict effect interval" in text
+        assert "clear seq_map worse +20 % +18 % to +22 %" in text
+        assert "noisy about 1:40 left" in text and "[heavy]" in text
+    else:
+        assert "decided: clear: seq_map worse, +20 % (+18 % to +22 %)" in text
+        assert "still measured, about 1:40 left: noisy and [heavy]" in text

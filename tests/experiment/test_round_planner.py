@@ -41,7 +41,9 @@ class Study:
         self.rng, self.began = np.random.default_rng(5), now[0]
         design = Design(time=time_s, blocks=0)
         planned = blocks or allocate(pilot.pooled, design, 1, time_s).blocks
-        self.cell = SimpleNamespace(design=replace(design, blocks=planned), tested_arms=1)
+        self.cell = SimpleNamespace(
+            design=replace(design, blocks=planned), tested_arms=1, arms=("base", "x", "control")
+        )
         self.planner = RoundPlanner(self.cell, pilot, now[0] + time_s)
         self.plans = []
 
@@ -63,7 +65,7 @@ class Study:
 
     def run(self, blocks=None, stopped=()):
         for block in range(len(self.plans), blocks or self.cell.design.blocks):
-            plan = self.planner.plan(stopped)
+            plan = self.planner.plan(stopped, arms=3)
             seconds = self.slowness * (plan.fixed_s + plan.rounds_s)
             self.now[0] += seconds
             self.planner.ended(plan, self.records(block, plan.rounds), seconds)
@@ -133,11 +135,24 @@ def test_a_continued_study_plans_as_the_one_that_was_not_interrupted(now):
         [one for block, of_block in enumerate(rounds) for one in records.records(block, of_block)]
     )
     again.planner.deadline = study.planner.deadline
-    assert again.planner.plan(()).rounds == pytest.approx(study.planner.plan(()).rounds, rel=0.4)
+    assert again.planner.plan((), arms=3).rounds == pytest.approx(
+        study.planner.plan((), arms=3).rounds, rel=0.4
+    )
 
 
 def test_a_failed_block_ends_no_case(now):
     study = Study(now, PILOT, 60, SDS)
     study.run(7)
-    study.planner.ended(study.planner.plan(()), [SimpleNamespace(block=7, cases=[])], 4.0)
-    assert study.planner.plan(()).rounds.keys() == {"light", "heavy"}
+    study.planner.ended(study.planner.plan((), arms=3), [SimpleNamespace(block=7, cases=[])], 4.0)
+    assert study.planner.plan((), arms=3).rounds.keys() == {"light", "heavy"}
+
+
+def test_the_time_of_dropped_arms_goes_to_the_rest(now):
+    rounds = []
+    for arms in (3, 1):
+        now[0] = 100.0
+        study = Study(now, PILOT, 40, {"light": 0.12, "heavy": 0.3}, blocks=12)
+        study.run(8)
+        rounds.append(study.planner.plan((), arms=arms).rounds["light"])
+    assert rounds[1] > 2 * rounds[0]
+    assert all(count % 2 == 0 for count in study.planner.plan((), arms=2).rounds.values())

@@ -272,6 +272,10 @@ def test_the_marker_depends_on_the_arm_s_config(make_cell):
     base, seq_map, control = make_cell().arms
     assert _marker(base) == _marker(control)
     assert _marker(base) != _marker(seq_map)
+    rate = {**base.config["workload"], "arrivals": {"rate": 8.0}}  # of another cell of a sweep
+    assert _marker(dataclasses.replace(base, config={**base.config, "workload": rate})) == _marker(
+        base
+    )
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])

@@ -455,7 +455,8 @@ class CellAnalysis:
         data, manifest = self.data, self.data.manifest
         published, folders = manifest.get("published"), manifest.get("config_dirs")
         overrides = manifest.get("overrides")
-        qualities = text_qualities([arm.name for arm in data.arms], data.records)
+        names, confidence = [arm.name for arm in data.arms], data.design.quality_confidence
+        qualities = text_qualities(names, data.records, confidence)
         return Cell(
             schema_version=SCHEMA_VERSION,
             cell=self.name,
@@ -519,7 +520,9 @@ def analyse(
     gate_results = {
         "healthy": gates.healthy(data.records, data.arms, data.design.across_hosts),
         "engaged": gates.engaged(data.records, data.arms),
-        "identical": gates.identical(report, data.arms, data.records, data.design.alpha),
+        "identical": gates.identical(
+            report, data.arms, data.records, data.design.alpha, data.design.quality_confidence
+        ),
     }
     rows, alternative_rows, stalls = _rows(data)
     return CellAnalysis(data, rows, gate_results, report, stalls, alternative_rows, companion)

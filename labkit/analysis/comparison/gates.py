@@ -15,6 +15,7 @@ from labkit.analysis.comparison.output_identity import IdentityReport, above_noi
 from labkit.analysis.comparison.served_requests import unserved_errors
 from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
 from labkit.analysis.model.cell_model import GateResult
+from labkit.analysis.statistics.block_jackknife import CONFIDENCE
 from labkit.config import count_text
 from labkit.records import Arm, Record
 
@@ -190,19 +191,23 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
 
 
 def identical(
-    report: IdentityReport, arms: Sequence[Arm], records: Iterable[Record], alpha: float
+    report: IdentityReport,
+    arms: Sequence[Arm],
+    records: Iterable[Record],
+    alpha: float,
+    confidence: float = CONFIDENCE,
 ) -> Gate:
     """Fail if outputs differ by more than the baseline's identity claim allows.
 
-    ``alpha`` is the level of the test against the noise floor. Only the claim ``noise_floor`` uses
-    this test.
+    ``alpha`` is the level of the test against the noise floor, which only the claim ``noise_floor``
+    uses. ``confidence`` is that of the intervals of the claim ``quality``.
     """
     claim = arms[0].identity if arms else "none"
     if claim == "none":
         return Gate("unclaimed")
     gate = Gate("pass")
     if claim == "quality":
-        _quality(gate, arms, list(records))
+        _quality(gate, arms, list(records), confidence)
         return gate
     if report.reference is None:
         gate.fail("the baseline has no successful run to compare with", None, "no outputs")
@@ -246,10 +251,10 @@ def _has_outputs(record: Record) -> bool:
     return any(case.outputs is not None for case in record.cases)
 
 
-def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record]) -> None:
+def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record], confidence: float) -> None:
     """Fail the gate for every arm whose quality breaks a limit, or might break one."""
     roles = {arm.name: arm.role for arm in arms}
-    qualities = text_qualities(list(roles), records)
+    qualities = text_qualities(list(roles), records, confidence)
     missing = roles.keys() - {quality.arm for quality in qualities}
     for arm in sorted(missing):
         gate.fail(f"{arm}: no run has scored texts", None, "no scored texts")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from labkit.analysis.model.cell_model import ArmQuality, QualityInterval
 from labkit.analysis.number_format import round_significant, significant_text
 from labkit.analysis.statistics.block_jackknife import (
+    CONFIDENCE,
     Indices,
     Interval,
     block_jackknife,
@@ -138,16 +139,21 @@ class TextQuality:
         )
 
 
-def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQuality]:
+def text_qualities(
+    arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
+) -> list[TextQuality]:
     """Return the quality of each arm that scored texts; the first arm is the baseline.
 
     Only each arm's first successful run is used, because the texts are the same in every run.
+    ``confidence``: that of the intervals; see ``Design.quality_confidence``.
     """
     notes = {arm: _first_notes(arm, records) for arm in arms}
     reference = scored_windows(arms[0], records) if arms else None
     if reference is None:
         return []
-    return [text_quality(arm, found, reference) for arm, found in notes.items() if found]
+    return [
+        text_quality(arm, found, reference, confidence) for arm, found in notes.items() if found
+    ]
 
 
 def scored_windows(arm: str, records: Sequence[Record]) -> ScoredWindows | None:
@@ -166,7 +172,9 @@ def _first_notes(arm: str, records: Sequence[Record]) -> ScoringNote | None:
     return None
 
 
-def text_quality(arm: str, notes: ScoringNote, baseline: ScoredWindows) -> TextQuality:
+def text_quality(
+    arm: str, notes: ScoringNote, baseline: ScoredWindows, confidence: float = CONFIDENCE
+) -> TextQuality:
     """Return an arm's quality from its record's notes, compared with the baseline's windows."""
     scored = ScoredWindows.from_notes(notes["windows"])
     count, tokens = len(scored.tokens), scored.tokens
@@ -174,17 +182,17 @@ def text_quality(arm: str, notes: ScoringNote, baseline: ScoredWindows) -> TextQ
     def mean(sums: Floats) -> Callable[[Indices], float]:
         return lambda windows: float(sums[windows].sum() / tokens[windows].sum())
 
-    agreement = block_jackknife(mean(scored.same_top1), count)
+    agreement = block_jackknife(mean(scored.same_top1), count, confidence)
     return TextQuality(
         arm,
         count,
         int(tokens.sum()),
-        block_jackknife(mean(scored.nll), count).transformed(math.exp),
-        block_jackknife(mean(scored.nll - baseline.nll), count).transformed(math.exp),
-        positive_interval(mean(scored.kl_sums), count),
-        tuple(quantile_interval(scored.kl, share) for share in KL_QUANTILES),
+        block_jackknife(mean(scored.nll), count, confidence).transformed(math.exp),
+        block_jackknife(mean(scored.nll - baseline.nll), count, confidence).transformed(math.exp),
+        positive_interval(mean(scored.kl_sums), count, confidence),
+        tuple(quantile_interval(scored.kl, share, confidence) for share in KL_QUANTILES),
         agreement.transformed(lambda share: min(max(share, 0.0), 1.0)),
-        positive_interval(mean(scored.change_squared), count).transformed(math.sqrt),
+        positive_interval(mean(scored.change_squared), count, confidence).transformed(math.sqrt),
         notes["worst"],
     )
 
@@ -236,3 +244,20 @@ def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator
             yield f"{name} is {extent}, and must be {bound}"
         elif not inside:
             yield f"{name} is not decided: {extent} reaches across {bound}; score more windows"
+
+
+def limits_decided(
+    arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float], confidence: float
+) -> bool:
+    """Return whether every arm's intervals lie within the limits or outside them."""
+    qualities = text_qualities(arms, records, confidence)
+    decided = {one.arm: not _undecided(one, limits) for one in qualities}
+    return all(decided.get(arm, False) for arm in arms)
+
+
+def _undecided(quality: TextQuality, limits: Mapping[str, float]) -> bool:
+    intervals = (QUALITY_METRICS[name].value(quality) for name in limits)
+    return any(
+        one.low is None or one.high is None or (one.low < limit < one.high)
+        for one, limit in zip(intervals, limits.values(), strict=True)
+    )

@@ -287,7 +287,11 @@ def plan_findings(analysis: CellAnalysis) -> Findings:
         () if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
         tuple(finding for finding in findings if finding.arm == cell.control),
         _alone(primary, cell.baseline),
-        tuple(one for one in text_qualities(cell.real_arms, data.records) if one.arm in arms),
+        tuple(
+            one
+            for one in text_qualities(cell.real_arms, data.records, data.design.quality_confidence)
+            if one.arm in arms
+        ),
         picked_frames(data),
         bool(data.emulated),
         next_command(analysis),

@@ -46,7 +46,8 @@ def outputs_wordings(findings: Findings) -> list[str]:
 
 def quality_phrases(data: CellData) -> Mapping[str, str]:
     """Return each treatment arm's quality as a phrase; empty if the workload scores no texts."""
-    qualities = text_qualities([data.baseline, *data.treatment_arms], data.records)
+    arms, confidence = [data.baseline, *data.treatment_arms], data.design.quality_confidence
+    qualities = text_qualities(arms, data.records, confidence)
     return {one.arm: quality_phrase(one) for one in qualities if one.arm in data.treatment_arms}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import slug
+from labkit.analysis.statistics.block_jackknife import CONFIDENCE
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
@@ -129,6 +130,11 @@ class CellDesign:
     def estimates(self) -> Mapping[str, float]:
         """By case for which the time did not suffice, the seconds that deciding it would take."""
         return {case: float(s) for case, s in self.keys.get("estimates", {}).items()}
+
+    @property
+    def quality_confidence(self) -> float:
+        """The confidence of intervals of quality, higher if looks decided how much was scored."""
+        return float(self.keys.get("quality_confidence", CONFIDENCE))
 
     @property
     def across_hosts(self) -> bool:

@@ -58,12 +58,14 @@ MIN_BLOCKS = 4
 MAX_BLOCKS = 8
 WINDOWS_PER_BLOCK = 20  # or more, if there are at least 4 * 20 windows
 CONFIDENCE = 0.95
+LOOKS = (4, 2, 1)  # after the windows divided by these
+LOOK_CONFIDENCE = 1 - (1 - CONFIDENCE) / len(LOOKS)  # of each look (Bonferroni)
 Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95 % interval. The ends are None if there are too few windows."""
+    """An estimate and its interval (95 % unless stated); no ends if there are too few windows."""
 
     estimate: float
     low: float | None
@@ -75,7 +77,19 @@ class Interval:
         return Interval(function(self.estimate), low, high)
 
 
-def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
+def window_looks(num_windows: int) -> list[int]:
+    """Return the numbers of windows after which limits are judged; the last is all of them.
+
+    Scoring ends at the first look at which every interval of ``LOOK_CONFIDENCE`` lies within its
+    limit or outside it.
+    """
+    counts = (max(min(MIN_WINDOWS, num_windows), -(-num_windows // part)) for part in LOOKS)
+    return sorted(set(counts))
+
+
+def block_jackknife(
+    statistic: Callable[[Indices], float], num_windows: int, confidence: float = CONFIDENCE
+) -> Interval:
     """Return a statistic of all windows with its interval.
 
     Parameters
@@ -85,10 +99,12 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
     num_windows
         The number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
     """
-    return _interval(*_leave_out(statistic, num_windows))
+    return _interval(*_leave_out(statistic, num_windows), confidence)
 
 
-def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
+def positive_interval(
+    statistic: Callable[[Indices], float], num_windows: int, confidence: float = CONFIDENCE
+) -> Interval:
     """Return the interval of a statistic that is 0 or more, computed on its logarithm.
 
     There is no logarithm if the statistic of all windows, or of all windows but one block, is 0.
@@ -96,11 +112,13 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
     """
     estimate, without = _leave_out(statistic, num_windows)
     if min([estimate, *without]) > 0:
-        return _interval(math.log(estimate), np.log(without)).transformed(math.exp)
-    return _interval(estimate, without).transformed(lambda value: max(0.0, value))
+        return _interval(math.log(estimate), np.log(without), confidence).transformed(math.exp)
+    return _interval(estimate, without, confidence).transformed(lambda value: max(0.0, value))
 
 
-def quantile_interval(windows: Sequence[NDArray[np.float64]], share: float) -> Interval:
+def quantile_interval(
+    windows: Sequence[NDArray[np.float64]], share: float, confidence: float = CONFIDENCE
+) -> Interval:
     """Return a quantile of the values of all windows, with Woodruff's interval.
 
     ``windows``: the values of each window, in the order of the windows. Of values that equal the
@@ -115,7 +133,7 @@ def quantile_interval(windows: Sequence[NDArray[np.float64]], share: float) -> I
     equal = np.array([np.count_nonzero(block == estimate) for block in blocks], np.float64)
     total = np.array([len(block) for block in blocks], np.float64)
     part = (share * count - below.sum()) / equal.sum() if equal.any() else 0.0
-    low, high = share_interval(below + part * equal, total, 1 - CONFIDENCE)
+    low, high = share_interval(below + part * equal, total, 1 - confidence)
     first, last = math.floor(low * count) - 1, math.ceil(high * count)
     if first < 0 or last >= count:
         return Interval(estimate, None, None)
@@ -148,11 +166,11 @@ def _leave_out(
     return statistic(every), np.array(without, np.float64)
 
 
-def _interval(estimate: float, without: NDArray[np.float64]) -> Interval:
+def _interval(estimate: float, without: NDArray[np.float64], confidence: float) -> Interval:
     count = len(without)
     if not count:
         return Interval(estimate, None, None)
     pseudo = count * estimate - (count - 1) * without
     error = float(pseudo.std(ddof=1)) / math.sqrt(count)
-    reach = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
+    reach = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
     return Interval(estimate, estimate - reach, estimate + reach)

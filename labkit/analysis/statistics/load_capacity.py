@@ -31,7 +31,9 @@ MIN_RUNS = 3  # with fewer, the variance between runs is unknown
 class LoadCounts:
     """The requests of each run at one rate (requests/s), and those within the limits.
 
-    ``good`` and ``requests`` are float64 [runs].
+    ``good`` and ``requests`` are float64 [runs]. ``spent``: the part of alpha that the look spends
+    at which the runs ended; 1 without looks. The tests of a rate at all its looks err with
+    probability alpha, so the sequences below hold.
 
     Raises
     ------
@@ -42,6 +44,7 @@ class LoadCounts:
     rate: float
     good: Floats
     requests: Floats
+    spent: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -57,7 +60,12 @@ class LoadCounts:
 
     def share_interval(self, alpha: float) -> tuple[float, float]:
         """Return the share's interval; see :func:`share_interval`."""
-        return share_interval(self.good, self.requests, alpha)
+        return share_interval(self.good, self.requests, alpha * self.spent)
+
+    def is_decided(self, target: float, alpha: float) -> bool:
+        """Return whether the share is shown to keep the target, or to miss it."""
+        low, high = self.share_interval(alpha)
+        return low >= target or high < target
 
 
 def share_interval(good: Floats, total: Floats, alpha: float) -> tuple[float, float]:

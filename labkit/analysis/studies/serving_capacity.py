@@ -79,7 +79,7 @@ def serving_capacities(analyses: Sequence[CellAnalysis]) -> list[ServingCapacity
             load, rest = load_of(arm.config)
             if workload.get("capacity") is None or load is None or arm.role == "control":
                 continue
-            counts = _counts(analysis.data.records, arm.name, load[1])
+            counts = _counts(analysis, arm.name, load[1])
             if counts is not None:
                 targets[rest, arm.name] = workload["capacity"] / 100, _limits(workload["limits"])
                 groups.setdefault((rest, arm.name), []).append((analysis, counts))
@@ -124,19 +124,37 @@ def _notes(records: Sequence[Record], arm: str) -> list[TrafficNote]:
     ]
 
 
-def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
+def rate_is_decided(analysis: CellAnalysis) -> bool | None:
+    """Return whether every arm is shown to keep its target share at the cell's rate, or to miss it.
+
+    None if the cell's workload has no such target.
+    """
+    arms = [arm for arm in analysis.data.arms if arm.role != "control"]
+    alpha, decided = analysis.data.design.alpha / max(1, len(arms)), list[bool]()
+    for arm in arms:
+        target = arm.config.get("workload", {}).get("capacity")
+        load, _ = load_of(arm.config)
+        if target is None or load is None:
+            return None
+        counts = _counts(analysis, arm.name, load[1])
+        decided.append(counts is not None and counts.is_decided(target / 100, alpha))
+    return all(decided)
+
+
+def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     """Return how many requests each run of an arm had, and how many were within the limits.
 
     None if no run counted them.
     """
-    notes = _notes(records, arm)
+    data, records = analysis.data, analysis.data.records
+    notes, spent = _notes(records, arm), data.criteria.alpha / data.design.alpha
     if not notes:
         return None
     good = [float(note["good"]) if sustained(note) else 0.0 for note in notes]
     requests = [float(note["requests"]) for note in notes]
     failed = sum(record.arm == arm and not record.ok for record in records)
     good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
-    return LoadCounts(rate, np.array(good), np.array(requests))
+    return LoadCounts(rate, np.array(good), np.array(requests), spent or 1.0)
 
 
 def _limits(limits: dict[str, float | None]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,14 @@ from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
+from labkit.analysis.comparison.text_quality import limits_decided
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups, machine_name
+from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.config import count_text
 from labkit.config.sweep import short_names
@@ -26,6 +28,7 @@ from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
     ArchivePath,
+    Record,
     RecordError,
     StudyPath,
     name_order,
@@ -64,27 +67,43 @@ class AnalysisCache:
         """Return the cases with a primary row in which a treatment arm has no decided verdict.
 
         Arms that claim to run out of memory are left out. In a sweep all cases are undecided until
-        only one setting may be the best in every primary row.
+        only one setting may be the best in every primary row. With ``workload.capacity`` all are
+        undecided until every arm is shown to keep its target share, or to miss it.
         """
+        from labkit.analysis.studies.serving_capacity import rate_is_decided  # it needs this module
+
         analysis = self.cell(cell_dir)
         primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
             return [] if is_decided(analysis.best) else primary
+        if rate_is_decided(analysis) is False:
+            return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
         arms = set(analysis.data.treatment_arms) - claimed
         judged = [one for one in analysis.judged if one.row.primary and one.comparison.arm in arms]
-        if not judged:
-            return primary
+        if not judged:  # a baseline alone has nothing to decide but its capacity
+            return [] if rate_is_decided(analysis) else primary
         decided = DECIDED_WORDS | {"computed"}
         return [one.row.case for one in judged if one.verdict.word not in decided]
 
-    def decided_lines(self, cell_dir: StudyPath, cases: Collection[str]) -> list[str]:
-        """Return a line for each arm in each primary row of decided cases."""
+    def limits_decided(
+        self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
+    ) -> bool:
+        """Return whether a look at scored texts decides all limits on the arms' quality."""
+        return limits_decided(arms, records, limits, LOOK_CONFIDENCE)
+
+    def decided_rows(self, cell_dir: StudyPath, cases: Collection[str]) -> list[Mapping[str, str]]:
+        """Return the word and the numbers of each arm in each primary row of decided cases."""
         cell = self.cell(cell_dir).cell
         arms = {arm.name for arm in cell.arms if arm.role == "arm"}
         return [
-            f"decided: {row.name}: {one.arm} {one.verdict}, {percent_text(one.effect_pct)} "
-            f"({interval_text(one.ci_low_pct, one.ci_high_pct)})"
+            {
+                "row": row.name,
+                "arm": one.arm,
+                "verdict": one.verdict,
+                "effect": percent_text(one.effect_pct),
+                "interval": interval_text(one.ci_low_pct, one.ci_high_pct),
+            }
             for row in cell.rows
             if row.primary and row.case in cases
             for one in row.comparisons

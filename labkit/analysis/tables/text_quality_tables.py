@@ -22,7 +22,7 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.statistics.block_jackknife import MIN_BEYOND, MIN_WINDOWS, Interval
+from labkit.analysis.statistics.block_jackknife import CONFIDENCE, MIN_BEYOND, MIN_WINDOWS, Interval
 from labkit.config import count_text
 from labkit.records import Record
 
@@ -38,7 +38,7 @@ CAPTION = (
 
 def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
-    qualities = text_qualities(cell.real_arms, records)
+    qualities = text_qualities(cell.real_arms, records, cell.design.quality_confidence)
     if not qualities:
         return None
     columns = [
@@ -52,7 +52,8 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
         ),
         _column("RMS change of p", lambda quality: quality.probability_change),
     ]
-    notes = scoring_notes([quality.arm for quality in qualities], records)
+    arms = [quality.arm for quality in qualities]
+    notes = scoring_notes(arms, records, cell.design.quality_confidence)
     if any(interval.low is None for quality in qualities for interval in quality.kl_quantiles):
         notes += (
             f"Fewer than {MIN_WINDOWS} windows have no interval, nor has a quantile with fewer "
@@ -61,7 +62,9 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
     return Table(tuple(columns), tuple(qualities), notes)
 
 
-def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
+def scoring_notes(
+    arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
+) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
     by_arm = {
         record.arm: case.known_notes["scoring"]
@@ -76,7 +79,8 @@ def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, 
     fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
     return (
         f"{count_text(len(windows), 'window')}, "
-        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
+        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; "
+        f"{100 * confidence:.3g} % "
         "intervals over windows (block jackknife; of quantiles, Woodruff's). Compared with the arm "
         f"{baseline}.",
         "KL divergence is a lower bound. It compares the baseline's "
@@ -137,7 +141,8 @@ def quoted(text: str) -> str:
 def quality_section(report: CellSource) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
-    chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records))
+    confidence = cell.design.quality_confidence
+    chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records, confidence))
     picture: Parts = []
     if chart is not None:
         part = ChartPart(chart, CAPTION)

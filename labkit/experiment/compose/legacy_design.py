@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
+from labkit.experiment.cell import UNIT_OPTIONS
 from labkit.records import Arm, RecordError, read_arms, read_cell
 
 RUNS_PER_BLOCK = 2  # the default of earlier versions
@@ -76,7 +77,7 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
 
 
 def rounds_as_begun(arms: Sequence[Arm], folder: Path) -> tuple[Arm, ...]:
-    """Return the arms with the rounds with which the cell in ``folder`` began, if it fixed them."""
+    """Return the arms with the rounds or requests with which ``folder`` began, if it fixed them."""
     begun: dict[str, Arm] = {}
     with suppress(RecordError):
         begun = {arm.name: arm for arm in read_arms(folder)}
@@ -85,6 +86,10 @@ def rounds_as_begun(arms: Sequence[Arm], folder: Path) -> tuple[Arm, ...]:
 
 def _with_rounds_of(begun: Arm | None, arm: Arm) -> Arm:
     old, new = (a.config.get("workload", {}) if a else {} for a in (begun, arm))
+    option = UNIT_OPTIONS.get(new.get("kind", ""), "")
+    if new.get(option) == 0 and old.get(option, 0) != 0:
+        workload = {**new, option: old[option]}
+        return replace(arm, config={**arm.config, "workload": workload})
     if new.get("repeats", 1) is not None or old.get("repeats") is None:
         return arm
     factors = {case["name"]: case["factor"] for case in old["cases"]}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ from labkit.records import Arm, Record, RecordError, read_record
 from labkit.workload import in_process_rules
 
 PREPARE_TIMEOUT_S = 1800.0
+# Options of a workload on which no compiled code depends: the cells of a sweep share the rest.
+NOT_COMPILED = ("arrivals", "limits", "capacity", "stagger_ms", "per_request", "step_trace")
 WORKER_COMMAND = (sys.executable, "-m", "labkit.experiment.worker")
 
 
@@ -499,15 +502,22 @@ def _marker(arm: Arm) -> Path:
     The file's name is a hash of everything that compiled code depends on. The file lies in numba's
     cache, so that it is deleted with the cache.
     """
-    package = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
+    cpu = str(fingerprint.facts().get("cpu_model"))
+    workload = {k: v for k, v in arm.config.get("workload", {}).items() if k not in NOT_COMPILED}
+    config = {**arm.config, "workload": workload}
+    facts = (_source(), fingerprint.versions(), sys.version, config, cpu, dict(arm.environment))
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return cache_dir.root() / "numba" / f"prepared-{digest[:32]}"
+
+
+@cache
+def _source() -> str:
+    """Return a digest of labkit's modules as this process found them."""
+    package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
-    cpu = str(fingerprint.facts().get("cpu_model"))
-    facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu, dict(arm.environment))
-    digest.update(repr(facts).encode())
-    return cache_dir.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
+    return digest.hexdigest()
 
 
 def _write_marker(marker: Path, arm: Arm) -> None:

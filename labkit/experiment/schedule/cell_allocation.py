@@ -2,9 +2,13 @@
 
 A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give the
 number of blocks and each case's first rounds (:mod:`labkit.experiment.schedule.time_allocation`);
-:class:`.round_planner.RoundPlanner` plans the rounds of the blocks to come. The runs of any other
-workload have a fixed size: the first block is timed, and as many blocks follow as fit. The
-allocation is written to the cell's folder before any result is known, and does not change.
+:class:`.round_planner.RoundPlanner` plans the rounds of the blocks to come. One of requests with
+``workload.num_requests=0`` begins with a pilot block, which gives every run its requests (and one
+of scored windows with ``workload.num_windows=0``, which is judged at declared looks)
+(:mod:`labkit.experiment.schedule.request_allocation`). The runs of any other workload have a fixed
+size: the first block is timed, and as many blocks follow as fit. The allocation is written to the
+cell's folder before any result is known. It changes only if blocks take much longer than planned:
+then the last look comes earlier (:mod:`labkit.experiment.schedule.time_limit`).
 """
 
 from __future__ import annotations
@@ -17,16 +21,26 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.statistics.block_jackknife import window_looks
 from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
-from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.cell import UNITS, BlockPlan, ReadyCell
 from labkit.experiment.compose.legacy_design import ALLOCATION
 from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
+from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration
 from labkit.experiment.schedule.cell_manifest import (
+    LookAnalysis,
     estimates_in_manifest,
     refuse_changes,
     write_arms,
+)
+from labkit.experiment.schedule.request_allocation import (
+    UnitLimits,
+    allocate_units,
+    pilot_of,
+    pilot_runs,
+    unit_lines,
 )
 from labkit.experiment.schedule.round_planner import RoundPlanner
 from labkit.experiment.schedule.time_allocation import (
@@ -48,13 +62,16 @@ class CellAllocator:
     """Reads the allocation of a cell from its folder, or makes it.
 
     ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
-    records. ``timing_lock`` holds the host's timing lock.
+    records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
+    timing lock. ``analysis`` judges the quality of scored texts.
     """
 
     launcher: RunLauncher
     progress: Progress
     run_first_block: Callable[[ReadyCell], Sequence[Record]]
+    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
     timing_lock: Callable[[], AbstractContextManager[None]]
+    analysis: LookAnalysis | None = None
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.
@@ -71,7 +88,10 @@ class CellAllocator:
             refuse_changes(cell)
             write_arms(cell)
             with self.timing_lock():
-                data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
+                if cell.counts_units:
+                    data = self._units_piloted(cell)
+                else:
+                    data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
             write_json(path, data)
         return with_allocation(cell)
 
@@ -90,9 +110,52 @@ class CellAllocator:
         pilot = _of_all_arms(CellPilot.from_json(plain), cell)
         left_s = None if design.time is None else design.time - (time.monotonic() - start)
         allocation = allocation_of(cell, pilot, left_s)
-        for line in allocation_lines(allocation, left_s):
+        for line in lines_of(cell, allocation, left_s):
             self.progress.note(line)
         return _contents(cell, allocation, pilot, left_s)
+
+    def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
+        """Run the pilot block, and return the contents of the allocation's file."""
+        self.launcher.prepare(cell)
+        start, limits = time.monotonic(), UnitLimits.of(cell)
+        self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
+        if cell.window_looks:
+            pilot, limits = self._windows_looked_at(cell, limits)
+        else:
+            pilot = self._pilot_block(cell, limits.in_pilot, limits)[0]
+        left_s = (cell.design.time or 0.0) - (time.monotonic() - start)
+        if pilot is None:
+            self.progress.note(f"the pilot failed, so every run has {limits.least} {limits.noun}s")
+            share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
+            return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
+        allocation = allocation_of(cell, pilot, left_s, limits)
+        for line in unit_lines(allocation, limits, left_s):
+            self.progress.note(line)
+        return _contents(cell, allocation, pilot)
+
+    def _pilot_block(
+        self, cell: ReadyCell, count: int, limits: UnitLimits
+    ) -> tuple[CellPilot | None, Sequence[Record]]:
+        records = self.run_pilot_block(*pilot_runs(cell, count))
+        return pilot_of(records, count, limits.together), records
+
+    def _windows_looked_at(
+        self, cell: ReadyCell, limits: UnitLimits
+    ) -> tuple[CellPilot | None, UnitLimits]:
+        """Score windows until the limits on quality are decided, at declared looks.
+
+        Runs score as many windows: all if no earlier look decides the limits.
+        """
+        assert self.analysis is not None, "cells with looks are run with an analysis"
+        looks, names = window_looks(limits.total), [arm.name for arm in cell.arms]
+        pilot: CellPilot | None = None
+        for count in looks[:-1] or looks:
+            pilot, records = self._pilot_block(cell, count, limits)
+            decided = self.analysis.limits_decided(names, records, cell.arms[0].quality)
+            if decided and count < limits.total:
+                self.progress.note(f"the limits on quality are decided after {count} windows")
+                return pilot, limits.fixed(count)
+        return pilot, limits.fixed(limits.total)
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""
@@ -112,9 +175,17 @@ class CellAllocator:
         return _contents(cell, allocation, None)
 
 
-def allocation_of(cell: ReadyCell, pilot: CellPilot, time_s: float | None) -> Allocation:
-    """Return the allocation of a kernel cell for a time, given its pilot."""
+def allocation_of(
+    cell: ReadyCell, pilot: CellPilot, time_s: float | None, limits: UnitLimits | None = None
+) -> Allocation:
+    """Return the allocation of a cell for a time, given its pilot.
+
+    ``limits``: those of the units of a run, by default the workload's.
+    """
     blocks = None if cell.blocks_from_time else cell.design.blocks
+    if cell.counts_units and time_s is not None:
+        limits = limits or UnitLimits.of(cell)
+        return allocate_units(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
     return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
 
 
@@ -161,12 +232,19 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     if cell.blocks_from_time:
         design = replace(design, blocks=blocks, looks=looks)
     starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
-    pilot = None if data["pilot"] is None else CellPilot.from_json(data["pilot"])
+    piloted = data["pilot"] is not None and not cell.counts_units  # requests are not scaled
+    pilot = CellPilot.from_json(data["pilot"]) if piloted else None
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
     out_of_reach = {share.case: share.needed_s for share in shares if share.blocks < blocks}
     estimates = estimates_in_manifest(cell) or out_of_reach
     return replace(
-        cell, design=design, plans=plans, timed=True, estimates=estimates, blocks_from_time=False
+        cell,
+        design=design,
+        plans=plans,
+        timed=True,
+        said_s=float(data["seconds"]) if cell.blocks_from_time else 0.0,
+        estimates=estimates,
+        blocks_from_time=False,
     )
 
 
@@ -176,7 +254,7 @@ def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> Round
     ``records``: those of the finished blocks.
     """
     pilot = earlier_pilot(cell.dir)
-    if pilot is None or not cell.plans:
+    if pilot is None or not cell.plans or cell.counts_units:
         return None
     seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
     left_s = float(seconds) * blocks / cell.design.blocks
@@ -221,6 +299,13 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
         for case in pilot.cases
     )
     return CellPilot(arms * pilot.start_s, tuple(cases))
+
+
+def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
+    """Return lines on what will be measured and decided, and how long it takes."""
+    if cell.counts_units:
+        return unit_lines(allocation, UnitLimits.of(cell), time_s)
+    return allocation_lines(allocation, time_s)
 
 
 def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:

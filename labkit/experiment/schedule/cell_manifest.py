@@ -17,6 +17,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any, Protocol
 
+from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import legacy_design
@@ -54,11 +55,16 @@ class LookAnalysis(Protocol):
     def undecided_cases(self, cell_dir: Path) -> Collection[str]:
         """Return the cases that have a primary row without a verdict."""
 
+    def limits_decided(
+        self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
+    ) -> bool:
+        """Return whether a look at scored texts decides all limits on the arms' quality."""
+
     def possibly_best(self, cell_dir: Path) -> Sequence[str]:
         """Return the arms of a sweep that may be the best."""
 
-    def decided_lines(self, cell_dir: Path, cases: Collection[str]) -> Sequence[str]:
-        """Return a line for each primary row of decided cases."""
+    def decided_rows(self, cell_dir: Path, cases: Collection[str]) -> Sequence[Mapping[str, str]]:
+        """Return the fields of a ``DecidedRow`` for each arm in each row of decided cases."""
 
 
 def _exists(cell: ReadyCell) -> bool:
@@ -102,6 +108,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "metrics": list(cell.metrics),
             **({"time_s": cell.design.time} if cell.timed else {}),
             **({"estimates": dict(cell.estimates)} if cell.estimates else {}),
+            **({"quality_confidence": LOOK_CONFIDENCE} if cell.window_looks else {}),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
@@ -311,6 +318,14 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
             fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
             publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
+
+
+def move_last_look(cell: ReadyCell) -> None:
+    """Write the blocks and looks of a cell whose last look comes earlier than planned."""
+    manifest, planned = read_cell(cell.dir), new_manifest(cell, cell.design.blocks)["design"]
+    manifest["design"] |= {key: planned[key] for key in ("blocks", "looks")}
+    publish_design(cell.dir, {key: planned[key] for key in FIXED_DESIGN_KEYS})
+    write_json(cell.dir / "cell.json", manifest)
 
 
 def write_arms(cell: ReadyCell) -> None:

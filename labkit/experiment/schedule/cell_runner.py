@@ -25,7 +25,7 @@ from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
-from labkit.experiment.progress_display import Progress
+from labkit.experiment.progress_display import DecidedRow, Progress
 from labkit.experiment.schedule.cell_allocation import CellAllocator, planner_of
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
@@ -43,6 +43,7 @@ from labkit.experiment.schedule.cell_manifest import (
     write_manifest,
 )
 from labkit.experiment.schedule.round_planner import RoundPlanner
+from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.experiment.worker import differing_outputs
 from labkit.experiment.worker.worker_stages import without_values
@@ -113,7 +114,14 @@ def run_cell(
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
     ):
         first = _BlockRunner(cell, launcher, progress, signals)
-        allocator = CellAllocator(launcher, progress, first.run_first_block, first.timing_lock)
+        allocator = CellAllocator(
+            launcher,
+            progress,
+            first.run_first_block,
+            first.run_pilot_block,
+            first.timing_lock,
+            analysis,
+        )
         cell = allocator.allocated(cell)
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals, analysis)
@@ -141,6 +149,7 @@ class _BlockRunner:
         """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, holds_timing_lock = self.cell, list(old_records), False
         planner: RoundPlanner | None = None
+        limit: TimeLimit | None = None
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
@@ -156,8 +165,14 @@ class _BlockRunner:
                     self.launcher.prepare(cell.to_prepare)
                     left = len(due) + len(blocks)
                     planner = planner or planner_of(cell, records, left)
+                    limit = limit or TimeLimit.of(cell, left)
                 for block in due:
+                    if limit is not None and limit.ends_before(_index(block)):
+                        self._end_early(_index(block), records)
+                        return records[len(old_records) :]
                     records += self._run_block(block, planner)
+                    if limit is not None:
+                        limit.done += 1
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
@@ -166,6 +181,13 @@ class _BlockRunner:
                 self._note_stopped(end)
                 blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
+
+    def _end_early(self, blocks: int, records: list[Record]) -> None:
+        ended = ended_early(self.cell, blocks)
+        self.progress.note(
+            f"blocks take longer than planned: {blocks} instead of {self.cell.design.blocks}"
+        )
+        take_interim_look(ended, blocks, records, self.analysis)
 
     def _note_decided(self, blocks: int) -> None:
         decided = "has one best setting" if self.cell.sweep else "is decided"
@@ -177,10 +199,13 @@ class _BlockRunner:
 
     def _note_stopped(self, blocks: int) -> None:
         """Show the rows that the look has decided; they are not measured any longer."""
-        stopped = stopped_cases(self.cell, blocks) - stopped_cases(self.cell, blocks - 1)
+        cell, plan = self.cell, self.cell.plan(blocks)
+        before, decided = (stopped_cases(cell, count) for count in (blocks - 1, blocks))
+        stopped = decided - before
         if stopped and self.analysis is not None:
-            for line in self.analysis.decided_lines(self.cell.dir, stopped):
-                self.progress.note(line)
+            waiting = [] if plan is None else [case for case in plan.rounds if case not in decided]
+            rows = self.analysis.decided_rows(cell.dir, stopped)
+            self.progress.rows_decided([DecidedRow(**row) for row in rows], waiting)
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return the blocks to run without the arms that looks have dropped."""
@@ -204,6 +229,15 @@ class _BlockRunner:
         finally:
             self.progress.end()
 
+    def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
+        """Run a block whose records are not kept."""
+        write_arms(cell)
+        records = list[Record]()
+        for together in _runs_by_process(runs, cell.design.isolation):
+            self.signals.check()
+            records += self.launcher.launch(together, cell)
+        return records
+
     def timing_lock(self) -> AbstractContextManager[None]:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
         return timing_lock(holder, on_wait=note, check=self.signals.check)
@@ -213,7 +247,7 @@ class _BlockRunner:
         records: list[Record] = []
         refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
-        plan = self._plan(_index(block), planner)
+        plan = self._plan(block, planner)
         if plan is not None:
             cell = cell.with_plan(plan)
             write_arms(cell)
@@ -231,12 +265,12 @@ class _BlockRunner:
             planner.ended(plan, records, time.monotonic() - start)
         return records
 
-    def _plan(self, block: int, planner: RoundPlanner | None) -> BlockPlan | None:
+    def _plan(self, block: Block, planner: RoundPlanner | None) -> BlockPlan | None:
         """Return a block's plan, and write which cases are out of reach; None: fixed sizes."""
-        plan, stopped = self.cell.plan(block), stopped_cases(self.cell, block)
+        plan, stopped = self.cell.plan(_index(block)), stopped_cases(self.cell, _index(block))
         if planner is None:
             return None if plan is None else plan.without(stopped)
-        planned = planner.plan(stopped)
+        planned = planner.plan(stopped, len({run.arm for run in block}))
         write_estimates(self.cell, planner.estimates)
         return planned
 

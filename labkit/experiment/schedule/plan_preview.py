@@ -17,10 +17,10 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
 from labkit.experiment.schedule.cell_allocation import (
-    allocation_lines,
     allocation_of,
     blocks_within,
     earlier_pilot,
+    lines_of,
     with_allocation,
 )
 from labkit.experiment.schedule.cell_runner import unfinished
@@ -152,7 +152,7 @@ def _timing(
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
             allocation = allocation_of(cell, pilot, time_s)
-            lines = tuple(allocation_lines(allocation, time_s))
+            lines = tuple(lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
             allocation = blocks_within(cell, block_s)
             lines = (f"a block takes {block_s:.2g} s",)
@@ -167,9 +167,10 @@ def _timing(
             cell = replace(cell, design=design)
         return cell, _Timing(lines, allocation.seconds, folder)
     source = "a pilot" if cell.rounds_from_time else "the first block"
+    size = "requests" if cell.counts_units else "rounds"
     found = " and ".join(
         name
-        for name, open_ in (("blocks", cell.blocks_from_time), ("rounds", cell.rounds_from_time))
+        for name, open_ in (("blocks", cell.blocks_from_time), (size, cell.rounds_from_time))
         if open_
     )
     limit = "" if time_s is None else f" for {format_duration(time_s)} (design.time)"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.experiment.cell import BlockPlan, ReadyCell
-from labkit.experiment.schedule.time_allocation import CellPilot, Measured, divide
+from labkit.experiment.schedule.time_allocation import CellPilot, Measured, balanced, divide
 from labkit.records import CaseRecord, Record
 from labkit.workload.kernels.kernel_pilot import NORMAL_SD
 from labkit.workload.measurement import CasePilot
@@ -60,18 +60,21 @@ class RoundPlanner:
         for _, block in groupby(records, key=lambda record: record.block):
             self._add_block(list(block))
 
-    def plan(self, stopped: Collection[str]) -> BlockPlan:
+    def plan(self, stopped: Collection[str], arms: int) -> BlockPlan:
         """Return the plan of the next block.
 
-        ``stopped``: the cases that a look has decided.
+        ``stopped``: the cases that a look has decided. ``arms``: how many arms the block has.
         """
         left_s = (self.deadline - time.monotonic()) / self._slowness
-        pilot, ended = self._pilot_now(), self._ended | set(stopped)
+        pilot = self._pilot_now(arms / len(self.cell.arms))
+        ended = self._ended | set(stopped)
         measured = Measured(self._blocks, self._rounds, ended)
         design = self.cell.design
         allocation = divide(pilot, design, self.cell.tested_arms, left_s, design.blocks, measured)
         rounds = {
-            share.case: share.rounds for share in allocation.cases if share.blocks > self._blocks
+            share.case: balanced(share.rounds, arms)
+            for share in allocation.cases
+            if share.blocks > self._blocks
         }
         self.estimates = {case: s for case, s in self.estimates.items() if case not in rounds} | {
             share.case: share.needed_s for share in allocation.cases if share.blocks < design.blocks
@@ -109,9 +112,12 @@ class RoundPlanner:
         if states:  # else the block failed, which ends no case
             self._ended |= self._rounds.keys() - states.keys()
 
-    def _pilot_now(self) -> CellPilot:
-        """Return the pilot with the noise of all rounds so far."""
-        cases = (self._case_now(case) for case in self.pilot.pooled.cases)
+    def _pilot_now(self, share: float) -> CellPilot:
+        """Return the pilot with the noise of all rounds so far, for a share of the arms."""
+        cases = (
+            replace(case, round_s=share * case.round_s, warm_up_s=share * case.warm_up_s)
+            for case in map(self._case_now, self.pilot.pooled.cases)
+        )
         return replace(self.pilot, cases=tuple(cases))
 
     def _case_now(self, case: CasePilot) -> CasePilot:

@@ -191,7 +191,7 @@ def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, in
         budget_s -= need.extra_s
     for worthwhile in (WORTHWHILE, 0.0):
         for need in list(waiting):
-            affordable = min(need.rounds, _balanced(need.affordable(budget_s), turns))
+            affordable = min(need.rounds, balanced(need.affordable(budget_s), turns))
             if affordable >= max(MIN_ROUNDS_IN_REACH, worthwhile * need.rounds):
                 rounds[need.case.case] = affordable
                 budget_s -= need.seconds(affordable) - need.estimate_s
@@ -210,11 +210,11 @@ def _spend_spare(
     rounds_s = before_s - sum(need.seconds(0) for need in in_reach)
     spare = min(SPARE, 1 + budget_s / rounds_s) if rounds_s > 0 else 1.0
     for case, count in rounds.items():
-        rounds[case] = min(MAX_ROUNDS, max(count, _balanced(int(spare * count), turns)))
+        rounds[case] = min(MAX_ROUNDS, max(count, balanced(int(spare * count), turns)))
     return sum(need.seconds(rounds[need.case.case]) for need in in_reach) - before_s
 
 
-def _balanced(rounds: int, turns: int) -> int:
+def balanced(rounds: int, turns: int) -> int:
     """Return at most ``rounds`` rounds, in which every arm has every position equally often."""
     return rounds - rounds % turns if rounds >= turns else rounds
 
@@ -269,6 +269,11 @@ class _Need:
         whole = errors.rounds_needed(sd, blocks, ())
         needed_s = blocks * (whole * self.case.round_s + self.case.warm_up_s)
         return CaseShare(self.case.case, len(self.done) + looks, count, p_decided, needed_s)
+
+
+def p_decided(design: Design, arms: int, blocks: int, sd: float, rounds: int) -> float:
+    """Return the probability that a single case is decided if the arms do not differ."""
+    return _Errors.of(design, arms, blocks, 1).p_decided(sd, blocks * (rounds,))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,10 @@ class RequestKind:
 
             openai.prepare(experiment.engine, model.path)
 
+    def units(self, experiment: Experiment) -> int:
+        """Return the number of requests."""
+        return len(self.source(experiment).lengths(experiment))
+
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Return the reason that the arms cannot share a process, or None if they can.
 

@@ -39,6 +39,10 @@ class ScoringKind:
     def prepare(self, experiment: Experiment) -> None:
         text_windows.windows_of(experiment, resolve(experiment.model))
 
+    def units(self, experiment: Experiment) -> int:
+        """Return the number of windows."""
+        return len(text_windows.windows_of(experiment, resolve(experiment.model)))
+
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Return the reason that the arms cannot share a process, or None if they can."""
         return in_process_rules.requests([experiment.engine for experiment in experiments])

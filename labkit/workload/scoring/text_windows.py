@@ -141,7 +141,7 @@ def _check_context(length: int, model: str, context: int | None) -> None:
 
 def _check_count(experiment: Experiment, available: int, qualifier: str) -> None:
     workload = experiment.workload
-    count = workload.num_windows
+    count = workload.num_windows or None
     require(
         count is None or count <= available,
         f"workload.num_windows={count}: workload={workload.name} has {qualifier} {available} "
@@ -170,7 +170,7 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
         The cache folder cannot be written.
     """
     workload = experiment.workload
-    length, count = workload.window_tokens, workload.num_windows
+    length, count = workload.window_tokens, workload.num_windows or None
     _check_context(length, model.name, model.max_context)
     texts = read_texts(workload.texts)
     key = prompt_key({"model": model.digest, "texts": texts, "window_tokens": length})

@@ -28,8 +28,7 @@ def limit(experiment: Experiment) -> int:
     Otherwise the number is :data:`MAX_REQUESTS` plus 1, so that :func:`refuse_more` notices a file
     with too many requests.
     """
-    count = experiment.workload.num_requests
-    return MAX_REQUESTS + 1 if count is None else count
+    return experiment.workload.num_requests or MAX_REQUESTS + 1
 
 
 def modified_ns(path: str) -> int:

@@ -209,6 +209,7 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
         arms=[Arm("base", "baseline", {}, {"workload": workload})],
         records=records,
         design=CellDesign({"alpha": 0.05}),
+        criteria=SimpleNamespace(alpha=change.pop("alpha", 0.05)),
     )
     (one,) = serving_capacities([SimpleNamespace(data=data)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,16 @@ def test_runs_that_differ_less_than_chance_are_no_more_than_their_requests():
     exact = stats.binomtest(451, 500).proportion_ci(0.95, "exact")
     alike = load(1.0, *[45] * 9, 46).share_interval(0.05)
     assert alike == (pytest.approx(exact.low), pytest.approx(exact.high))
+
+
+def test_a_rate_that_ended_at_a_look_is_judged_with_its_part_of_alpha():
+    whole, looked = load(1, 49, 50, 49, 50), replace(load(1, 49, 50, 49, 50), spent=0.2)
+    assert looked.share_interval(0.05) == whole.share_interval(0.01)
+    assert whole.is_decided(0.9, 0.05) and not whole.is_decided(0.98, 0.05)
+    limit = whole.share_interval(0.03)[0]
+    assert whole.is_decided(limit, 0.05) and not looked.is_decided(limit, 0.05)
+    assert load_capacity([whole], limit, 0.05).at_least == 1
+    assert load_capacity([looked], limit, 0.05).at_least is None
 
 
 def test_two_runs_say_nothing():

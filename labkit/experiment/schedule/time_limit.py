@@ -1,0 +1,64 @@
+"""The time limit of a cell whose runs have a fixed size, and whose blocks follow from its time."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+
+from labkit.config import PlannedLook, to_plain
+from labkit.experiment.cell import ReadyCell
+from labkit.experiment.compose.legacy_design import ALLOCATION
+from labkit.experiment.compose.reachable_looks import fewest_blocks
+from labkit.experiment.schedule.cell_manifest import move_last_look
+from labkit.records import write_json
+
+LIMIT, PLANNED = 1.2, 0.9  # of the seconds said, and of design.time
+
+
+@dataclass
+class TimeLimit:
+    """Ends a cell whose runs have a fixed size when its blocks take much longer than planned.
+
+    The last look then comes earlier, with all the alpha that is left, but never before a claim is
+    possible. When it comes depends on the seconds of whole blocks, which stay what they are if
+    labels of arms are exchanged; so the permutation test holds.
+    """
+
+    cell: ReadyCell
+    deadline: float
+    begun: float
+    done: int = 0
+
+    @classmethod
+    def of(cls, cell: ReadyCell, blocks: int) -> TimeLimit | None:
+        """Return the limit of a cell with ``blocks`` blocks left; None if nothing limits it."""
+        plan, time_s = cell.plan(0), cell.design.time
+        if not cell.said_s or time_s is None or (plan is not None and plan.round_s):
+            return None
+        now = time.monotonic()
+        limit_s = max(LIMIT * cell.said_s, PLANNED * time_s) * blocks / cell.design.blocks
+        return cls(cell, now + limit_s, now)
+
+    def ends_before(self, block: int) -> bool:
+        """Return whether a block would end too late, so that the cell ends before it."""
+        design, now = self.cell.design, time.monotonic()
+        if block < fewest_blocks(design, self.cell.tested_arms) or not self.done:
+            return False
+        looks = {look.blocks for look in design.looks}
+        more = 1 + (block + 1 in looks)  # a look is not the last one, because it keeps its alpha
+        late = now + more * (now - self.begun) / self.done > self.deadline
+        return late and block not in looks
+
+
+def ended_early(cell: ReadyCell, blocks: int) -> ReadyCell:
+    """Return the cell whose last look is after ``blocks`` blocks, and write it to the folder."""
+    design, path = cell.design, cell.dir / ALLOCATION
+    early = [look for look in design.looks if look.blocks < blocks]
+    left = round(design.alpha - sum(look.alpha for look in early), 12)
+    looks = [*early, PlannedLook(blocks, left)] if early else []
+    cell = replace(cell, design=replace(design, blocks=blocks, looks=looks))
+    move_last_look(cell)
+    data = json.loads(path.read_text("utf-8"))
+    write_json(path, data | {"blocks": blocks, "looks": [to_plain(look) for look in looks]})
+    return cell
