@@ -43,23 +43,14 @@ class TooLarge(TaskFailed):
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What the processes run, and the limits of one task.
+    """What the processes run, and the limits of one task."""
 
-    Parameters
-    ----------
-    module
-        The module that a process runs (see :mod:`labkit.server.worker_loop`).
-    setup
-        What the module is told at its start.
-    work
-        What it does, for a client that finds all processes busy: ``compiling other grammars``.
-    timeout_s, memory_bytes
-        The longest time of a task (seconds), and the growth of the process's resident memory.
-    """
-
-    module: str
-    setup: Mapping[str, Any]
+    module: str  # the module that a process runs (see :mod:`labkit.server.worker_loop`)
+    setup: Mapping[str, Any]  # what the module is told at its start
+    # What it does, for a client that finds all processes busy: ``compiling other grammars``.
     work: str
+    # timeout_s, memory_bytes: the longest time of a task (seconds), and the growth of the process's
+    # resident memory.
     timeout_s: float
     memory_bytes: int
 

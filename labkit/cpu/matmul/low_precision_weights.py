@@ -87,15 +87,6 @@ class QuantizedMatrix:
 
     Each group of adjacent integers of a row has its own scale and bias.
 
-    Parameters
-    ----------
-    words
-        uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.
-    scales, biases
-        [N, K / group size]: float32, float16, or bfloat16 as uint16.
-    bits
-        Bits per integer.
-
     Raises
     ------
     ValueError
@@ -103,10 +94,12 @@ class QuantizedMatrix:
         dtype or shape.
     """
 
+    # uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.
     words: NDArray[np.uint32]
+    # scales, biases: [N, K / group size]: float32, float16, or bfloat16 as uint16.
     scales: NDArray[Any]
     biases: NDArray[Any]
-    bits: int
+    bits: int  # bits per integer
 
     def __post_init__(self) -> None:
         """Check that MLX supports this format, and that scales and biases match."""

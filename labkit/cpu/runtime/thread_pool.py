@@ -31,32 +31,23 @@ MAX_THREADS = 2048
 
 @dataclass(frozen=True, slots=True)
 class PoolTuning:
-    """The pool's parameters: the division of work, and the times for which threads spin.
+    """The pool's parameters: the division of work, and the times for which threads spin."""
 
-    Parameters
-    ----------
-    grain
-        Units per thread into which a ``prange`` is divided. All threads must wait for a unit that
-        a suspended thread has begun; more units make that wait shorter.
-    spin_us
-        How long a worker without work spins before it sleeps (us). This must be longer than the
-        host needs between two launches of a step.
-    aside_us
-        If the clock of a spinning worker jumps by more than this time (us), the worker counts as
-        having been suspended, and the pool as crowded. The time must be longer than any interrupt
-        and shorter than another process's time slice. A caller that has waited this long for units
-        of other workers goes to sleep, because these workers may need its core.
-    crowded_us
-        How long the pool counts as crowded after a worker was suspended (us).
-    crowded_spin_us
-        How long a worker without work spins while the pool is crowded (us). A longer spin would use
-        up the time slice that the next job needs.
-    """
-
+    # Units per thread into which a ``prange`` is divided. All threads must wait for a unit that a
+    # suspended thread has begun; more units make that wait shorter.
     grain: int = 4
+    # How long a worker without work spins before it sleeps (us). This must be longer than the host
+    # needs between two launches of a step.
     spin_us: int = 2_000
+    # If the clock of a spinning worker jumps by more than this time (us), the worker counts as
+    # having been suspended, and the pool as crowded. The time must be longer than any interrupt and
+    # shorter than another process's time slice. A caller that has waited this long for units of
+    # other workers goes to sleep, because these workers may need its core.
     aside_us: int = 500
+    # How long the pool counts as crowded after a worker was suspended (us).
     crowded_us: int = 100_000
+    # How long a worker without work spins while the pool is crowded (us). A longer spin would use
+    # up the time slice that the next job needs.
     crowded_spin_us: int = 50
 
 

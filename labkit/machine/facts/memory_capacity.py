@@ -28,33 +28,16 @@ SLACK_FRACTION = 1 / 50
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """A machine's memory in bytes.
+    """A machine's memory in bytes."""
 
-    Parameters
-    ----------
-    name
-        ``this machine``, or the name of a simulated Mac.
-    total
-        RAM, or the container's limit where that is smaller.
-    available
-        Memory that is free now.
-    working_set
-        Metal's recommended working set; without Metal, ``total``.
-    metal
-        Whether ``working_set`` is Metal's.
-    slack
-        Bytes by which ``available`` may change between plan and run; 0 for a simulated Mac.
-    wired
-        The settings of wired memory; None outside macOS.
-    """
-
-    name: str
-    total: int
-    available: int
-    working_set: int
-    metal: bool
+    name: str  # ``this machine``, or the name of a simulated Mac
+    total: int  # RAM, or the container's limit where that is smaller
+    available: int  # memory that is free now
+    working_set: int  # metal's recommended working set; without Metal, ``total``
+    metal: bool  # whether ``working_set`` is Metal's
+    # Bytes by which ``available`` may change between plan and run; 0 for a simulated Mac.
     slack: int = 0
-    wired: WiredSettings | None = None
+    wired: WiredSettings | None = None  # the settings of wired memory; None outside macOS
 
     def __post_init__(self) -> None:
         """Check that neither the available memory nor the working set exceeds the total."""

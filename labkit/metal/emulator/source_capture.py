@@ -18,20 +18,11 @@ from labkit.metal.kernel_call import KernelCall
 
 @dataclass(frozen=True)
 class CapturedKernel:
-    """A kernel as MLX would hand it to Metal.
+    """A kernel as MLX would hand it to Metal."""
 
-    Parameters
-    ----------
-    name
-        Name of the instantiated function.
-    text
-        Header, generated signature, body and explicit instantiation.
-    grid, threadgroup
-        Sizes in threads along each axis.
-    """
-
-    name: str
-    text: str
+    name: str  # name of the instantiated function
+    text: str  # header, generated signature, body and explicit instantiation
+    # grid, threadgroup: sizes in threads along each axis.
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
 

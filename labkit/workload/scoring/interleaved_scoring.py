@@ -56,32 +56,15 @@ class WorstPlace:
 
 @dataclass(frozen=True, slots=True)
 class WindowScore:
-    """An arm's score of one window, as the record holds it.
+    """An arm's score of one window, as the record holds it."""
 
-    Attributes
-    ----------
-    window
-        The window's id.
-    tokens
-        The number of predicted tokens.
-    nll
-        The sum of their negative log likelihoods in nats.
-    kl_sum
-        The sum of the positions' KL divergences from the baseline in nats.
-    kl_histogram
-        Their histogram (:mod:`labkit.records.kl_histogram`).
-    same_top1
-        The number of positions whose likeliest token is that of the baseline.
-    probability_change_squared
-        The sum of the squared differences from the baseline in the probability of the next token.
-    """
-
-    window: str
-    tokens: int
-    nll: float
-    kl_sum: float
-    kl_histogram: str
-    same_top1: int
+    window: str  # the window's id
+    tokens: int  # the number of predicted tokens
+    nll: float  # the sum of their negative log likelihoods in nats
+    kl_sum: float  # the sum of the positions' KL divergences from the baseline in nats
+    kl_histogram: str  # their histogram (:mod:`labkit.records.kl_histogram`)
+    same_top1: int  # the number of positions whose likeliest token is that of the baseline
+    # The sum of the squared differences from the baseline in the probability of the next token.
     probability_change_squared: float
 
     @classmethod

@@ -31,14 +31,10 @@ class TextWindows(Sequence[Prompt]):
     """Windows of texts, whose prompts are made whenever they are read.
 
     A token takes 4 bytes, as a Python integer it would take 36.
-
-    Attributes
-    ----------
-    table
-        A row per window: the number of its text from 1, the index of its first token in the text,
-        and its token ids. int32 [windows, 2 + window_tokens].
     """
 
+    # A row per window: the number of its text from 1, the index of its first token in the text, and
+    # its token ids. int32 [windows, 2 + window_tokens].
     table: NDArray[np.int32]
 
     def __len__(self) -> int:

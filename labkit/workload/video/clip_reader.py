@@ -43,25 +43,14 @@ class DecodeCounts:
 
 @dataclass(frozen=True)
 class FrameIndex:
-    """A clip's frames in presentation order, read from its packets without decoding.
+    """A clip's frames in presentation order, read from its packets without decoding."""
 
-    Parameters
-    ----------
-    times
-        Presentation times, ascending, in units of ``unit`` seconds.
-    keyframes
-        The indices of the keyframes, ascending.
-    decode_times
-        The decoding time of each keyframe's packet, by the keyframe's index; the presentation time
-        if the file has no decoding times.
-    unit
-        The stream's time base in seconds.
-    """
-
-    times: tuple[int, ...]
-    keyframes: tuple[int, ...]
+    times: tuple[int, ...]  # presentation times, ascending, in units of ``unit`` seconds
+    keyframes: tuple[int, ...]  # the indices of the keyframes, ascending
+    # The decoding time of each keyframe's packet, by the keyframe's index; the presentation time if
+    # the file has no decoding times.
     decode_times: dict[int, int]
-    unit: float
+    unit: float  # the stream's time base in seconds
 
     def __len__(self) -> int:
         return len(self.times)
