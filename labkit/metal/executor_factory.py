@@ -12,11 +12,8 @@ DEVICES = ("metal", "emulated", "cuda")
 def executor_for(device: str) -> Executor:
     """Return the function that runs kernel calls on ``device``.
 
-    Raises
-    ------
-    ValueError
-        The device is unknown, this machine has no Metal or no CUDA, or the emulator has no
-        compiler. The message is a single line.
+    Raises ``ValueError`` if the device is unknown, this machine has no Metal or no CUDA, or the
+    emulator has no compiler. The message is a single line.
     """
     if device == "metal":
         if not mx.metal.is_available():

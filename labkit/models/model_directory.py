@@ -35,14 +35,8 @@ def find_model(model_path: str) -> ModelDir:
     """Return the model at ``model.path``: a directory, a GGUF file, or a Hugging Face id.
 
     Nothing is downloaded: an id must be in the Hugging Face cache. A GGUF file is converted into
-    labkit's cache on first use.
-
-    Raises
-    ------
-    ConfigError
-        There is no such model, or a file is missing. The message is one line.
-    CacheError
-        The cache folder cannot be written.
+    labkit's cache on first use. Raises ``ConfigError`` if there is no such model, or a file is
+    missing. The message is one line. Raises ``CacheError`` if the cache folder cannot be written.
     """
     option = f"model.path={model_path}"
     path = Path(model_path).expanduser()
@@ -84,19 +78,9 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
 def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     """Check a model directory and read its digest and sizes.
 
-    Parameters
-    ----------
-    path
-        An existing directory.
-    name
-        The model's name in reports.
-    option
-        The option that named the directory, like ``model.path=...``. Error messages begin with it.
-
-    Raises
-    ------
-    ConfigError
-        A file is missing or invalid.
+    ``path``: an existing directory. ``name``: the model's name in reports. ``option``: the option
+    that named the directory, like ``model.path=...``. Error messages begin with it. Raises
+    ``ConfigError`` if a file is missing or invalid.
     """
     config = model_json.read_object(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
@@ -116,10 +100,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
 def find_weights(path: Path, where: str) -> list[Path]:
     """Return the files with a model's weights, in order. ``where``: the beginning of messages.
 
-    Raises
-    ------
-    ConfigError
-        There are none, or one is not whole.
+    Raises ``ConfigError`` if there are none, or one is not whole.
     """
     files = sorted(path.glob("model*.safetensors"))
     require(bool(files), f"{where}: the folder has no model*.safetensors")

@@ -16,13 +16,8 @@ def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
     """Convert a package's model into the cache on its first use, and return the directory.
 
     The package is located, but not imported. Its file is verified before the conversion. Once the
-    model is in the cache, the package is no longer needed.
-
-    Raises
-    ------
-    ConfigError
-        The package is not installed, or its file's SHA-256 is not ``packaged.sha256``. The message
-        is one line.
+    model is in the cache, the package is no longer needed. Raises ``ConfigError`` if the package is
+    not installed, or its file's SHA-256 is not ``packaged.sha256``. The message is one line.
     """
     option = f"model={name}"
     model_dir = converted_path(digest=packaged.sha256, name=name)

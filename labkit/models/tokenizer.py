@@ -53,10 +53,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's token ids; ``special``: whether to add the model's special tokens.
 
-        Raises
-        ------
-        ConfigError
-            The text is not valid Unicode.
+        Raises ``ConfigError`` if the text is not valid Unicode.
         """
         try:
             if len(text) < LONG_TEXT:
@@ -104,10 +101,8 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
 
-        Raises
-        ------
-        ConfigError
-            The model has no chat template, or the template refuses the conversation or the tools.
+        Raises ``ConfigError`` if the model has no chat template, or the template refuses the
+        conversation or the tools.
         """
         return self.encode(self.render_chat(messages, tools), special=False)
 
@@ -173,10 +168,8 @@ class Tokenizer:
 def load(model_dir: Path) -> Tokenizer:
     """Load ``tokenizer.json`` and the chat template of a model directory.
 
-    Raises
-    ------
-    ConfigError
-        ``tokenizer.json`` is missing or the tokenizers library cannot read it.
+    Raises ``ConfigError`` if ``tokenizer.json`` is missing or the tokenizers library cannot read
+    it.
     """
     import tokenizers
 

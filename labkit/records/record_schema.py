@@ -53,10 +53,7 @@ def run_name(block: int, position: int, arm: str) -> str:
 def parse_run_name(name: str) -> tuple[int, int, str]:
     """Return block, position and arm of a run's name.
 
-    Raises
-    ------
-    RecordError
-        ``name`` is not ``b<block>-p<position>-<arm>``.
+    Raises ``RecordError`` if ``name`` is not ``b<block>-p<position>-<arm>``.
     """
     match = RUN_NAME.fullmatch(name)
     if match is None:

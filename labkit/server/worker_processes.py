@@ -69,12 +69,8 @@ class WorkerPool:
     async def worker(self) -> AsyncIterator[TaskProcess]:
         """Wait for a free process, at most ``WAIT_S`` seconds, and lend it.
 
-        Leaving the context while a task runs, or by an exception of it, ends the process.
-
-        Raises
-        ------
-        ApiError
-            All processes are busy (429), or the pool is closed (503).
+        Leaving the context while a task runs, or by an exception of it, ends the process. Raises
+        ``ApiError`` if all processes are busy (429), or the pool is closed (503).
         """
         self.check_open()
         try:
@@ -135,13 +131,8 @@ class TaskProcess:
     async def do(self, task: Any) -> Any:
         """Return the answer to a task; both are JSON-like. Starts the process unless it runs.
 
-        Raises
-        ------
-        ApiError
-            The process does not start (500).
-        TaskFailed
-            The task exceeded a limit, or the process died, for which the task need not be the
-            reason.
+        Raises ``ApiError`` if the process does not start (500). Raises ``TaskFailed`` if the task
+        exceeded a limit, or the process died, for which the task need not be the reason.
         """
         process = self._process
         if process is None or process.returncode is not None:
@@ -171,10 +162,7 @@ class TaskProcess:
     async def start(self) -> asyncio.subprocess.Process:
         """Start the process and wait until it is ready.
 
-        Raises
-        ------
-        ApiError
-            It does not get ready (500).
+        Raises ``ApiError`` if it does not get ready (500).
         """
         setup = {
             **self._options.setup,

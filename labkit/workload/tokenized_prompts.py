@@ -44,10 +44,7 @@ class Prompt:
 def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
     """Return the first ``workload.num_requests`` of the items, or all if it is not set.
 
-    Raises
-    ------
-    ConfigError
-        There are fewer items.
+    Raises ``ConfigError`` if there are fewer items.
     """
     count, name = experiment.workload.num_requests, experiment.workload.name
     require(
@@ -66,10 +63,7 @@ def prompt_key(identity: Mapping[str, Any]) -> str:
 def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
     """Return the prompts stored under ``key`` in the cache, or make and store them.
 
-    Raises
-    ------
-    CacheError
-        The cache folder cannot be written.
+    Raises ``CacheError`` if the cache folder cannot be written.
     """
     path = cache_dir.root() / "workloads" / f"{key}.json"
     try:

@@ -57,10 +57,7 @@ class Winner:
 class BlockedValues:
     """Values of several arms in a blocked design, float64 [blocks, runs, arms]; larger is better.
 
-    Raises
-    ------
-    ValueError
-        There are fewer than two arms, or too few values to estimate the noise.
+    Raises ``ValueError`` if there are fewer than two arms, or too few values to estimate the noise.
     """
 
     values: Floats
@@ -182,11 +179,7 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
     """Return the arm with the largest mean, and its difference from the reference arm.
 
     If the reference arm itself has the largest mean, the second best arm becomes the reference.
-
-    Parameters
-    ----------
-    values : float64 [blocks, runs, arms]
-        Larger is better.
+    ``values``: larger is better.
     """
     arms = BlockedValues(np.asarray(values, np.float64))
     best, count = arms.best, len(arms.means)

@@ -78,12 +78,8 @@ class Interval:
 def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
     """Return a statistic of all windows with its interval.
 
-    Parameters
-    ----------
-    statistic
-        A function that takes ascending indices of windows and returns a number.
-    num_windows
-        The number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
+    ``statistic``: a function that takes ascending indices of windows and returns a number.
+    ``num_windows``: the number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
     """
     return _interval(*_leave_out(statistic, num_windows))
 

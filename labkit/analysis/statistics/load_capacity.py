@@ -31,12 +31,8 @@ MIN_RUNS = 3  # with fewer, the variance between runs is unknown
 class LoadCounts:
     """The requests of each run at one rate (requests/s), and those within the limits.
 
-    ``good`` and ``requests`` are float64 [runs].
-
-    Raises
-    ------
-    ValueError
-        The arrays differ in length, a run has no request, or ``good`` exceeds ``requests``.
+    ``good`` and ``requests`` are float64 [runs]. Raises ``ValueError`` if the arrays differ in
+    length, a run has no request, or ``good`` exceeds ``requests``.
     """
 
     rate: float
@@ -63,12 +59,8 @@ class LoadCounts:
 def share_interval(good: Floats, total: Floats, alpha: float) -> tuple[float, float]:
     """Return the interval of a share; each limit errs with probability ``alpha / 2``.
 
-    It is (0, 1) with fewer than ``MIN_RUNS`` runs.
-
-    Parameters
-    ----------
-    good, total
-        What counts in each run, and everything of the run, float64 [runs].
+    It is (0, 1) with fewer than ``MIN_RUNS`` runs. ``good``, ``total``: what counts in each run,
+    and everything of the run, float64 [runs].
     """
     if len(good) < MIN_RUNS:
         return 0.0, 1.0
@@ -106,12 +98,8 @@ class Capacity:
 def load_capacity(loads: Sequence[LoadCounts], target: float, alpha: float) -> Capacity:
     """Return the capacity of an engine from its loads.
 
-    Parameters
-    ----------
-    target
-        The share of requests that must be within the limits, 0 to 1.
-    alpha
-        The interval contains the capacity with probability ``1 - alpha`` or more.
+    ``target``: the share of requests that must be within the limits, 0 to 1. ``alpha``: the
+    interval contains the capacity with probability ``1 - alpha`` or more.
     """
     ordered = sorted(loads, key=lambda load: load.rate)
     intervals = [load.share_interval(alpha) for load in ordered]

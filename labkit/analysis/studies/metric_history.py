@@ -110,10 +110,7 @@ class _Sample:
 def metric_history(root: Path, metric: str) -> list[Series]:
     """Return the series of a metric over all studies in a folder, the longest first.
 
-    Raises
-    ------
-    RecordError
-        A record is not valid or was edited, or no study has the metric.
+    Raises ``RecordError`` if a record is not valid or was edited, or no study has the metric.
     """
     samples: list[_Sample] = []
     known: set[str] = set()

@@ -56,10 +56,7 @@ class IndexEntry:
 def index_entries(root: Path) -> list[IndexEntry]:
     """Return an entry for each cell of each study in a folder, the newest study first.
 
-    Raises
-    ------
-    RecordError
-        The folder does not exist, or holds no study.
+    Raises ``RecordError`` if the folder does not exist, or holds no study.
     """
     studies = sorted(study_dirs(root))
     if not studies:

@@ -164,10 +164,8 @@ class GraphCapture:
     def finish(self, logits: Any) -> CapturedGraph:
         """Return the graph. ``logits`` is the return value of the forward pass.
 
-        Raises
-        ------
-        NotCapturable
-            ``logits`` is not a traced array [rows, 1, vocabulary] that the last launch writes.
+        Raises ``NotCapturable`` if ``logits`` is not a traced array [rows, 1, vocabulary] that the
+        last launch writes.
         """
         if not isinstance(logits, TracedArray) or logits.operand != self._nodes[-1].out:
             raise NotCapturable("the model's logits are not the result of its last operation")

@@ -85,13 +85,9 @@ class HalfMatrix:
 class QuantizedMatrix:
     """A matrix [N, K] in MLX's quantisation: ``integer * scale + bias``.
 
-    Each group of adjacent integers of a row has its own scale and bias.
-
-    Raises
-    ------
-    ValueError
-        MLX does not support this number of bits or this group size, or scales and biases differ in
-        dtype or shape.
+    Each group of adjacent integers of a row has its own scale and bias. Raises ``ValueError`` if
+    MLX does not support this number of bits or this group size, or scales and biases differ in
+    dtype or shape.
     """
 
     # uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.

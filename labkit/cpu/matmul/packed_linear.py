@@ -334,15 +334,7 @@ class PackedLinear:
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
 
-        Parameters
-        ----------
-        x
-            float32 [..., K].
-
-        Raises
-        ------
-        ValueError
-            The last axis is not K.
+        ``x``: float32 [..., K]. Raises ``ValueError`` if the last axis is not K.
         """
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:

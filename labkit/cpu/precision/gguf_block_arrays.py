@@ -23,10 +23,7 @@ SLAB_ROWS = 64  # rows that are dequantised at a time
 class BlockArrays:
     """The arrays of a matrix [N, K] in a block format.
 
-    Raises
-    ------
-    ValueError
-        An array is missing, or has another dtype or shape.
+    Raises ``ValueError`` if an array is missing, or has another dtype or shape.
     """
 
     name: str  # a key of ``BLOCK_FORMATS``

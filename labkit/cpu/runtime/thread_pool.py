@@ -54,13 +54,8 @@ class PoolTuning:
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
 
-    Parameters
-    ----------
-    *signature
-        A numba signature. If it is given, the kernel is compiled when its module is imported,
-        otherwise at the first call.
-    **options
-        Options of ``numba.njit``.
+    ``*signature``: a numba signature. If it is given, the kernel is compiled when its module is
+    imported, otherwise at the first call. ``**options``: options of ``numba.njit``.
     """
     install()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
@@ -81,12 +76,8 @@ def install() -> Pool:
 
     The pool has ``NUMBA_NUM_THREADS`` threads, including the thread that calls a kernel. A kernel
     uses ``numba.get_num_threads()`` of them. Kernels that numba linked before this call keep
-    numba's own threading layer.
-
-    Raises
-    ------
-    OSError
-        The operating system refused memory or a thread.
+    numba's own threading layer. Raises ``OSError`` if the operating system refused memory or a
+    thread.
     """
     if numba.config.THREADING_LAYER == "default":
         # numba's own layer is still used to store the number of threads. Its threads only sleep.
@@ -107,15 +98,8 @@ def copy_num_threads() -> Callable[[], None]:
 class Pool:
     """Threads that take the units of a job from a shared counter. The caller takes units too.
 
-    Parameters
-    ----------
-    threads
-        Number of threads, including the caller.
-
-    Raises
-    ------
-    OSError
-        The operating system refused memory or a thread.
+    ``threads``: number of threads, including the caller. Raises ``OSError`` if the operating system
+    refused memory or a thread.
     """
 
     def __init__(self, threads: int) -> None:

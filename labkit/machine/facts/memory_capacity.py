@@ -73,10 +73,7 @@ SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
 def find_profile(name: str | None) -> MemoryProfile:
     """Return the profile of the simulated Mac ``name``, or of this computer if ``name`` is None.
 
-    Raises
-    ------
-    KeyError
-        There is no simulated Mac of that name.
+    Raises ``KeyError`` if there is no simulated Mac of that name.
     """
     return this_machine() if name is None else simulated_mac(name)
 

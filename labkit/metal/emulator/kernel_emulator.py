@@ -29,12 +29,9 @@ class Emulator:
     def __call__(self, call: KernelCall) -> list[mx.array]:
         """Return the outputs of ``call``.
 
-        Raises
-        ------
-        EmulatorUnavailable
-            There is no compiler, or this MLX cannot export kernels.
-        KernelFault
-            The kernel did something that Metal does not allow, or two schedules disagree.
+        Raises ``EmulatorUnavailable`` if there is no compiler, or this MLX cannot export kernels.
+        Raises ``KernelFault`` if the kernel did something that Metal does not allow, or two
+        schedules disagree.
         """
         mx.eval(call.operands())  # no graph reaches the processes that run the kernel
         captured = capture_kernel(call)

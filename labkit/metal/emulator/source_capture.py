@@ -30,10 +30,8 @@ class CapturedKernel:
 def capture_kernel(call: KernelCall) -> CapturedKernel:
     """Return the kernel that MLX generates for ``call``. Nothing is computed.
 
-    Raises
-    ------
-    EmulatorUnavailable
-        MLX is older than 0.32, or exports kernels in a form that this module does not know.
+    Raises ``EmulatorUnavailable`` if MLX is older than 0.32, or exports kernels in a form that this
+    module does not know.
     """
     events: list[dict[str, Any]] = []
     try:

@@ -357,10 +357,8 @@ MODEL_TYPES = {
 def read_architecture(file: GGUFFile) -> GGUFArchitecture:
     """Return the architecture of a file, and check that the file has exactly its tensors.
 
-    Raises
-    ------
-    GGUFError
-        The architecture is not supported, or the tensors do not match the metadata.
+    Raises ``GGUFError`` if the architecture is not supported, or the tensors do not match the
+    metadata.
     """
     name = file.string("general.architecture")
     if name not in MODEL_TYPES:

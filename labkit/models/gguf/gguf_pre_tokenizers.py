@@ -152,10 +152,7 @@ PRE_TOKENIZERS = {
 def find_pre_tokenizer(name: str) -> PreTokenizer:
     """Return the pre-tokenizer with this name.
 
-    Raises
-    ------
-    GGUFError
-        labkit has no pre-tokenizer with this name.
+    Raises ``GGUFError`` if labkit has no pre-tokenizer with this name.
     """
     if name not in PRE_TOKENIZERS:
         raise GGUFError(

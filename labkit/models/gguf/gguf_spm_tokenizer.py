@@ -23,19 +23,9 @@ def build_spm(
 ) -> Tokenizer:
     """Build the tokenizer without its added tokens.
 
-    Parameters
-    ----------
-    file
-        The GGUF file.
-    tokens, vocab
-        The tokens by id, and the ids by token.
-    adds_space
-        Whether a space is put before a text.
-
-    Raises
-    ------
-    GGUFError
-        The scores do not match the tokens.
+    ``file``: the GGUF file. ``tokens``, ``vocab``: the tokens by id, and the ids by token.
+    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores do not
+    match the tokens.
     """
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):

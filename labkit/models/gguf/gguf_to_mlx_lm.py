@@ -25,23 +25,10 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
 
     The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
     generation_config.json. Weights stay quantised, except in the types that ``gguf_repacking``
-    converts to floats.
-
-    Parameters
-    ----------
-    path
-        The GGUF file.
-    digest
-        The file's digest (hex).
-    name
-        The beginning of the directory's name.
-
-    Raises
-    ------
-    GGUFError
-        The file is damaged, or not a model that mlx_lm can run. The message is one line.
-    CacheError
-        The cache folder cannot be written.
+    converts to floats. ``path``: the GGUF file. ``digest``: the file's digest (hex). ``name``: the
+    beginning of the directory's name. Raises ``GGUFError`` if the file is damaged, or not a model
+    that mlx_lm can run. The message is one line. Raises ``CacheError`` if the cache folder cannot
+    be written.
     """
     folder = converted_path(digest=digest, name=name)
     if not folder.is_dir():

@@ -39,10 +39,7 @@ BYTE_LEVEL_BPE, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.mod
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
     """Build the tokenizer of a GGUF file from its metadata.
 
-    Raises
-    ------
-    GGUFError
-        The tokenizer is not supported, or its lists do not match each other.
+    Raises ``GGUFError`` if the tokenizer is not supported, or its lists do not match each other.
     """
     kind = _kind(file)
     tokens = file.strings("tokenizer.ggml.tokens")

@@ -41,11 +41,8 @@ class RequestedTools:
     async def grammar(self, service: Service) -> GrammarConstraint | None:
         """Return the grammar of the required call, or None if no call is required.
 
-        Raises
-        ------
-        ApiError
-            The model's format does not allow enforced calls, or the functions' schemas cannot be
-            enforced.
+        Raises ``ApiError`` if the model's format does not allow enforced calls, or the functions'
+        schemas cannot be enforced.
         """
         if self.call_format is None or not self.required:
             return None

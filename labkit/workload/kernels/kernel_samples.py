@@ -116,12 +116,8 @@ class CaseRounds:
 def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
     """Check that the outputs of a launch equal those of the arm's first launch bit for bit.
 
-    The outputs of a chain are compared with the digests of the first chain.
-
-    Raises
-    ------
-    InvalidOutput
-        An output differs or holds NaN.
+    The outputs of a chain are compared with the digests of the first chain. Raises
+    ``InvalidOutput`` if an output differs or holds NaN.
     """
     out, expected = launch.outputs[0], prepared.expected.out
     where = f"{prepared.batch.size.case.name}: {launch_name}"

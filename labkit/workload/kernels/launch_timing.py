@@ -110,12 +110,9 @@ class KernelBatch:
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
         """Time one launch or a chain.
 
-        Raises
-        ------
-        StaleOutput
-            The stamp that a kernel wrote is not the stamp of this launch.
-        InvalidOutput
-            The output is not in the array passed for it, or not every launch ran.
+        Raises ``StaleOutput`` if the stamp that a kernel wrote is not the stamp of this launch.
+        Raises ``InvalidOutput`` if the output is not in the array passed for it, or not every
+        launch ran.
         """
         raise NotImplementedError
 

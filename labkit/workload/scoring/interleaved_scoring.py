@@ -151,10 +151,8 @@ class ScoringArm:
     ) -> PredictionDistance:
         """Compare the arm's scores of a window with the baseline's, and record the result.
 
-        Raises
-        ------
-        InvalidOutput
-            A KL divergence is infinite: the arm gives a token that the baseline predicts no chance.
+        Raises ``InvalidOutput`` if a KL divergence is infinite: the arm gives a token that the
+        baseline predicts no chance.
         """
         distance = prediction_distance(baseline, scored)
         try:
@@ -196,15 +194,9 @@ class ScoringArm:
 class InterleavedScoring:
     """Arms that score the same windows in turns; see ``InterleavedArms``.
 
-    Parameters
-    ----------
-    arms
-        The arms. ``close`` closes their engines.
-    windows
-        The windows, each with an id of its own.
-    context
-        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with, or
-        None if that arm is in another process.
+    ``arms``: the arms. ``close`` closes their engines. ``windows``: the windows, each with an id of
+    its own. ``context``: see ``TurnContext``. Its ``baseline`` is the arm that the others are
+    compared with, or None if that arm is in another process.
     """
 
     def __init__(
@@ -230,10 +222,8 @@ class InterleavedScoring:
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Score all windows in rounds of ``workload.concurrency``; see ``InterleavedArms``.
 
-        Raises
-        ------
-        EngineError
-            The baseline has a process of its own that does not take turns with this one.
+        Raises ``EngineError`` if the baseline has a process of its own that does not take turns
+        with this one.
         """
         if self._context.baseline is None and self._context.granted is None:
             raise EngineError(

@@ -163,12 +163,8 @@ def open_clip(path: Path | BinaryIO, threads: int) -> Iterator[OpenClip]:
     """Open a clip, a file or its content, for the duration of the context.
 
     Exceptions of PyAV inside the context are raised as :class:`Undecodable`. Error concealment is
-    off, because the decoder would invent lost parts, differently in each arm.
-
-    Raises
-    ------
-    Undecodable
-        The file is missing, broken or not a video.
+    off, because the decoder would invent lost parts, differently in each arm. Raises
+    ``Undecodable`` if the file is missing, broken or not a video.
     """
     import av
 
@@ -199,10 +195,7 @@ def _reason(error: Exception) -> str:
 def refuse_damaged(frame: VideoFrame) -> None:
     """Refuse a frame that the decoder flags as damaged.
 
-    Raises
-    ------
-    Undecodable
-        The frame is flagged as damaged.
+    Raises ``Undecodable`` if the frame is flagged as damaged.
     """
     if frame.is_corrupt:
         raise Undecodable(f"the frame with timestamp {frame.pts} is damaged")
