@@ -111,7 +111,6 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the looks are in order, and that each has enough blocks to reach its alpha."""
         super().__post_init__()
         require(
             bool(self.looks) or not self.eliminate,

@@ -119,7 +119,6 @@ class Server(Group, place="server"):
     )
 
     def __post_init__(self) -> None:
-        """Check the address, and that clients can send the key in a header."""
         super().__post_init__()
         key = self.api_key
         require(bool(self.host), "server.host: must be an address, such as 127.0.0.1")
@@ -157,7 +156,6 @@ class ServeConfig(Group):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between groups."""
         super().__post_init__()
         require(
             self.model.has_source,

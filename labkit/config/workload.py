@@ -55,7 +55,6 @@ class Case(Group, place="workload.cases"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the case has requests, and lengths for them."""
         require(bool(self.name), "workload.cases: every case needs a name")
         super().__post_init__()
         where = f"workload.cases: case {self.name!r}"
@@ -262,7 +261,6 @@ class Workload(Group, place="workload"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.repeats is not None or self.times_kernels,

@@ -41,7 +41,6 @@ class BlockTable:
     windows: tuple[NDArray[np.int32], ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return len(self.block_ids)
 
 

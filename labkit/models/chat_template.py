@@ -54,7 +54,6 @@ class RenderOptions:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the options do not request two different ends of the prompt."""
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt cannot be combined with continue_final_message")
 

@@ -72,7 +72,6 @@ class Metric:
     repeats: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that there are values, and that all are finite numbers."""
         require(
             self.better in BETTER,
             f"metric {self.name}: better={self.better!r}: must be one of: {', '.join(BETTER)}",
@@ -134,7 +133,6 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the role, the outcome, the ranges and the names."""
         require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         require(
             self.outcome in OUTCOMES,
@@ -215,7 +213,6 @@ class Arm:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the role and the name."""
         require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         parse_run_name(run_name(0, 0, self.name))
 

@@ -131,7 +131,6 @@ class StudyArchive:
     _unpacked_bytes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the members of the zip file."""
         infos, where = self._zip.infolist(), f"{self.path} is not a study archive"
         require(
             len(infos) <= MAX_FILES, f"{where}: it has {len(infos):,} files (limit {MAX_FILES:,})"
@@ -233,7 +232,6 @@ class ArchivePath:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the archive's path and the path within it."""
         return "/".join((str(self.file), *self.parts))
 
     def __lt__(self, other: ArchivePath) -> bool:
@@ -241,7 +239,6 @@ class ArchivePath:
         return (self.file, self.parts) < (other.file, other.parts)
 
     def __truediv__(self, name: str) -> ArchivePath:
-        """Return a path below this one."""
         return ArchivePath(self.archive, self.file, (*self.parts, *name.split("/")))
 
     @property

@@ -33,7 +33,6 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that prompt and output are not empty."""
         if not self.token_ids or self.max_tokens < 1:
             raise ValueError(
                 f"request {self.request_id} must have at least one prompt token and one output "

@@ -63,7 +63,6 @@ class BlockedValues:
     values: Floats
 
     def __post_init__(self) -> None:
-        """Check the shape."""
         shape = self.values.shape
         if len(shape) != 3 or shape[2] < 2 or shape[0] * (2 * shape[1] - 1) < 2:
             raise ValueError(

@@ -40,7 +40,6 @@ class LoadCounts:
     requests: Floats
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         if self.good.shape != self.requests.shape or self.good.ndim != 1:
             raise ValueError("good and requests must have the same shape, [runs]")
         if not len(self.good) or np.any(self.requests < 1) or np.any(self.good > self.requests):

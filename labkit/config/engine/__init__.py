@@ -188,7 +188,6 @@ class Engine(Group, place="engine"):
     server: OpenAIServer = field(default_factory=OpenAIServer)
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
         self.server.refuse_unread("engine.name", self.name)

@@ -78,7 +78,6 @@ class Drafts(Group, place="engine.drafts"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.ngram_min <= self.ngram_max,

@@ -38,7 +38,6 @@ class HalfMatrix:
     numbers: NDArray[Any]
 
     def __post_init__(self) -> None:
-        """Check the dtype."""
         halves = NUMPY_DTYPES["float16"], NUMPY_DTYPES["bfloat16"]
         if self.numbers.dtype not in halves:
             raise ValueError(
@@ -98,7 +97,6 @@ class QuantizedMatrix:
     bits: int  # bits per integer
 
     def __post_init__(self) -> None:
-        """Check that MLX supports this format, and that scales and biases match."""
         if not is_affine_format(self.bits, self.group_size):
             raise ValueError(
                 f"{self.bits} bits in groups of {self.group_size}: must be one of "

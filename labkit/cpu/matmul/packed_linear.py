@@ -206,7 +206,6 @@ class Int8Panels(LowPrecisionPanels):
         )
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.INT8_MATMUL, {
             "weights": address_of(self._spans),
             "functions": address_of(self._functions.addresses),

@@ -34,7 +34,6 @@ class BlockArrays:
     scales: Mapping[str, NDArray[Any]]
 
     def __post_init__(self) -> None:
-        """Check the arrays."""
         rows, depth = self.shape
         layout = self.format
         per_group = np.dtype(SCALE_DTYPES[layout.scales]), (rows, depth // layout.group_size)

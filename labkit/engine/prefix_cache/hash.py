@@ -138,7 +138,6 @@ class HashPrefixCache(PrefixCache):
         self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
-        """Remove the ``count`` entries that were released first; see ``PrefixCache``."""
         if count > len(self._lru):
             raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._lru)}")
         self._remove(count)

@@ -40,7 +40,6 @@ class MemoryProfile:
     wired: WiredSettings | None = None  # the settings of wired memory; None outside macOS
 
     def __post_init__(self) -> None:
-        """Check that neither the available memory nor the working set exceeds the total."""
         if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
                 f"{self.name}: {self.available} available bytes and a working set of "

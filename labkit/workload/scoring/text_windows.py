@@ -38,7 +38,6 @@ class TextWindows(Sequence[Prompt]):
     table: NDArray[np.int32]
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.table)
 
     @overload
@@ -52,7 +51,6 @@ class TextWindows(Sequence[Prompt]):
         return Prompt(f"text {text}, token {start}", tuple(tokens), 1)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other object has the same windows of the same texts."""
         return isinstance(other, TextWindows) and np.array_equal(self.table, other.table)
 
     __hash__ = None  # type: ignore[assignment]
