@@ -19,10 +19,10 @@ def resolve(model: Model) -> ModelDir:
     the model is not installed. The message is one line. Raises ``CacheError`` if the cache folder
     cannot be written.
     """
-    from labkit.models import model_directory, model_package
+    from labkit.models import model_directory
 
     if model.packaged is not None:
-        return model_package.find_shipped_model(model.packaged, name=model.name)
+        return model_directory.find_shipped_model(model.packaged, name=model.name)
     if model.shape is None:
         return model_directory.find_model(model.path or "")
     from labkit.models.synthetic.synthetic_model import build

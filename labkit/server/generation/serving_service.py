@@ -20,8 +20,7 @@ from labkit.config import count_text
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
-from labkit.models.special_token_escape import SpecialTokenEscape
-from labkit.models.tokenizer import Tokenizer
+from labkit.models.tokenizer import SpecialTokenEscape, Tokenizer
 from labkit.server.constraints.structured_output import Grammars
 from labkit.server.constraints.tool_calls import ToolCallParser, detect_tool_call_format
 from labkit.server.generation.api_generation import Generation
