@@ -76,11 +76,7 @@ class Design(Group, place="design"):
         unit="percent",
     )
     alpha: float = option(
-        0.05,
-        "Family-wise error rate of the whole study.",
-        gt=0,
-        le=0.5,
-        unit="probability",
+        0.05, "Family-wise error rate of the whole study.", gt=0, le=0.5, unit="probability"
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(

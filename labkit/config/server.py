@@ -97,10 +97,7 @@ class Server(Group, place="server"):
         unit="bytes",
     )
     receive_timeout_s: float = option(
-        60.0,
-        "Time limit of receiving a request, headers and body (408).",
-        gt=0,
-        unit=SECONDS,
+        60.0, "Time limit of receiving a request, headers and body (408).", gt=0, unit=SECONDS
     )
     timeout_s: float = option(
         600.0,

@@ -193,11 +193,7 @@ class Workload(Group, place="workload"):
         0, "Number of most likely tokens to sample from; 0: all.", ge=0, read_by=REQUESTS
     )
     top_p: float = option(
-        1.0,
-        "Cumulative probability of the tokens to sample from.",
-        gt=0,
-        le=1,
-        read_by=REQUESTS,
+        1.0, "Cumulative probability of the tokens to sample from.", gt=0, le=1, read_by=REQUESTS
     )
     num_heads: int = option(16, "Query heads.", ge=1, read_by=KERNEL)
     num_kv_heads: int = option(4, "Key/value heads.", ge=1, read_by=KERNEL)

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
-from labkit.engine.engine_protocol import (
-    Counters,
-    EngineError,
-    InferenceEngine,
-    TokenEvent,
-)
+from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine, TokenEvent
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine

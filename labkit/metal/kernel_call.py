@@ -89,11 +89,7 @@ def _kernel(
 ) -> Any:
     """Return MLX's kernel object, cached because MLX generates and hashes its text each time."""
     return mx.fast.metal_kernel(
-        name=name,
-        input_names=list(inputs),
-        output_names=list(outputs),
-        source=body,
-        header=header,
+        name=name, input_names=list(inputs), output_names=list(outputs), source=body, header=header
     )
 
 

@@ -109,10 +109,7 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, tools), special=False)
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Tools = (),
-        options: RenderOptions | None = None,
+        self, messages: Sequence[Message], tools: Tools = (), options: RenderOptions | None = None
     ) -> str:
         """Return the text of a conversation, by default up to the start of the next message.
 

@@ -16,16 +16,7 @@ from labkit.records.record_notes import CaseNotes, RunNotes
 
 SCHEMA_VERSION = 1
 OLDER_VERDICTS = {"faster": "better", "slower": "worse"}  # names in older files and commands
-OUTCOMES = (
-    "ok",
-    "refused",
-    "oom",
-    "timeout",
-    "crashed",
-    "stale",
-    "invalid_output",
-    "vacuous",
-)
+OUTCOMES = ("ok", "refused", "oom", "timeout", "crashed", "stale", "invalid_output", "vacuous")
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
 # Suffix of the folder of a cell that confirms another cell in separate processes.

@@ -351,11 +351,7 @@ class CellAnalysis:
         arms_tested = len(data.treatment_arms)
         per_arm = {
             arm.name: compare_arm(
-                rows,
-                arm.name,
-                data.baseline,
-                criteria,
-                arms_tested if arm.role == "arm" else 1,
+                rows, arm.name, data.baseline, criteria, arms_tested if arm.role == "arm" else 1
             )
             for arm in data.arms[1:]
         }

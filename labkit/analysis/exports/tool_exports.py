@@ -14,11 +14,7 @@ import numpy as np
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.findings.verdict_sentences import (
-    CellPhrases,
-    cell_phrases,
-    verdict_sentence,
-)
+from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import magnitude_text, slug

@@ -302,14 +302,10 @@ class Engine(Group, place="engine"):
         )
         for key, (choice, reason) in {
             "speculation": (self.speculation, "drafts are verified in one forward; set none"),
-            "decode_shape": (
-                self.decode_shape,
-                "a single request is not padded; set exact",
-            ),
+            "decode_shape": (self.decode_shape, "a single request is not padded; set exact"),
         }.items():
             require(
-                choice.value in ("none", "exact"),
-                f"{where}: engine.{key}={choice.value}: {reason}",
+                choice.value in ("none", "exact"), f"{where}: engine.{key}={choice.value}: {reason}"
             )
         require(
             self.parallel.single_process,

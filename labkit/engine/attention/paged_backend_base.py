@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.engine.attention import (
-    attention_metadata,
-    input_validation,
-    launch_report,
-    resolvers,
-)
+from labkit.engine.attention import attention_metadata, input_validation, launch_report, resolvers
 from labkit.engine.attention.attention_metadata import (
     AttentionLayer,
     AttentionMetadata,
@@ -54,11 +49,7 @@ class PagedBackend:
         self.shapes: tuple[KVShape, ...] = ()
 
     def allocate(
-        self,
-        shapes: Sequence[KVShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: str = "float32",
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: str = "float32"
     ) -> None:
         """Create a key pool and a value pool of zeros for each layer.
 

@@ -212,9 +212,7 @@ class WindowedKVCacheManager(KVCacheManager):
         for group, held in zip(self._groups, self._held, strict=True):
             group.slide(request_id, num_tokens)
             held.update(
-                request_id,
-                group.num_held_tokens(request_id, num_tokens),
-                group.pool.used_tokens,
+                request_id, group.num_held_tokens(request_id, num_tokens), group.pool.used_tokens
             )
         self._update(request_id)
 

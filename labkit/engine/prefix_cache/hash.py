@@ -45,11 +45,7 @@ class HashPrefixCache(PrefixCache):
 
     name = "hash"
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        digest: Callable[[tuple[int, Tokens]], int] = hash,
-    ) -> None:
+    def __init__(self, pool: BlockPool, digest: Callable[[tuple[int, Tokens]], int] = hash) -> None:
         super().__init__(pool)
         self._digest = digest
         self._buckets: dict[int, list[CachedBlock]] = {}

@@ -317,11 +317,7 @@ TRAITS = {
         norms_minus_one=True, scaling=("linear",), windows="layers", settings=_gemma3
     ),
     "phi3": ClassTraits(
-        free_head_dim=False,
-        partial=True,
-        scaling=("longrope",),
-        windows="ignored",
-        settings=_phi3,
+        free_head_dim=False, partial=True, scaling=("longrope",), windows="ignored", settings=_phi3
     ),
     "granite": ClassTraits(
         interleaved=True, free_head_dim=False, scaling=ALL_SCALINGS, settings=_granite

@@ -96,9 +96,7 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 PRE_TOKENIZERS = {
-    "default": PreTokenizer(
-        (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
-    ),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS)),
     **dict.fromkeys(
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "granite-docling"), _GPT2
     ),

@@ -51,11 +51,7 @@ def write_model(
     """Convert a model and write all files into ``folder``."""
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
-    config = {
-        **model.config(),
-        **_quantization(file, model),
-        **generation,
-    }
+    config = {**model.config(), **_quantization(file, model), **generation}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
     _write_json(

@@ -114,7 +114,7 @@ def _bodyless(route: BodylessRoute) -> dict[str, Any]:
         "content": text if route.response_type is None else _content(route.response_type),
     }
     operation: dict[str, Any] = {
-        "responses": {"200": response, **_errors((403, *route.error_statuses), ErrorBody)},
+        "responses": {"200": response, **_errors((403, *route.error_statuses), ErrorBody)}
     }
     if "{model}" in route.path:
         operation["parameters"] = [
