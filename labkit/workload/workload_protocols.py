@@ -93,9 +93,9 @@ class InterleavedArms(Protocol):
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         """Measure all arms in turn; call ``heartbeat`` with the progress as text.
 
-        Returns one measurement per arm, in the order of the arms. Repeats of a metric are aligned: repeat ``i``
-        of every arm was taken in the same round. Raises ``InvalidOutput`` or ``StaleOutput`` if an
-        output cannot be trusted.
+        Returns one measurement per arm, in the order of the arms. Repeats of a metric are aligned:
+        repeat ``i`` of every arm was taken in the same round. Raises ``InvalidOutput`` or
+        ``StaleOutput`` if an output cannot be trusted.
         """
 
     def close(self) -> None:

@@ -178,7 +178,7 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
     """Return the arm with the largest mean, and its difference from the reference arm.
 
     If the reference arm itself has the largest mean, the second best arm becomes the reference.
-    ``values``: larger is better.
+    ``values``: float64 [blocks, runs, arms], larger is better.
     """
     arms = BlockedValues(np.asarray(values, np.float64))
     best, count = arms.best, len(arms.means)
