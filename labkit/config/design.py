@@ -76,11 +76,7 @@ class Design(Group, place="design"):
         unit="percent",
     )
     alpha: float = option(
-        0.05,
-        "Family-wise error rate of the whole study.",
-        gt=0,
-        le=0.5,
-        unit="probability",
+        0.05, "Family-wise error rate of the whole study.", gt=0, le=0.5, unit="probability"
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(
@@ -111,7 +107,6 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the looks are in order, and that each has enough blocks to reach its alpha."""
         super().__post_init__()
         require(
             bool(self.looks) or not self.eliminate,

@@ -123,7 +123,6 @@ class Ablation(Group, place="ablation"):
     )
 
     def __post_init__(self) -> None:
-        """Check the sweep, the arms' names, and that the baseline is one of them."""
         super().__post_init__()
         check_sweep(self.sweep, "ablation.sweep")
         for arm, overrides in self.arms.items():
@@ -187,7 +186,6 @@ class Scale(Enum):
     full = "full"
 
     def __str__(self) -> str:
-        """Return the value, as a ``${scale}`` in a config file stands for."""
         return self.value
 
 
@@ -219,7 +217,6 @@ class Experiment(Group):
     redo: Redo = option(Redo.none)
 
     def __post_init__(self) -> None:
-        """Check the rules between groups."""
         super().__post_init__()
         require(
             bool(self.ablation.arms),

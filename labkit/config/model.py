@@ -56,7 +56,6 @@ class ModelShape(Group, place="model.shape"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.num_heads % self.num_kv_heads == 0,
@@ -122,7 +121,6 @@ class PackagedFile(Group, place="model.packaged"):
     install: str = option("", "Arguments of the pip install that installs the package.")
 
     def __post_init__(self) -> None:
-        """Check the names of module and file, and the digest."""
         super().__post_init__()
         require(
             self.module.isidentifier(),
@@ -154,7 +152,6 @@ class Model(Group, place="model"):
     packaged: PackagedFile | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is at most one source of weights (``Experiment`` requires one)."""
         super().__post_init__()
         source = "comes in a package" if self.packaged else "is built from a seed"
         require(

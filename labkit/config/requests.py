@@ -60,7 +60,6 @@ class Lengths(Group):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check that the distribution has its parameters."""
         super().__post_init__()
         parameters = {"uniform": ("low", "high"), "lognormal": ("median", "sigma")}
         for name in parameters.get(self.kind.value, ()):
@@ -117,7 +116,6 @@ class ListedRequest(Group):
     )
 
     def __post_init__(self) -> None:
-        """Check that either a prompt or messages are set, and that the text is valid."""
         super().__post_init__()
         require((self.prompt is None) != (self.messages is None), "set either prompt or messages")
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
@@ -270,7 +268,6 @@ class Arrivals(Group, place="workload.arrivals"):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check that open-loop arrivals have a rate."""
         super().__post_init__()
         require(
             self.rate is not None or self.kind not in AT_A_RATE,

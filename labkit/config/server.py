@@ -97,10 +97,7 @@ class Server(Group, place="server"):
         unit="bytes",
     )
     receive_timeout_s: float = option(
-        60.0,
-        "Time limit of receiving a request, headers and body (408).",
-        gt=0,
-        unit=SECONDS,
+        60.0, "Time limit of receiving a request, headers and body (408).", gt=0, unit=SECONDS
     )
     timeout_s: float = option(
         600.0,
@@ -119,7 +116,6 @@ class Server(Group, place="server"):
     )
 
     def __post_init__(self) -> None:
-        """Check the address, and that clients can send the key in a header."""
         super().__post_init__()
         key = self.api_key
         require(bool(self.host), "server.host: must be an address, such as 127.0.0.1")
@@ -157,7 +153,6 @@ class ServeConfig(Group):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between groups."""
         super().__post_init__()
         require(
             self.model.has_source,

@@ -61,7 +61,6 @@ class Clip(Group, place="workload.made"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the clip has a whole number of frames, enough for its events."""
         require(bool(self.name), "workload.made: every clip needs a name")
         super().__post_init__()
         where = f"workload.made: clip {self.name!r}"

@@ -55,7 +55,6 @@ class Case(Group, place="workload.cases"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the case has requests, and lengths for them."""
         require(bool(self.name), "workload.cases: every case needs a name")
         super().__post_init__()
         where = f"workload.cases: case {self.name!r}"
@@ -195,11 +194,7 @@ class Workload(Group, place="workload"):
         0, "Number of most likely tokens to sample from; 0: all.", ge=0, read_by=REQUESTS
     )
     top_p: float = option(
-        1.0,
-        "Cumulative probability of the tokens to sample from.",
-        gt=0,
-        le=1,
-        read_by=REQUESTS,
+        1.0, "Cumulative probability of the tokens to sample from.", gt=0, le=1, read_by=REQUESTS
     )
     num_heads: int = option(16, "Query heads.", ge=1, read_by=KERNEL)
     num_kv_heads: int = option(4, "Key/value heads.", ge=1, read_by=KERNEL)
@@ -268,7 +263,6 @@ class Workload(Group, place="workload"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.repeats is not None or self.times_kernels,

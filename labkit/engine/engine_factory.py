@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.engine import (
-    kernel_precompilation,
-    kv_layout,
-    preconditions,
-    speculation,
-    user_classes,
-)
-from labkit.engine.engine_protocol import (
-    Counters,
-    EngineError,
-    InferenceEngine,
-    TokenEvent,
-)
+from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
+from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine, TokenEvent
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
@@ -38,7 +28,7 @@ from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, cre
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.machine.facts import memory_capacity
+from labkit.machine.facts import memory_capacity, wired_advice
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
@@ -77,7 +67,7 @@ def create(
     EngineError
         The model cannot be served with these options. The message gives the reason.
     """
-    preconditions.check_preconditions(options)
+    check_preconditions(options)
     if config.is_class_path(options.name):
         return _create_plugin(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -108,7 +98,7 @@ def create_rank(
     EngineError
         As for ``create``: the model cannot be served with these options.
     """
-    preconditions.check_preconditions(options)
+    check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
 
@@ -260,3 +250,41 @@ def _has_work_mistake(has_work: Any) -> str | None:
 
 def _counters_mistake(counters: Any) -> str | None:
     return None if isinstance(counters, Mapping) else f"a dict, not {type(counters).__name__}"
+
+
+def check_preconditions(options: config.Engine) -> None:
+    """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
+
+    Raises ``EngineError`` if the wired collector or a variable is not as the options demand. The
+    message names the remedy.
+    """
+    require_wired_collector(options.budget)
+    require_mlx_variables(options.mlx)
+    if options.mlx_cache_limit is not None:
+        import mlx.core as mx
+
+        mx.set_cache_limit(options.mlx_cache_limit)
+
+
+def require_mlx_variables(mlx: config.Mlx) -> None:
+    """Raise ``EngineError`` unless the environment has the MLX variables of ``engine.mlx``."""
+    for name, value in mlx.environment().items():
+        actual = os.environ.get(name)
+        if actual != value:
+            raise EngineError(
+                f"engine.mlx: {name} is {actual or 'not set'} in this process, not {value}; "
+                f"MLX reads it when it is imported: set {name}={value} before Python starts"
+            )
+
+
+def require_wired_collector(budget: config.Budget) -> None:
+    """Raise ``EngineError`` unless the state of the wired collector is what ``budget`` demands."""
+    demanded = budget.wired_collector
+    if demanded is config.WiredCollector.any:
+        return
+    machine = memory_capacity.find_profile(budget.machine)
+    reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
+    if reason is None:
+        return
+    hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
+    raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")

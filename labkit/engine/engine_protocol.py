@@ -59,22 +59,15 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
-    """Natural log probabilities of a prompt's second and later tokens (n = prompt tokens - 1).
+    """Natural log probabilities of a prompt's second and later tokens (n = prompt tokens - 1)."""
 
-    Attributes
-    ----------
-    tokens
-        Log probability of each prompt token, given the tokens before it: float64 [n].
-    top_ids, top
-        The ids (int32 [n, k]) and log probabilities (float64 [n, k]) of the k likeliest tokens at
-        each position, the likeliest first.
-    scored
-        Log probabilities of ``SamplingParams.prompt_logprob_ids``: float64 [n, m].
-    """
-
+    # Log probability of each prompt token, given the tokens before it: float64 [n].
     tokens: NDArray[np.float64]
+    # top_ids, top: the ids (int32 [n, k]) and log probabilities (float64 [n, k]) of the k likeliest
+    # tokens at each position, the likeliest first.
     top_ids: NDArray[np.int32]
     top: NDArray[np.float64]
+    # Log probabilities of ``SamplingParams.prompt_logprob_ids``: float64 [n, m].
     scored: NDArray[np.float64]
 
 

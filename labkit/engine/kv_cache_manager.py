@@ -41,7 +41,6 @@ class BlockTable:
     windows: tuple[NDArray[np.int32], ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return len(self.block_ids)
 
 
@@ -260,11 +259,8 @@ class KVMemory(Protocol):
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Prepare the attention of a step. This may reallocate arrays.
 
-        Returns
-        -------
-        tuple
-            The batch that the model computes, and its attention. A padded layout adds padding
-            rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
+        Returns the batch that the model computes, and its attention. A padded layout adds padding
+        rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
         """
 
 

@@ -13,14 +13,7 @@ from pathlib import Path
 
 from labkit.cli.program import print_error
 from labkit.mac import report_bundle
-from labkit.mac.mac_steps import (
-    INTERRUPTED,
-    PASSED,
-    STEP_TIMEOUT_S,
-    MacStep,
-    all_steps,
-    run_steps,
-)
+from labkit.mac.mac_steps import INTERRUPTED, PASSED, STEP_TIMEOUT_S, MacStep, all_steps, run_steps
 from labkit.machine.facts import macos, memory_capacity
 
 PROG = "python -m labkit.mac"

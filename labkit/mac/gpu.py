@@ -61,8 +61,7 @@ def main(
     """Run the steps, write their results below ``outputs/`` and return the exit code."""
     if not has_cuda():
         return print_error(
-            PROG,
-            "there is no NVIDIA GPU, or no CUDA build of MLX; make gpu installs one",
+            PROG, "there is no NVIDIA GPU, or no CUDA build of MLX; make gpu installs one"
         )
     return run_and_bundle(PROG, "gpu", make_steps, STEP_TIMEOUT_S)
 

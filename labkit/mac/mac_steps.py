@@ -124,14 +124,8 @@ def run_steps(
 ) -> list[StepOutcome]:
     """Run the steps in order and return their outcomes. After ctrl-C no further step runs.
 
-    Parameters
-    ----------
-    logs
-        An existing folder, to which the logs ``STEP.log`` are written.
-    show
-        Called with a step's output as it is written.
-    timeout_s
-        Seconds after which a step is stopped.
+    ``logs``: an existing folder, to which the logs ``STEP.log`` are written. ``show``: called with
+    a step's output as it is written. ``timeout_s``: seconds after which a step is stopped.
     """
     outcomes: list[StepOutcome] = []
     for number, step in enumerate(steps, 1):

@@ -93,13 +93,8 @@ def write_bundle(
 ) -> Path:
     """Bundle the results in ``FOLDER.zip`` beside ``folder`` and return the path of the zip file.
 
-    Parameters
-    ----------
-    folder
-        Folder with the logs ``STEP.log``, ``answers.md`` and the studies. Any of them may be
-        missing.
-    facts
-        The result of :func:`surroundings`, taken before the steps.
+    ``folder``: folder with the logs ``STEP.log``, ``answers.md`` and the studies. Any of them may
+    be missing. ``facts``: the result of :func:`surroundings`, taken before the steps.
     """
     for name, text in (
         ("environment.json", json.dumps(facts, indent=2) + "\n"),

@@ -27,11 +27,8 @@ class CacheError(ValueError):
 def root(environ: Mapping[str, str] | None = None) -> Path:
     """Return the cache folder, an absolute path that may not exist yet.
 
-    Parameters
-    ----------
-    environ
-        The environment variables, by default ``os.environ``. If ``LABKIT_CACHE`` is unset or empty,
-        the platform's user cache folder is returned.
+    ``environ``: the environment variables, by default ``os.environ``. If ``LABKIT_CACHE`` is unset
+    or empty, the platform's user cache folder is returned.
     """
     configured = (os.environ if environ is None else environ).get("LABKIT_CACHE", "")
     if configured:
@@ -44,10 +41,7 @@ def root(environ: Mapping[str, str] | None = None) -> Path:
 def write_file(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` atomically: a reader sees the complete file or no file.
 
-    Raises
-    ------
-    CacheError
-        The folder cannot be created or written.
+    Raises ``CacheError`` if the folder cannot be created or written.
     """
     with building_file(path) as temporary:
         temporary.write_bytes(data)
@@ -170,9 +164,6 @@ def _fsync(path: Path) -> None:
 def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of numba's compiled code, which has a folder for each module's kernels.
 
-    Parameters
-    ----------
-    environ
-        The environment variables, as in ``root``.
+    ``environ``: the environment variables, as in ``root``.
     """
     return root(environ) / "numba"

@@ -33,13 +33,8 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content in hex.
 
     A remembered digest is valid while the file keeps its path, inode, size and times of change.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    CacheError
-        The cache folder cannot be written.
+    Raises ``OSError`` if the file cannot be read. Raises ``CacheError`` if the cache folder cannot
+    be written.
     """
     state = _state(path)
     key = hashlib.sha256(repr((str(path.absolute()), state)).encode()).hexdigest()[:32]

@@ -34,13 +34,8 @@ def digest(file: Path, package: Path) -> str:
     """Return a digest of everything that the code compiled from ``file`` depends on.
 
     It is equal for equal sources, wherever they lie: checkouts and revisions share machine code.
-
-    Parameters
-    ----------
-    file
-        A module of the package, or any other source file that imports some.
-    package
-        The folder of labkit's package. Its modules are not imported.
+    ``file``: a module of the package, or any other source file that imports some. ``package``: the
+    folder of labkit's package. Its modules are not imported.
     """
     sources = read_sources(file, package)
     result = hashlib.sha256()

@@ -45,12 +45,7 @@ def build_library() -> Path:
     """Return the path of the copy of OpenBLAS in the cache; build the copy if it is missing.
 
     The file's name ends in a digest of the source library and the recipe, so equal names mean equal
-    libraries.
-
-    Raises
-    ------
-    BlasUnavailable
-        The library cannot be built here.
+    libraries. Raises ``BlasUnavailable`` if the library cannot be built here.
     """
     try:
         return _build_if_missing()

@@ -45,24 +45,15 @@ OPTIONAL_FIELDS = {"name": "names", "tool_calls": "tool calls"}
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How a prompt ends, and values for the variables that a template defines itself.
+    """How a prompt ends, and values for the variables that a template defines itself."""
 
-    Parameters
-    ----------
-    add_generation_prompt
-        End with the start of the model's next message.
-    continue_final_message
-        End within the last message, which the model then continues.
-    variables
-        The template's own variables, for example ``enable_thinking``.
-    """
-
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool = True  # end with the start of the model's next message
+    # End within the last message, which the model then continues.
     continue_final_message: bool = False
+    # The template's own variables, for example ``enable_thinking``.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the options do not request two different ends of the prompt."""
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt cannot be combined with continue_final_message")
 
@@ -127,17 +118,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 class ChatTemplate:
     """A compiled chat template.
 
-    Parameters
-    ----------
-    source
-        The template's text.
-    tokens
-        The special tokens that the template may use: ``bos_token``, ``eos_token`` and so on.
-
-    Raises
-    ------
-    ConfigError
-        The text is not valid Jinja, or longer than ``MAX_TEMPLATE_CHARACTERS``.
+    ``source``: the template's text. ``tokens``: the special tokens that the template may use:
+    ``bos_token``, ``eos_token`` and so on. Raises ``ConfigError`` if the text is not valid Jinja,
+    or longer than ``MAX_TEMPLATE_CHARACTERS``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -167,12 +150,9 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt of a conversation, by default up to the start of the next message.
 
-        Raises
-        ------
-        ConfigError
-            The template fails, refuses the messages or writes too much; or it ignores something
-            that it was given: the tools, a variable of ``options``, a message's ``name`` or its
-            ``tool_calls``.
+        Raises ``ConfigError`` if the template fails, refuses the messages or writes too much; or it
+        ignores something that it was given: the tools, a variable of ``options``, a message's
+        ``name`` or its ``tool_calls``.
         """
         options = options or RenderOptions()
         if tools and not self.takes_tools:
@@ -273,11 +253,7 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
 
     The template is read from ``chat_template.jinja``, or else from ``chat_template`` in
     tokenizer_config.json. If that is a list of templates, the one named ``default`` is returned.
-
-    Raises
-    ------
-    ConfigError
-        A file cannot be read, or the template is not valid Jinja.
+    Raises ``ConfigError`` if a file cannot be read, or the template is not valid Jinja.
     """
     config = model_json.read_optional(model_dir / "tokenizer_config.json")
     source = config.get("chat_template")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.config import ConfigError, require
+from labkit.config import ConfigError, PackagedFile, require
 from labkit.machine import file_digest
 from labkit.models import model_json, safetensors_header
 
@@ -35,14 +36,8 @@ def find_model(model_path: str) -> ModelDir:
     """Return the model at ``model.path``: a directory, a GGUF file, or a Hugging Face id.
 
     Nothing is downloaded: an id must be in the Hugging Face cache. A GGUF file is converted into
-    labkit's cache on first use.
-
-    Raises
-    ------
-    ConfigError
-        There is no such model, or a file is missing. The message is one line.
-    CacheError
-        The cache folder cannot be written.
+    labkit's cache on first use. Raises ``ConfigError`` if there is no such model, or a file is
+    missing. The message is one line. Raises ``CacheError`` if the cache folder cannot be written.
     """
     option = f"model.path={model_path}"
     path = Path(model_path).expanduser()
@@ -84,19 +79,9 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
 def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     """Check a model directory and read its digest and sizes.
 
-    Parameters
-    ----------
-    path
-        An existing directory.
-    name
-        The model's name in reports.
-    option
-        The option that named the directory, like ``model.path=...``. Error messages begin with it.
-
-    Raises
-    ------
-    ConfigError
-        A file is missing or invalid.
+    ``path``: an existing directory. ``name``: the model's name in reports. ``option``: the option
+    that named the directory, like ``model.path=...``. Error messages begin with it. Raises
+    ``ConfigError`` if a file is missing or invalid.
     """
     config = model_json.read_object(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
@@ -116,10 +101,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
 def find_weights(path: Path, where: str) -> list[Path]:
     """Return the files with a model's weights, in order. ``where``: the beginning of messages.
 
-    Raises
-    ------
-    ConfigError
-        There are none, or one is not whole.
+    Raises ``ConfigError`` if there are none, or one is not whole.
     """
     files = sorted(path.glob("model*.safetensors"))
     require(bool(files), f"{where}: the folder has no model*.safetensors")
@@ -161,3 +143,37 @@ def _file_digest(path: Path, option: str) -> str:
         return file_digest.sha256(path)
     except OSError as error:
         raise ConfigError(f"{option}: {path.name}: {error.strerror or error}") from None
+
+
+def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
+    """Convert a package's model into the cache on its first use, and return the directory.
+
+    The package is located, but not imported. Its file is verified before the conversion. Once the
+    model is in the cache, the package is no longer needed. Raises ``ConfigError`` if the package is
+    not installed, or its file's SHA-256 is not ``packaged.sha256``. The message is one line.
+    """
+    from labkit.models.gguf.gguf_to_mlx_lm import converted_path
+
+    option = f"model={name}"
+    model_dir = converted_path(digest=packaged.sha256, name=name)
+    if model_dir.is_dir():
+        return inspect(model_dir, name=name, option=option)
+    path = _installed_file(packaged, option)
+    digest = file_digest.sha256(path)
+    require(
+        digest == packaged.sha256,
+        f"{option}: {path} is another version of the file (SHA-256 {digest}, expected "
+        f"{packaged.sha256}); install {packaged.install}",
+    )
+    return from_gguf(path, name=name, digest=packaged.sha256, option=option)
+
+
+def _installed_file(packaged: PackagedFile, option: str) -> Path:
+    spec = importlib.util.find_spec(packaged.module)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / packaged.file
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"{option}: its package is not installed; run: pip install {packaged.install}"
+    )

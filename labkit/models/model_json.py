@@ -18,12 +18,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 def read_object(path: Path, where: str | None = None) -> dict[str, Any]:
     """Return the JSON object in a file of a model directory.
 
-    ``where``: what error messages begin with. None: the directory.
-
-    Raises
-    ------
-    ConfigError
-        The file is missing, unreadable or not a JSON object. The message is one line.
+    ``where``: what error messages begin with. None: the directory. Raises ``ConfigError`` if the
+    file is missing, unreadable or not a JSON object. The message is one line.
     """
     where = where or str(path.parent)
     require(path.is_file(), f"{where}: the folder has no {path.name}")
@@ -90,12 +86,9 @@ def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, 
     """Return the ids that end a request, in ascending order.
 
     As in mlx_lm, they are the ids of generation_config.json or, if it has none, of config.json, and
-    in any case the tokenizer's EOS token, which ends the turn of a chat model.
-
-    Raises
-    ------
-    ConfigError
-        A file is not a JSON object, or an ``eos_token_id`` is neither an id nor a list of ids.
+    in any case the tokenizer's EOS token, which ends the turn of a chat model. Raises
+    ``ConfigError`` if a file is not a JSON object, or an ``eos_token_id`` is neither an id nor a
+    list of ids.
     """
     config = read_object(model_dir / "config.json", where)
     generation = read_optional(model_dir / "generation_config.json", where)

@@ -16,10 +16,8 @@ LFS_ADVICE = "is a pointer of Git LFS instead of the file; run: git lfs pull"
 def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the entries of a file's tensors by name, and where their data begins (bytes).
 
-    Raises
-    ------
-    ValueError
-        The file is not whole. The message is one line that follows the file's name.
+    Raises ``ValueError`` if the file is not whole. The message is one line that follows the file's
+    name.
     """
     size = path.stat().st_size
     with path.open("rb") as stream:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
+import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
@@ -53,10 +55,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's token ids; ``special``: whether to add the model's special tokens.
 
-        Raises
-        ------
-        ConfigError
-            The text is not valid Unicode.
+        Raises ``ConfigError`` if the text is not valid Unicode.
         """
         try:
             if len(text) < LONG_TEXT:
@@ -104,18 +103,13 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
 
-        Raises
-        ------
-        ConfigError
-            The model has no chat template, or the template refuses the conversation or the tools.
+        Raises ``ConfigError`` if the model has no chat template, or the template refuses the
+        conversation or the tools.
         """
         return self.encode(self.render_chat(messages, tools), special=False)
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Tools = (),
-        options: RenderOptions | None = None,
+        self, messages: Sequence[Message], tools: Tools = (), options: RenderOptions | None = None
     ) -> str:
         """Return the text of a conversation, by default up to the start of the next message.
 
@@ -173,10 +167,8 @@ class Tokenizer:
 def load(model_dir: Path) -> Tokenizer:
     """Load ``tokenizer.json`` and the chat template of a model directory.
 
-    Raises
-    ------
-    ConfigError
-        ``tokenizer.json`` is missing or the tokenizers library cannot read it.
+    Raises ``ConfigError`` if ``tokenizer.json`` is missing or the tokenizers library cannot read
+    it.
     """
     import tokenizers
 
@@ -194,3 +186,35 @@ def load(model_dir: Path) -> Tokenizer:
         return Tokenizer(loaded, chat_template.load_template(model_dir))
     except ConfigError as error:
         return Tokenizer(loaded, template_error=str(error))
+
+
+class SpecialTokenEscape:
+    """Keeps special tokens that a user wrote from acting as control tokens.
+
+    A marker is inserted inside every special token in the user's strings. The rendered prompt is
+    then split at the markers into pieces for ``Tokenizer.encode_pieces``. The chat template's own
+    special tokens stay whole and keep their effect. The user's are cut in two and become plain
+    text. If ``special_tokens`` is empty, nothing is marked.
+    """
+
+    def __init__(self, special_tokens: Sequence[str]) -> None:
+        tokens = sorted((token for token in special_tokens if len(token) > 1), key=len)
+        self._marker = f"<{uuid.uuid4().hex}>"
+        self._pattern = re.compile("|".join(map(re.escape, reversed(tokens)))) if tokens else None
+
+    def mark(self, value: Any) -> Any:
+        """Return JSON-like data with a marker inside every special token of its strings."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self._pattern.sub(self._mark_token, value)
+        if isinstance(value, Mapping):
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
+        return [self.mark(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _mark_token(self, match: re.Match[str]) -> str:
+        return f"{match[0][0]}{self._marker}{match[0][1:]}"
+
+    def split(self, text: str) -> list[str]:
+        """Return the pieces of a text between the markers."""
+        return text.split(self._marker)

@@ -32,10 +32,7 @@ BYTES = 4  # of a bin's number
 def encode_histogram(divergences: NDArray[np.float64]) -> str:
     """Return the histogram of a window's divergences [n], each 0 or more, as text.
 
-    Raises
-    ------
-    ValueError
-        A divergence is negative, or not a finite float32.
+    Raises ``ValueError`` if a divergence is negative, or not a finite float32.
     """
     with np.errstate(over="ignore"):  # what overflows is refused below
         single = divergences.astype(np.float32)
@@ -50,10 +47,7 @@ def encode_histogram(divergences: NDArray[np.float64]) -> str:
 def decode_histogram(text: str) -> NDArray[np.float64]:
     """Return the numbers to which a window's divergences were rounded: ascending, float64 [n].
 
-    Raises
-    ------
-    ValueError
-        The text is not a histogram.
+    Raises ``ValueError`` if the text is not a histogram.
     """
     try:
         content = zlib.decompress(base64.b64decode(text, validate=True))

@@ -272,10 +272,7 @@ def _words_of_unit(name: str, unit: str) -> EffectWords:
 def measured(name: str, repeats: Sequence[float], primary: bool = False) -> Metric:
     """Return the values of a registered metric, with its unit and direction.
 
-    Raises
-    ------
-    KeyError
-        The metric is not registered.
+    Raises ``KeyError`` if the metric is not registered.
     """
     definition = METRICS[name]
     return Metric(name, definition.unit, definition.better, primary, tuple(repeats))

@@ -41,13 +41,9 @@ NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
     """Read one JSON object of this schema version, without NaN or infinity.
 
-    ``digest``: the SHA-256 that the file must have; None if it is unknown.
-
-    Raises
-    ------
-    RecordError
-        The file is missing, unreadable, truncated or edited, lacks this schema version, is nested
-        too deeply, or has a number that is no finite float.
+    ``digest``: the SHA-256 that the file must have; None if it is unknown. Raises ``RecordError``
+    if the file is missing, unreadable, truncated or edited, lacks this schema version, is nested
+    too deeply, or has a number that is no finite float.
     """
     try:
         content = path.read_bytes()
@@ -104,12 +100,8 @@ def _check_values(path: StudyPath, data: Any) -> None:
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write strict JSON to a temporary file beside ``path``, sync it and rename it.
 
-    Raises
-    ------
-    ValueError
-        A value is NaN, infinite or not JSON. Nothing is written.
-    OSError
-        The disk is full or the folder cannot be written. ``path`` is unchanged.
+    Raises ``ValueError`` if a value is NaN, infinite or not JSON. Nothing is written. Raises
+    ``OSError`` if the disk is full or the folder cannot be written. ``path`` is unchanged.
     """
     write_synced(path, to_bytes(data, indent=indent))
 

@@ -27,12 +27,8 @@ LINE = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>\S.*)")
 def read_digests(cell_dir: StudyPath) -> dict[str, str]:
     """Return the listed SHA-256 digests by path within the cell's folder.
 
-    The map is empty if the cell has no list.
-
-    Raises
-    ------
-    RecordError
-        The list cannot be read, or one of its lines is not ``DIGEST  PATH``.
+    The map is empty if the cell has no list. Raises ``RecordError`` if the list cannot be read, or
+    one of its lines is not ``DIGEST  PATH``.
     """
     path = cell_dir / DIGESTS_FILE
     if not path.is_file():
@@ -64,10 +60,7 @@ def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
 def check_digest(path: StudyPath, content: bytes, digest: str | None) -> None:
     """Check a file's content against its listed digest, if there is one.
 
-    Raises
-    ------
-    RecordError
-        The file was edited. The message says how to repair the study.
+    Raises ``RecordError`` if the file was edited. The message says how to repair the study.
     """
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise RecordError(

@@ -16,16 +16,7 @@ from labkit.records.record_notes import CaseNotes, RunNotes
 
 SCHEMA_VERSION = 1
 OLDER_VERDICTS = {"faster": "better", "slower": "worse"}  # names in older files and commands
-OUTCOMES = (
-    "ok",
-    "refused",
-    "oom",
-    "timeout",
-    "crashed",
-    "stale",
-    "invalid_output",
-    "vacuous",
-)
+OUTCOMES = ("ok", "refused", "oom", "timeout", "crashed", "stale", "invalid_output", "vacuous")
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
 # Suffix of the folder of a cell that confirms another cell in separate processes.
@@ -53,10 +44,7 @@ def run_name(block: int, position: int, arm: str) -> str:
 def parse_run_name(name: str) -> tuple[int, int, str]:
     """Return block, position and arm of a run's name.
 
-    Raises
-    ------
-    RecordError
-        ``name`` is not ``b<block>-p<position>-<arm>``.
+    Raises ``RecordError`` if ``name`` is not ``b<block>-p<position>-<arm>``.
     """
     match = RUN_NAME.fullmatch(name)
     if match is None:
@@ -75,7 +63,6 @@ class Metric:
     repeats: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that there are values, and that all are finite numbers."""
         require(
             self.better in BETTER,
             f"metric {self.name}: better={self.better!r}: must be one of: {', '.join(BETTER)}",
@@ -137,7 +124,6 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the role, the outcome, the ranges and the names."""
         require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         require(
             self.outcome in OUTCOMES,
@@ -218,7 +204,6 @@ class Arm:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the role and the name."""
         require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         parse_run_name(run_name(0, 0, self.name))
 

@@ -25,13 +25,9 @@ DESIGN_FILE = "design.json"
 def read_record(path: StudyPath, digest: str | None = None) -> Record:
     """Read and check one run's record.
 
-    ``digest``: the SHA-256 that the file must have; None if it is unknown.
-
-    Raises
-    ------
-    RecordError
-        The file is missing, truncated, edited or not a record of this schema version, or its name
-        is not the name of its run.
+    ``digest``: the SHA-256 that the file must have; None if it is unknown. Raises ``RecordError``
+    if the file is missing, truncated, edited or not a record of this schema version, or its name is
+    not the name of its run.
     """
     data = read_json(path, digest)
     try:
@@ -89,10 +85,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def check_digests(cell_dir: StudyPath) -> None:
     """Check a cell's records, arms and design against their digests, without parsing the files.
 
-    Raises
-    ------
-    RecordError
-        A file was edited after it was written, or cannot be read.
+    Raises ``RecordError`` if a file was edited after it was written, or cannot be read.
     """
     digests = read_digests(cell_dir)
     for path in (*record_paths(cell_dir), *(cell_dir / "arms").glob("*.json")):
@@ -141,10 +134,8 @@ def name_order(name: str) -> list[tuple[int, float, str]]:
 def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
     """Read ``cell.json``, and check its design against the one that the cell began with.
 
-    Raises
-    ------
-    RecordError
-        A file is not valid or was edited. The message names the file and the part of the design.
+    Raises ``RecordError`` if a file is not valid or was edited. The message names the file and the
+    part of the design.
     """
     path = cell_dir / "cell.json"
     data = read_json(path)
@@ -204,12 +195,8 @@ def read_output_values(cell_dir: StudyPath, digest: str) -> bytes | None:
 def write_record(path: Path, record: Record) -> None:
     """Write a run's record by rename. An existing record is never overwritten.
 
-    Raises
-    ------
-    RecordError
-        ``path`` exists or is not named after the run.
-    ValueError
-        A value is NaN, infinite or not JSON.
+    Raises ``RecordError`` if ``path`` exists or is not named after the run. Raises ``ValueError``
+    if a value is NaN, infinite or not JSON.
     """
     _refuse_to_overwrite(path, record)
     write_json(path, record.to_json(), indent=None)

@@ -88,10 +88,8 @@ def step_counts(trace: Mapping[str, Any]) -> dict[str, int]:
 def read_step_trace(cell_dir: StudyPath, note: Mapping[str, Any]) -> dict[str, Any]:
     """Read and check the trace that a record's note names.
 
-    Raises
-    ------
-    RecordError
-        The file is missing, edited or damaged, or is not a trace of this schema version.
+    Raises ``RecordError`` if the file is missing, edited or damaged, or is not a trace of this
+    schema version.
     """
     digest = str(note.get("sha256"))
     require(

@@ -49,19 +49,9 @@ LEFT_OUT = ("multirun.yaml", "hydra.yaml", "*.log", "*.tmp")
 def write_archive(path: Path, files: Mapping[str, bytes], cells: Mapping[str, Path]) -> str:
     """Write an archive by rename and return its SHA-256, as ``sha256sum`` prints it.
 
-    Parameters
-    ----------
-    files
-        The content of each file of the study outside its cells, by path.
-    cells
-        The cells' folders by name.
-
-    Raises
-    ------
-    RecordError
-        A name cannot be stored, or a cell holds something that is not a regular file.
-    OSError
-        A file cannot be read or written.
+    ``files``: the content of each file of the study outside its cells, by path. ``cells``: the
+    cells' folders by name. Raises ``RecordError`` if a name cannot be stored, or a cell holds
+    something that is not a regular file. Raises ``OSError`` if a file cannot be read or written.
     """
     packed = {f"{name}{CELL_SUFFIX}": _pack_cell(folder) for name, folder in cells.items()}
     buffer = io.BytesIO()
@@ -96,12 +86,8 @@ def _pack_cell(folder: Path) -> bytes:
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files in a folder and their paths within it, sorted.
 
-    Temporary files, logs and Hydra's own settings are left out.
-
-    Raises
-    ------
-    RecordError
-        Something in the folder is neither a regular file nor a directory, such as a link.
+    Temporary files, logs and Hydra's own settings are left out. Raises ``RecordError`` if something
+    in the folder is neither a regular file nor a directory, such as a link.
     """
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
@@ -145,7 +131,6 @@ class StudyArchive:
     _unpacked_bytes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the members of the zip file."""
         infos, where = self._zip.infolist(), f"{self.path} is not a study archive"
         require(
             len(infos) <= MAX_FILES, f"{where}: it has {len(infos):,} files (limit {MAX_FILES:,})"
@@ -247,7 +232,6 @@ class ArchivePath:
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the archive's path and the path within it."""
         return "/".join((str(self.file), *self.parts))
 
     def __lt__(self, other: ArchivePath) -> bool:
@@ -255,7 +239,6 @@ class ArchivePath:
         return (self.file, self.parts) < (other.file, other.parts)
 
     def __truediv__(self, name: str) -> ArchivePath:
-        """Return a path below this one."""
         return ArchivePath(self.archive, self.file, (*self.parts, *name.split("/")))
 
     @property
@@ -298,12 +281,8 @@ class ArchivePath:
     def read_bytes(self) -> bytes:
         """Return a file's content.
 
-        Raises
-        ------
-        FileNotFoundError
-            There is no such file in the archive.
-        RecordError
-            The archive is damaged.
+        Raises ``FileNotFoundError`` if there is no such file in the archive. Raises ``RecordError``
+        if the archive is damaged.
         """
         names, path = self._names()
         if path not in names:
@@ -342,10 +321,7 @@ StudyPath = Path | ArchivePath
 def open_study(path: str | Path) -> StudyPath:
     """Return a study's folder, or the root of its archive if ``path`` is a file.
 
-    Raises
-    ------
-    RecordError
-        The file is not a whole, unaltered archive of this format.
+    Raises ``RecordError`` if the file is not a whole, unaltered archive of this format.
     """
     path = Path(path)
     if not path.is_file():
@@ -385,12 +361,8 @@ def _open_archive(path: Path) -> StudyArchive:
 def unpack_archive(path: Path, folder: Path) -> None:
     """Unpack an archive into a new folder. The folder appears only when it is complete.
 
-    Raises
-    ------
-    RecordError
-        The archive is not valid, or ``folder`` exists.
-    OSError
-        A file cannot be written.
+    Raises ``RecordError`` if the archive is not valid, or ``folder`` exists. Raises ``OSError`` if
+    a file cannot be written.
     """
     archive = _open_archive(path)
     require(not folder.exists(), f"{folder} exists; choose another folder")

@@ -43,23 +43,14 @@ class TooLarge(TaskFailed):
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What the processes run, and the limits of one task.
+    """What the processes run, and the limits of one task."""
 
-    Parameters
-    ----------
-    module
-        The module that a process runs (see :mod:`labkit.server.worker_loop`).
-    setup
-        What the module is told at its start.
-    work
-        What it does, for a client that finds all processes busy: ``compiling other grammars``.
-    timeout_s, memory_bytes
-        The longest time of a task (seconds), and the growth of the process's resident memory.
-    """
-
-    module: str
-    setup: Mapping[str, Any]
+    module: str  # the module that a process runs (see :mod:`labkit.server.worker_loop`)
+    setup: Mapping[str, Any]  # what the module is told at its start
+    # What it does, for a client that finds all processes busy: ``compiling other grammars``.
     work: str
+    # timeout_s, memory_bytes: the longest time of a task (seconds), and the growth of the process's
+    # resident memory.
     timeout_s: float
     memory_bytes: int
 
@@ -78,12 +69,8 @@ class WorkerPool:
     async def worker(self) -> AsyncIterator[TaskProcess]:
         """Wait for a free process, at most ``WAIT_S`` seconds, and lend it.
 
-        Leaving the context while a task runs, or by an exception of it, ends the process.
-
-        Raises
-        ------
-        ApiError
-            All processes are busy (429), or the pool is closed (503).
+        Leaving the context while a task runs, or by an exception of it, ends the process. Raises
+        ``ApiError`` if all processes are busy (429), or the pool is closed (503).
         """
         self.check_open()
         try:
@@ -144,13 +131,8 @@ class TaskProcess:
     async def do(self, task: Any) -> Any:
         """Return the answer to a task; both are JSON-like. Starts the process unless it runs.
 
-        Raises
-        ------
-        ApiError
-            The process does not start (500).
-        TaskFailed
-            The task exceeded a limit, or the process died, for which the task need not be the
-            reason.
+        Raises ``ApiError`` if the process does not start (500). Raises ``TaskFailed`` if the task
+        exceeded a limit, or the process died, for which the task need not be the reason.
         """
         process = self._process
         if process is None or process.returncode is not None:
@@ -180,10 +162,7 @@ class TaskProcess:
     async def start(self) -> asyncio.subprocess.Process:
         """Start the process and wait until it is ready.
 
-        Raises
-        ------
-        ApiError
-            It does not get ready (500).
+        Raises ``ApiError`` if it does not get ready (500).
         """
         setup = {
             **self._options.setup,

@@ -36,10 +36,8 @@ _MODULES = {
 def kind_of(experiment: Experiment) -> WorkloadKind:
     """Return the kind of the experiment's workload.
 
-    Raises
-    ------
-    ConfigError
-        The user's class that ``workload.kind`` names cannot be imported or created.
+    Raises ``ConfigError`` if the user's class that ``workload.kind`` names cannot be imported or
+    created.
     """
     name = experiment.workload.kind
     if is_class_path(name):
@@ -92,12 +90,8 @@ def not_live(experiments: Sequence[Experiment]) -> str | None:
 def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
     """Check that the workload can be measured if its arms run in processes one after another.
 
-    ``reason``: why the arms do not share a process, for the message.
-
-    Raises
-    ------
-    ConfigError
-        The workload's arms must be measured at the same time; see ``SharedProcessKind``.
+    ``reason``: why the arms do not share a process, for the message. Raises ``ConfigError`` if the
+    workload's arms must be measured at the same time; see ``SharedProcessKind``.
     """
     kind = kind_of(experiments[0])
     if isinstance(kind, SharedProcessKind):

@@ -15,10 +15,7 @@ from contextlib import contextmanager
 class ArmClock:
     """A clock that counts the seconds of one arm's turns. Any thread may read it.
 
-    Parameters
-    ----------
-    base
-        The clock of the process; returns seconds.
+    ``base``: the clock of the process; returns seconds.
     """
 
     def __init__(self, base: Callable[[], float] = time.perf_counter) -> None:
@@ -36,10 +33,7 @@ class ArmClock:
     def running(self) -> Iterator[None]:
         """Let the clock run for one turn.
 
-        Raises
-        ------
-        RuntimeError
-            The clock is already running.
+        Raises ``RuntimeError`` if the clock is already running.
         """
         spent, since = self._turns
         if since is not None:
@@ -54,12 +48,8 @@ class ArmClock:
 class LiveClock(ArmClock):
     """The clock of a process that is stopped between its turns; it runs unless that is the case.
 
-    Parameters
-    ----------
-    stopped_s
-        Returns the seconds for which the process has been stopped so far.
-    base
-        A clock that runs on while the process is stopped; returns seconds.
+    ``stopped_s``: returns the seconds for which the process has been stopped so far. ``base``: a
+    clock that runs on while the process is stopped; returns seconds.
     """
 
     def __init__(

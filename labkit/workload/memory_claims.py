@@ -48,12 +48,8 @@ def claim(experiment: Experiment) -> Claim:
 
     An engine with a pool of blocks claims all memory that the policy grants. Without a pool, as in
     mlx_lm, memory grows with the requests, and the claim is the memory of the longest requests that
-    can be in flight together.
-
-    Raises
-    ------
-    ConfigError
-        The policy refuses the model, or the model's sizes are unknown.
+    can be in flight together. Raises ``ConfigError`` if the policy refuses the model, or the
+    model's sizes are unknown.
     """
     engine = experiment.engine
     planned = memory_budget.check(experiment)

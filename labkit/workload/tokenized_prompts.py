@@ -33,7 +33,6 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that prompt and output are not empty."""
         if not self.token_ids or self.max_tokens < 1:
             raise ValueError(
                 f"request {self.request_id} must have at least one prompt token and one output "
@@ -44,10 +43,7 @@ class Prompt:
 def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
     """Return the first ``workload.num_requests`` of the items, or all if it is null or 0.
 
-    Raises
-    ------
-    ConfigError
-        There are fewer items.
+    Raises ``ConfigError`` if there are fewer items.
     """
     count, name = experiment.workload.num_requests or None, experiment.workload.name
     require(
@@ -66,10 +62,7 @@ def prompt_key(identity: Mapping[str, Any]) -> str:
 def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
     """Return the prompts stored under ``key`` in the cache, or make and store them.
 
-    Raises
-    ------
-    CacheError
-        The cache folder cannot be written.
+    Raises ``CacheError`` if the cache folder cannot be written.
     """
     path = cache_dir.root() / "workloads" / f"{key}.json"
     try:

@@ -93,16 +93,9 @@ class InterleavedArms(Protocol):
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         """Measure all arms in turn; call ``heartbeat`` with the progress as text.
 
-        Returns
-        -------
-        sequence of Measurement
-            One per arm, in the order of the arms. Repeats of a metric are aligned: repeat
-            ``i`` of every arm was taken in the same round.
-
-        Raises
-        ------
-        InvalidOutput, StaleOutput
-            An output cannot be trusted.
+        Returns one measurement per arm, in the order of the arms. Repeats of a metric are aligned:
+        repeat ``i`` of every arm was taken in the same round. Raises ``InvalidOutput`` or
+        ``StaleOutput`` if an output cannot be trusted.
         """
 
     def close(self) -> None:
@@ -123,21 +116,15 @@ class WorkloadKind(Protocol):
     def check(self, experiment: Experiment) -> None:
         """Check the user's settings and files before anything is written.
 
-        Raises
-        ------
-        ConfigError
-            A setting is wrong. The message is a single line that names the file, the key and the
-            allowed values.
+        Raises ``ConfigError`` if a setting is wrong. The message is a single line that names the
+        file, the key and the allowed values.
         """
 
     def prepare(self, experiment: Experiment) -> None:
         """Check that the engine can serve the workload, and cache inputs such as prompts.
 
-        Raises
-        ------
-        ConfigError
-            The engine cannot serve the workload. The message is a single line with the reason
-            and the setting to change.
+        Raises ``ConfigError`` if the engine cannot serve the workload. The message is a single line
+        with the reason and the setting to change.
         """
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:

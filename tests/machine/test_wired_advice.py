@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from labkit import config
-from labkit.engine import preconditions
+from labkit.engine import engine_factory
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.facts import wired_advice
 from labkit.machine.facts.macos import WiredSettings
@@ -24,13 +24,13 @@ def budget(**options):
 
 def test_a_matching_collector_state_is_accepted():
     assert wired_advice.collector_mismatch(simulated_mac("sim_m1_pro_32gb"), enabled=True) is None
-    preconditions.require_wired_collector(budget())
-    preconditions.require_wired_collector(budget(wired_collector=DEMANDS.enabled))
+    engine_factory.require_wired_collector(budget())
+    engine_factory.require_wired_collector(budget(wired_collector=DEMANDS.enabled))
 
 
 def test_another_collector_state_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
-        preconditions.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
+        engine_factory.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
     text = str(caught.value)
     assert "\n" not in text
     assert "sudo sysctl iogpu.disable_wired_collector=1" in text
@@ -50,13 +50,13 @@ def test_a_machine_without_a_collector_is_refused():
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
     with pytest.raises(EngineError, match=r"only macOS has one; set engine\.budget\.machine"):
-        preconditions.require_wired_collector(elsewhere)
+        engine_factory.require_wired_collector(elsewhere)
 
 
 def test_mlxs_cache_limit_is_applied():
     before = mx.set_cache_limit(1 << 20)
     try:
-        preconditions.check_preconditions(config.Engine(mlx_cache_limit=123456))
+        engine_factory.check_preconditions(config.Engine(mlx_cache_limit=123456))
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
@@ -68,9 +68,9 @@ def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
     with pytest.raises(
         EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before Python starts$"
     ):
-        preconditions.check_preconditions(engine_options)
+        engine_factory.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        preconditions.check_preconditions(engine_options)
+        engine_factory.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    preconditions.check_preconditions(engine_options)
+    engine_factory.check_preconditions(engine_options)

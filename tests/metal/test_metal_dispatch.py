@@ -241,7 +241,7 @@ def test_unsupported_dtypes_and_block_sizes_are_refused():
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_metal_device_is_refused_without_metal():
-    from labkit.metal.executor_factory import executor_for
+    from labkit.metal.kernel_call import executor_for
 
     with pytest.raises(ValueError, match="device=metal: there is no Metal on this machine"):
         executor_for("metal")

@@ -13,8 +13,7 @@ from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFau
 from labkit.metal.emulator.kernel_emulator import Emulator
 from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, FiberOrder, Schedule
 from labkit.metal.emulator.source_capture import _parse, capture_kernel
-from labkit.metal.executor_factory import executor_for
-from labkit.metal.kernel_call import KernelCall
+from labkit.metal.kernel_call import KernelCall, executor_for
 
 HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
 

@@ -4,8 +4,8 @@ import pytest
 
 from labkit.models import tokenizer
 from labkit.models.chat_template import ChatTemplate
-from labkit.models.special_token_escape import SpecialTokenEscape
 from labkit.models.synthetic import train_bpe
+from labkit.models.tokenizer import SpecialTokenEscape
 
 
 def encode(loaded, escape, template, messages):

@@ -32,25 +32,14 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """What the matrix shows of one arm in one row.
+    """What the matrix shows of one arm in one row."""
 
-    Parameters
-    ----------
-    value, difference
-        The arm's median and its difference from the baseline as text.
-    sign
-        The verdict as a word or a sign: ``better``, ``=``, ``≈``, ``?``.
-    kind
-        The verdict as in ``cell.json``, or empty.
-    bar
-        The properties of the interval's bar, or empty.
-    """
-
+    # value, difference: the arm's median and its difference from the baseline as text.
     value: str
     difference: str = ""
-    sign: str = ""
-    kind: str = ""
-    bar: str = ""
+    sign: str = ""  # the verdict as a word or a sign: ``better``, ``=``, ``≈``, ``?``
+    kind: str = ""  # the verdict as in ``cell.json``, or empty
+    bar: str = ""  # the properties of the interval's bar, or empty
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,7 @@ class RooflinePoint:
         return None if self.limits is None else max(self._min_times_s(self.limits)) / self.seconds
 
     def _min_times_s(self, limits: RooflineLimits) -> tuple[float, float]:
-        return (
-            self.bytes / (limits.read_gb_s * 1e9),
-            self.flops / (limits.sgemm_gflop_s * 1e9),
-        )
+        return (self.bytes / (limits.read_gb_s * 1e9), self.flops / (limits.sgemm_gflop_s * 1e9))
 
 
 def best_limits(records: Iterable[Record]) -> RooflineLimits | None:

@@ -217,10 +217,7 @@ class CellData:
 def read_data(cell_dir: StudyPath) -> CellData:
     """Read a cell's files.
 
-    Raises
-    ------
-    RecordError
-        A file is missing or not valid. The message names it.
+    Raises ``RecordError`` if a file is missing or not valid. The message names it.
     """
     arms, records = read_arms(cell_dir), read_runs(cell_dir)
     lost = not (cell_dir / "cell.json").is_file()
@@ -354,11 +351,7 @@ class CellAnalysis:
         arms_tested = len(data.treatment_arms)
         per_arm = {
             arm.name: compare_arm(
-                rows,
-                arm.name,
-                data.baseline,
-                criteria,
-                arms_tested if arm.role == "arm" else 1,
+                rows, arm.name, data.baseline, criteria, arms_tested if arm.role == "arm" else 1
             )
             for arm in data.arms[1:]
         }
@@ -552,11 +545,8 @@ def _rows(
 def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     """Analyse one cell and return its ``cell.json``.
 
-    Raises
-    ------
-    RecordError
-        A file of the cell is missing or truncated, or was written by another program or for
-        another schema version.
+    Raises ``RecordError`` if a file of the cell is missing or truncated, or was written by another
+    program or for another schema version.
     """
     return analyse(cell_dir).cell.to_json()
 

@@ -112,10 +112,7 @@ class StallAttribution:
 def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
     """Return the attribution of stalls to the machine or an arm, or None if there were no stalls.
 
-    Parameters
-    ----------
-    arms
-        The baseline first. The control runs the baseline's code and is not tested.
+    ``arms``: the baseline first. The control runs the baseline's code and is not tested.
     """
     blocks = _complete(records, arms)
     stalled = {arm.name: np.array([_stalled(block[arm.name]) for block in blocks]) for arm in arms}
@@ -215,12 +212,8 @@ def own_work_bound_pct(base: Floats, arm: Floats) -> float:
 
     The percentage comes from the 80 % interval of the signed-rank test: it is the absolute value of
     the limit further from 0. The limits are order statistics of the Walsh averages of the
-    differences in log time. The test's normal approximation determines which ones.
-
-    Parameters
-    ----------
-    base, arm
-        Shares of the arms' time, float64 [processes].
+    differences in log time. The test's normal approximation determines which ones. ``base``,
+    ``arm``: shares of the arms' time, float64 [processes].
     """
     slower = np.log1p(-base) - np.log1p(-arm)
     n = len(slower)

@@ -224,12 +224,8 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
     part of its effect would be attributed to its position.) The same effects are subtracted from
     all arms, so swapping two arms' labels swaps their results.
 
-    Parameters
-    ----------
-    logs
-        float64 [arms, rounds].
-    positions
-        int [arms, rounds]: 0 for the arm that came first in the round, 1 for the second, ...
+    ``logs``: float64 [arms, rounds]. ``positions``: int [arms, rounds]: 0 for the arm that came
+    first in the round, 1 for the second, ...
     """
     centred = logs - logs.mean(axis=0)
     effects = np.zeros(positions.max() + 1)

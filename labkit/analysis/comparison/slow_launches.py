@@ -88,14 +88,8 @@ def restrict(
 ) -> Verdict:
     """Return ``verdict``, or ``inconclusive`` if slow launches contradict it.
 
-    Parameters
-    ----------
-    p
-        Of :func:`slow_launch_p`.
-    effects_pct
-        The difference of a typical launch, and that of the mean of all launches.
-    by_mean
-        Returns the verdict by the mean of all launches.
+    ``p``: of :func:`slow_launch_p`. ``effects_pct``: the difference of a typical launch, and that
+    of the mean of all launches. ``by_mean``: returns the verdict by the mean of all launches.
     """
     if verdict.word not in DECIDED_WORDS:
         return verdict

@@ -84,37 +84,23 @@ def _divergences(window: Mapping[str, Any]) -> Floats:
 
 @dataclass(frozen=True)
 class TextQuality:
-    """An arm's quality over all windows.
-
-    Attributes
-    ----------
-    windows, tokens
-        The numbers of windows and of predicted tokens.
-    perplexity
-        exp of the mean negative log likelihood per token.
-    perplexity_ratio
-        The arm's perplexity divided by the baseline's on the same tokens.
-    kl_mean, kl_quantiles
-        KL divergence from the baseline per position, in nats: its mean, and the quantiles in the
-        order of ``KL_QUANTILES``. The quantiles are within .05 % of the exact ones
-        (``labkit.records.kl_histogram.RELATIVE_ERROR``).
-    top1_agreement
-        Share of positions whose likeliest token is that of the baseline.
-    probability_change
-        Root mean square difference from the baseline in the probability of the text's next token.
-    worst
-        The positions with the largest KL divergence, as in the record.
-    """
+    """An arm's quality over all windows."""
 
     arm: str
+    # windows, tokens: the numbers of windows and of predicted tokens.
     windows: int
     tokens: int
-    perplexity: Interval
-    perplexity_ratio: Interval
+    perplexity: Interval  # exp of the mean negative log likelihood per token
+    perplexity_ratio: Interval  # the arm's perplexity divided by the baseline's on the same tokens
+    # kl_mean, kl_quantiles: KL divergence from the baseline per position, in nats: its mean, and
+    # the quantiles in the order of ``KL_QUANTILES``. The quantiles are within .05 % of the exact
+    # ones (``labkit.records.kl_histogram.RELATIVE_ERROR``).
     kl_mean: Interval
     kl_quantiles: tuple[Interval, ...]
-    top1_agreement: Interval
+    top1_agreement: Interval  # share of positions whose likeliest token is that of the baseline
+    # Root mean square difference from the baseline in the probability of the text's next token.
     probability_change: Interval
+    # The positions with the largest KL divergence, as in the record.
     worst: Sequence[Mapping[str, Any]]
 
     def rounded(self) -> ArmQuality:

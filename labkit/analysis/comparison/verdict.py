@@ -79,14 +79,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict on one comparison.
 
-    Parameters
-    ----------
-    better
-        ``higher`` or ``lower``: which values of the metric are better.
-    causes
-        The reasons why failed gates forbid a verdict; empty if all gates hold.
-    control
-        The A/A control's comparison in the same row, or None if there is no control.
+    ``better``: ``higher`` or ``lower``: which values of the metric are better. ``causes``: the
+    reasons why failed gates forbid a verdict; empty if all gates hold. ``control``: the A/A
+    control's comparison in the same row, or None if there is no control.
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))

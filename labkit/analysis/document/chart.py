@@ -91,62 +91,39 @@ Mark = Line | Dots | Bars | Band | Text | Limit
 
 @dataclass
 class Chart:
-    """A chart: ranges, labels, and the marks in the order in which they are drawn.
+    """A chart: ranges, labels, and the marks in the order in which they are drawn."""
 
-    Parameters
-    ----------
-    title
-        Name for screen readers.
-    x, y
-        Range of each axis: (low, high) in data units.
-    x_label, y_label
-        Labels of the axes.
-    height
-        Height in units of the picture. A chart with ``rows`` ignores it: its height follows from
-        their number.
-    rows
-        Names of the rows of a chart whose y axis lists things, from the top. The middle of row
-        ``i`` is at y = ``len(rows) - i - 0.5``. On a narrow screen names stand above their rows.
-    row_height
-        Height of a row in units of the picture.
-    log_scale
-        Whether data units are exponents of ten. The axes then show the powers of ten.
-    x_ticks
-        The x axis' ticks, (position in data units, label) each; None: round numbers.
-    y_ticks
-        Whether the y axis has ticks.
-    x_names
-        Names of x = 1, 2, ..., such as runs. They are used in tooltips.
-    x_unit, unit
-        The units of x and y, used in tooltips.
-    signed
-        Whether y is a difference in percent, written with its sign.
-    record_folder
-        Prefix of links to the runs in ``x_names``; None if ``x_names`` are not runs.
-    link
-        Charts of a cell with the same link share their crosshair: ``run``, ``block``, ``time``.
-    zooms
-        Whether the x axis can be zoomed. A zoomed chart leaves out the rectangles outside the view
-        and draws the others taller.
-    """
-
-    title: str
+    title: str  # name for screen readers
+    # x, y: range of each axis: (low, high) in data units.
     x: tuple[float, float]
     y: tuple[float, float]
+    # x_label, y_label: labels of the axes.
     x_label: str
     y_label: str = ""
+    # Height in units of the picture. A chart with ``rows`` ignores it: its height follows from
+    # their number.
     height: int = 280
+    # Names of the rows of a chart whose y axis lists things, from the top. The middle of row ``i``
+    # is at y = ``len(rows) - i - 0.5``. On a narrow screen names stand above their rows.
     rows: tuple[str, ...] = ()
-    row_height: int = ROW_HEIGHT
+    row_height: int = ROW_HEIGHT  # height of a row in units of the picture
+    # Whether data units are exponents of ten. The axes then show the powers of ten.
     log_scale: bool = False
+    # The x axis' ticks, (position in data units, label) each; None: round numbers.
     x_ticks: tuple[tuple[float, str], ...] | None = None
-    y_ticks: bool = True
+    y_ticks: bool = True  # whether the y axis has ticks
+    # Names of x = 1, 2, ..., such as runs. They are used in tooltips.
     x_names: tuple[str, ...] = ()
+    # x_unit, unit: the units of x and y, used in tooltips.
     x_unit: str = ""
     unit: str | None = None
-    signed: bool = False
+    signed: bool = False  # whether y is a difference in percent, written with its sign
+    # Prefix of links to the runs in ``x_names``; None if ``x_names`` are not runs.
     record_folder: str | None = None
+    # Charts of a cell with the same link share their crosshair: ``run``, ``block``, ``time``.
     link: str = ""
+    # Whether the x axis can be zoomed. A zoomed chart leaves out the rectangles outside the view
+    # and draws the others taller.
     zooms: bool = False
     marks: list[Mark] = field(default_factory=list)
     thinned: list[str] = field(default_factory=list)

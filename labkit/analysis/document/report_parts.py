@@ -29,21 +29,12 @@ from labkit.records import Record
 
 @dataclass(frozen=True)
 class CellSource:
-    """What the sections of a cell's report are made from.
-
-    Parameters
-    ----------
-    analysis
-        The analysed cell.
-    record_folder
-        Prefix of links to records: the cell's folder relative to the report, or empty.
-    anchor
-        Prefix of the cell's anchors on the HTML page.
-    """
+    """What the sections of a cell's report are made from."""
 
     analysis: CellAnalysis
+    # Prefix of links to records: the cell's folder relative to the report, or empty.
     record_folder: str = ""
-    anchor: str = ""
+    anchor: str = ""  # prefix of the cell's anchors on the HTML page
 
     @property
     def cell(self) -> Cell:
@@ -101,22 +92,14 @@ class PictureCaption:
 
 @dataclass(frozen=True)
 class ChartPart:
-    """A chart; HTML only.
+    """A chart; HTML only."""
 
-    Parameters
-    ----------
-    chart, caption
-        The chart and the text below it.
-    keys
-        Name, style class and shape (``line`` or ``bar``) of what the chart draws besides arms.
-    arm
-        The arm that the whole chart is about, or empty.
-    """
-
+    # chart, caption: the chart and the text below it.
     chart: Chart
     caption: str = ""
+    # Name, style class and shape (``line`` or ``bar``) of what the chart draws besides arms.
     keys: tuple[tuple[str, str, str], ...] = ()
-    arm: str = ""
+    arm: str = ""  # the arm that the whole chart is about, or empty
     kind: ClassVar[str] = "chart"
 
     @property
@@ -189,24 +172,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of a cell's HTML report. The page's table of contents lists it.
+    """A chapter of a cell's HTML report. The page's table of contents lists it."""
 
-    Parameters
-    ----------
-    name
-        Its name in the table of contents.
-    sections
-        Its sections. The chapter is left out if none of them has parts.
-    folded_sections
-        Further sections, whose content is folded under their titles.
-    is_open
-        Whether the chapter itself is unfolded.
-    """
-
-    name: str
+    name: str  # its name in the table of contents
+    # Its sections. The chapter is left out if none of them has parts.
     sections: tuple[Section, ...]
+    # Further sections, whose content is folded under their titles.
     folded_sections: tuple[Section, ...] = ()
-    is_open: bool = False
+    is_open: bool = False  # whether the chapter itself is unfolded
 
 
 def section(title: str) -> Callable[[Callable[[Source], Iterable[ReportPart]]], Section]:

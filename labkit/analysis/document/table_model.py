@@ -22,43 +22,25 @@ def broken_name(name: str, max_length: int = 10) -> str:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table whose lines have type ``T``.
-
-    Parameters
-    ----------
-    heading
-        The heading.
-    value
-        A function from a line to the cell's value.
-    format
-        A function from the value to its text.
-    numeric
-        Whether values are numbers: right-aligned, and sorted by size on the HTML page.
-    short_heading
-        A heading for narrow terminals. With None, ``heading`` is broken after underscores and
-        hyphens.
-    min_width
-        Terminals narrower than this (in characters) leave the column out.
-    once_per_row
-        Whether the value is the same in all lines that belong to one row of ``cell.json``.
-    is_verdict
-        Whether values are verdicts, which terminals show in colour and without their reasons.
-    link
-        A function from a line to the target of the cell's link on the HTML page.
-    shade
-        A function from a line to the strength of the cell's background on the HTML page, 0 to 1;
-        None for a cell without background.
-    """
+    """A column of a table whose lines have type ``T``."""
 
     heading: str
-    value: Callable[[T], Any]
-    format: Callable[[Any], str] = text_or_empty
+    value: Callable[[T], Any]  # a function from a line to the cell's value
+    format: Callable[[Any], str] = text_or_empty  # a function from the value to its text
+    # Whether values are numbers: right-aligned, and sorted by size on the HTML page.
     numeric: bool = True
+    # A heading for narrow terminals. With None, ``heading`` is broken after underscores and
+    # hyphens.
     short_heading: str | None = None
-    min_width: int = 0
+    min_width: int = 0  # terminals narrower than this (in characters) leave the column out
+    # Whether the value is the same in all lines that belong to one row of ``cell.json``.
     once_per_row: bool = False
+    # Whether values are verdicts, which terminals show in colour and without their reasons.
     is_verdict: bool = False
+    # A function from a line to the target of the cell's link on the HTML page.
     link: Callable[[T], str] | None = None
+    # A function from a line to the strength of the cell's background on the HTML page, 0 to 1; None
+    # for a cell without background.
     shade: Callable[[T], float | None] | None = None
 
     def text(self, line: T) -> str:
@@ -68,23 +50,15 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class Table(Generic[T]):
-    """Columns, lines, and notes below the table.
+    """Columns, lines, and notes below the table."""
 
-    Parameters
-    ----------
-    columns, lines, notes
-        The content.
-    is_results
-        Whether lines are :class:`labkit.analysis.tables.results_table.ResultLine`.
-    prose
-        Whether cells are phrases that may be broken into several lines.
-    """
-
+    # columns, lines, notes: the content.
     columns: tuple[Column[T], ...]
     lines: tuple[T, ...]
     notes: tuple[str, ...] = ()
+    # Whether lines are :class:`labkit.analysis.tables.results_table.ResultLine`.
     is_results: bool = False
-    prose: bool = False
+    prose: bool = False  # whether cells are phrases that may be broken into several lines
 
     def cells(self, line: T) -> list[str]:
         """Return the texts of a line's cells."""

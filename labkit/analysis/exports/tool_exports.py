@@ -14,11 +14,7 @@ import numpy as np
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.findings.verdict_sentences import (
-    CellPhrases,
-    cell_phrases,
-    verdict_sentence,
-)
+from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.number_format import magnitude_text, slug
@@ -73,10 +69,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
     """Return pyperf's JSON (format version 1.0): one run per process, with repeats as values.
 
-    Raises
-    ------
-    FormatError
-        No metric is a time.
+    Raises ``FormatError`` if no metric is a time.
     """
     runs_by_name: dict[str, list[dict[str, Any]]] = {}
     for analysis in analyses:
@@ -116,12 +109,8 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
     Names and definitions are vLLM's: TTFT is the time from sending to the first token, TPOT is
     ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Summary
     statistics are in ms, the lists per request in seconds. Texts are not recorded, so
-    ``generated_texts`` is left out.
-
-    Raises
-    ------
-    FormatError
-        There is no request workload, or its requests' times were not recorded.
+    ``generated_texts`` is left out. Raises ``FormatError`` if there is no request workload, or its
+    requests' times were not recorded.
     """
     runs = [run for analysis in analyses for run in _vllm_runs(analysis.data)]
     if not runs:
@@ -215,12 +204,8 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     """Return github-action-benchmark's JSON list: the primary metric of every case and arm.
 
     Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, whichever fits the metric.
-
-    Raises
-    ------
-    FormatError
-        Smaller is better in some primary metrics and bigger in others, or no run has a primary
-        metric.
+    Raises ``FormatError`` if smaller is better in some primary metrics and bigger in others, or no
+    run has a primary metric.
     """
     entries: list[dict[str, Any]] = []
     directions = set()

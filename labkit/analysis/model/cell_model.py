@@ -311,40 +311,27 @@ class BestInRow(EffectInPercent):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's results.
-
-    Parameters
-    ----------
-    cell
-        The cell's name.
-    arms
-        The arms, the baseline first.
-    environment
-        The machine's fingerprint from the first run that recorded one.
-    overrides, config_dirs
-        The command's overrides and folders of files; None in older studies.
-    sweep, best
-        The options that a sweep varies with their values, and each primary row's best setting;
-        None if the cell is no sweep.
-    quality
-        The arms' quality; None if the workload scores no texts.
-    """
+    """A cell's results."""
 
     schema_version: int
-    cell: str
+    cell: str  # the cell's name
     question: str | None
     scale: str | None
-    arms: tuple[CellArm, ...]
+    arms: tuple[CellArm, ...]  # the arms, the baseline first
     design: CellDesign
     gates: Mapping[str, GateResult]
     rows: tuple[Row, ...]
     failures: tuple[Failure, ...]
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Any]  # the machine's fingerprint from the first run that recorded one
     published: Published | None
+    # overrides, config_dirs: the command's overrides and folders of files; None in older studies.
     overrides: tuple[str, ...] | None = absent()
     config_dirs: tuple[str, ...] | None = absent()
+    # sweep, best: the options that a sweep varies with their values, and each primary row's best
+    # setting; None if the cell is no sweep.
     sweep: Mapping[str, Any] | None = absent()
     best: tuple[BestInRow, ...] | None = absent()
+    # The arms' quality; None if the workload scores no texts.
     quality: tuple[ArmQuality, ...] | None = absent()
 
     @classmethod

@@ -43,10 +43,7 @@ def fields_to_json(value: Any) -> dict[str, Any]:
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """Build a dataclass from a JSON object; unknown keys are left out.
 
-    Raises
-    ------
-    KeyError
-        A key without a default is missing.
+    Raises ``KeyError`` if a key without a default is missing.
     """
     parts: Any = kind
     hints: list[tuple[Field[Any], Any]] = _hints(parts)

@@ -49,7 +49,6 @@ class Disturbance:
     during_arm: bool = False
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
 

@@ -57,16 +57,12 @@ class Winner:
 class BlockedValues:
     """Values of several arms in a blocked design, float64 [blocks, runs, arms]; larger is better.
 
-    Raises
-    ------
-    ValueError
-        There are fewer than two arms, or too few values to estimate the noise.
+    Raises ``ValueError`` if there are fewer than two arms, or too few values to estimate the noise.
     """
 
     values: Floats
 
     def __post_init__(self) -> None:
-        """Check the shape."""
         shape = self.values.shape
         if len(shape) != 3 or shape[2] < 2 or shape[0] * (2 * shape[1] - 1) < 2:
             raise ValueError(
@@ -182,11 +178,7 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
     """Return the arm with the largest mean, and its difference from the reference arm.
 
     If the reference arm itself has the largest mean, the second best arm becomes the reference.
-
-    Parameters
-    ----------
-    values : float64 [blocks, runs, arms]
-        Larger is better.
+    ``values``: float64 [blocks, runs, arms], larger is better.
     """
     arms = BlockedValues(np.asarray(values, np.float64))
     best, count = arms.best, len(arms.means)

@@ -92,12 +92,8 @@ def block_jackknife(
 ) -> Interval:
     """Return a statistic of all windows with its interval.
 
-    Parameters
-    ----------
-    statistic
-        A function that takes ascending indices of windows and returns a number.
-    num_windows
-        The number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
+    ``statistic``: a function that takes ascending indices of windows and returns a number.
+    ``num_windows``: the number of windows. With fewer than ``MIN_WINDOWS`` there is no interval.
     """
     return _interval(*_leave_out(statistic, num_windows), confidence)
 

@@ -39,14 +39,8 @@ class ChangePoint:
 def change_points(values: Floats, alpha: float, seed: int = 0) -> list[ChangePoint]:
     """Return the change points of a series in their order.
 
-    Parameters
-    ----------
-    values
-        float64 [n], in order of time.
-    alpha
-        Upper bound of the probability that any segment without a change is split.
-    seed
-        Seed of the Monte Carlo orders.
+    ``values``: float64 [n], in order of time. ``alpha``: upper bound of the probability that any
+    segment without a change is split. ``seed``: seed of the Monte Carlo orders.
     """
     rng = np.random.default_rng([seed, len(values)])
     level_per_value = alpha / max(1, len(values))

@@ -66,12 +66,8 @@ def estimate_effect(
 ) -> StudyEffect:
     """Estimate an arm's effect in one study under all its relabellings.
 
-    Parameters
-    ----------
-    baseline, arm
-        Log values, float64 [blocks, runs].
-    probe
-        Log probes of the baseline's and of the arm's runs, or None if a run has no probe.
+    ``baseline``, ``arm``: log values, float64 [blocks, runs]. ``probe``: log probes of the
+    baseline's and of the arm's runs, or None if a run has no probe.
     """
     blocks, runs = baseline.shape
     labels = relabellings(blocks, runs)

@@ -26,10 +26,8 @@ class InterimLook:
 def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tuple[InterimLook, ...]:
     """Parse the declared looks ``[{blocks, alpha}]``; return an empty tuple if there are none.
 
-    Raises
-    ------
-    ValueError
-        The numbers of blocks do not increase, or the looks spend more than ``alpha``.
+    Raises ``ValueError`` if the numbers of blocks do not increase, or the looks spend more than
+    ``alpha``.
     """
     looks = tuple(InterimLook(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
     blocks = [look.blocks for look in looks]
@@ -59,12 +57,8 @@ def withheld_reason(
 ) -> str | None:
     """Return the reason why nothing may be claimed after ``done`` blocks, or None.
 
-    Parameters
-    ----------
-    planned
-        Number of blocks of the design. If the design has looks, the number up to the next look.
-    shown
-        Numbers of blocks after which results were shown.
+    ``planned``: number of blocks of the design. If the design has looks, the number up to the next
+    look. ``shown``: numbers of blocks after which results were shown.
     """
     declared = {look.blocks for look in looks}
     undeclared = [n for n in shown if n < done and n not in declared]

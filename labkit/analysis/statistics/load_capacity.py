@@ -33,12 +33,8 @@ class LoadCounts:
 
     ``good`` and ``requests`` are float64 [runs]. ``spent``: the part of alpha that the look spends
     at which the runs ended; 1 without looks. The tests of a rate at all its looks err with
-    probability alpha, so the sequences below hold.
-
-    Raises
-    ------
-    ValueError
-        The arrays differ in length, a run has no request, or ``good`` exceeds ``requests``.
+    probability alpha, so the sequences below hold. Raises ``ValueError`` if the arrays differ in
+    length, a run has no request, or ``good`` exceeds ``requests``.
     """
 
     rate: float
@@ -47,7 +43,6 @@ class LoadCounts:
     spent: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         if self.good.shape != self.requests.shape or self.good.ndim != 1:
             raise ValueError("good and requests must have the same shape, [runs]")
         if not len(self.good) or np.any(self.requests < 1) or np.any(self.good > self.requests):
@@ -71,12 +66,8 @@ class LoadCounts:
 def share_interval(good: Floats, total: Floats, alpha: float) -> tuple[float, float]:
     """Return the interval of a share; each limit errs with probability ``alpha / 2``.
 
-    It is (0, 1) with fewer than ``MIN_RUNS`` runs.
-
-    Parameters
-    ----------
-    good, total
-        What counts in each run, and everything of the run, float64 [runs].
+    It is (0, 1) with fewer than ``MIN_RUNS`` runs. ``good``, ``total``: what counts in each run,
+    and everything of the run, float64 [runs].
     """
     if len(good) < MIN_RUNS:
         return 0.0, 1.0
@@ -114,12 +105,8 @@ class Capacity:
 def load_capacity(loads: Sequence[LoadCounts], target: float, alpha: float) -> Capacity:
     """Return the capacity of an engine from its loads.
 
-    Parameters
-    ----------
-    target
-        The share of requests that must be within the limits, 0 to 1.
-    alpha
-        The interval contains the capacity with probability ``1 - alpha`` or more.
+    ``target``: the share of requests that must be within the limits, 0 to 1. ``alpha``: the
+    interval contains the capacity with probability ``1 - alpha`` or more.
     """
     ordered = sorted(loads, key=lambda load: load.rate)
     intervals = [load.share_interval(alpha) for load in ordered]

@@ -133,12 +133,9 @@ class RowPermutations:
     def inverted_test(self, others: Floats | None = None, n_families: int = 1) -> InvertedTest:
         """Return the row's test as a function of the shift.
 
-        Parameters
-        ----------
-        others : float64 [relabellings] or None
-            The largest of the other rows' :attr:`residual_statistics`; None if there are none.
-        n_families
-            Number of families among which alpha is divided.
+        ``others``: the largest of the other rows' :attr:`residual_statistics`, float64
+        [relabellings]; None if there are none. ``n_families``: number of families among which alpha
+        is divided.
         """
         distances = self._own_distances()
         if others is not None:

@@ -149,12 +149,8 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
 
     The seed is fixed, so that the same values always have the same p. The sample includes the
     observed labels (the "+1" of B. Phipson and G. K. Smyth, 2010, without which p could be 0) and
-    the mirror image of each relabelling.
-
-    Raises
-    ------
-    ValueError
-        ``blocks`` or ``runs`` is below 1.
+    the mirror image of each relabelling. Raises ``ValueError`` if ``blocks`` or ``runs`` is below
+    1.
     """
     if blocks < 1 or runs < 1:
         raise ValueError(f"blocks={blocks}, runs={runs}: both must be 1 or more")

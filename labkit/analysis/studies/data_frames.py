@@ -244,12 +244,7 @@ def _quality(cells: Sequence[StudyPath]) -> Iterator[Row]:
         for quality in analyses.cell(folder).cell.quality or ():
             counts = {key: getattr(quality, key) for key in ("arm", "windows", "tokens")}
             for metric, interval in quality.metrics.items():
-                yield {
-                    "cell": folder.name,
-                    **counts,
-                    "metric": metric,
-                    **fields_to_json(interval),
-                }
+                yield {"cell": folder.name, **counts, "metric": metric, **fields_to_json(interval)}
 
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[StudyPath]], Iterator[Row]]]] = {

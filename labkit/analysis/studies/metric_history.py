@@ -41,32 +41,18 @@ CLEAN = "clean"
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """One study in a series.
+    """One study in a series."""
 
-    Parameters
-    ----------
-    study
-        The study's folder or archive.
-    started
-        When the arm's first run started, UTC, as in records.
-    commit
-        The commit that ran, with ``+`` if there were uncommitted changes; empty if unknown.
-    value, low, high
-        Median and quartiles over the study's processes, in the metric's unit.
-    runs
-        Number of processes.
-    probe_us
-        Median time of the machine's probe; None if there is none.
-    """
-
-    study: Path
-    started: str
+    study: Path  # the study's folder or archive
+    started: str  # when the arm's first run started, UTC, as in records
+    # The commit that ran, with ``+`` if there were uncommitted changes; empty if unknown.
     commit: str
+    # value, low, high: median and quartiles over the study's processes, in the metric's unit.
     value: float
     low: float
     high: float
-    runs: int
-    probe_us: float | None
+    runs: int  # number of processes
+    probe_us: float | None  # median time of the machine's probe; None if there is none
 
 
 @dataclass(frozen=True)
@@ -124,10 +110,7 @@ class _Sample:
 def metric_history(root: Path, metric: str) -> list[Series]:
     """Return the series of a metric over all studies in a folder, the longest first.
 
-    Raises
-    ------
-    RecordError
-        A record is not valid or was edited, or no study has the metric.
+    Raises ``RecordError`` if a record is not valid or was edited, or no study has the metric.
     """
     samples: list[_Sample] = []
     known: set[str] = set()

@@ -176,12 +176,8 @@ def is_cell(folder: StudyPath) -> bool:
 def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
     """Return a study's cell folders, sorted by name; numbers in names are sorted by size.
 
-    If ``study_dir`` is itself a cell, the list holds only that folder.
-
-    Raises
-    ------
-    RecordError
-        The folder does not exist, or contains no cell.
+    If ``study_dir`` is itself a cell, the list holds only that folder. Raises ``RecordError`` if
+    the folder does not exist, or contains no cell.
     """
     if not study_dir.is_dir():
         raise RecordError(f"{study_dir}: no such directory")
@@ -196,10 +192,7 @@ def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
 def exit_code(study_dir: str | Path) -> int:
     """Return a study's exit code: 0 if all cells ran and every gate held, else 1.
 
-    Raises
-    ------
-    RecordError
-        A cell's file is not valid.
+    Raises ``RecordError`` if a cell's file is not valid.
     """
     return max(analysis.status for analysis in AnalysisCache().study(open_study(study_dir)))
 

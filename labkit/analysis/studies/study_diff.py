@@ -140,12 +140,9 @@ def compare_with_first(
 ) -> list[StudyComparison]:
     """Compare each of the ``later`` studies with ``old``, row by row and arm by arm.
 
-    p-values are adjusted over all rows, arms and studies by the method of S. Holm (1979).
-
-    Raises
-    ------
-    StudiesNotComparable
-        The machines or configs differ, or there is no cell or row in common.
+    p-values are adjusted over all rows, arms and studies by the method of S. Holm (1979). Raises
+    ``StudiesNotComparable`` if the machines or configs differ, or there is no cell or row in
+    common.
     """
     matched = [_match_studies(old, new, margin_pct) for new in later]
     family = [item for one in matched for item in one.family]

@@ -36,45 +36,27 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """One cell of the index.
+    """One cell of the index."""
 
-    Parameters
-    ----------
-    study
-        The study's folder or archive.
-    cell
-        The cell's name.
-    question, answer, machine
-        As in the study's report.
-    began, ended
-        When the first and the last run started, UTC, as in records.
-    runs
-        Number of records.
-    gates
-        The status of each gate.
-    error
-        Why the study cannot be read; None if it can. Then all other facts are empty.
-    """
-
-    study: Path
-    cell: str = ""
+    study: Path  # the study's folder or archive
+    cell: str = ""  # the cell's name
+    # question, answer, machine: as in the study's report.
     question: str = ""
     answer: str = ""
     machine: str = ""
+    # began, ended: when the first and the last run started, UTC, as in records.
     began: str = ""
     ended: str = ""
-    runs: int = 0
-    gates: dict[str, str] | None = None
+    runs: int = 0  # number of records
+    gates: dict[str, str] | None = None  # the status of each gate
+    # Why the study cannot be read; None if it can. Then all other facts are empty.
     error: str | None = None
 
 
 def index_entries(root: Path) -> list[IndexEntry]:
     """Return an entry for each cell of each study in a folder, the newest study first.
 
-    Raises
-    ------
-    RecordError
-        The folder does not exist, or holds no study.
+    Raises ``RecordError`` if the folder does not exist, or holds no study.
     """
     studies = sorted(study_dirs(root))
     if not studies:

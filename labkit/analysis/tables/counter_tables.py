@@ -44,10 +44,7 @@ LAUNCH_NOTES = {
     "empty_single_us": "empty, by itself (µs)",
     "host_us": "described by the host (µs)",
 }
-PER_STEP_TIMES = {
-    "host_ms": "host time per step (ms)",
-    "device_ms": "model time per step (ms)",
-}
+PER_STEP_TIMES = {"host_ms": "host time per step (ms)", "device_ms": "model time per step (ms)"}
 HOST_TIMES = ("map_us", "plan_us")
 
 

@@ -49,17 +49,10 @@ def published_source(cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """A line of published numbers, or the line below it with our numbers of the same row.
+    """A line of published numbers, or the line below it with our numbers of the same row."""
 
-    Parameters
-    ----------
-    published_row
-        The published row.
-    own_row
-        Our row of the same case and metric. None if the line shows the published numbers.
-    """
-
-    published_row: PublishedRow
+    published_row: PublishedRow  # the published row
+    # Our row of the same case and metric. None if the line shows the published numbers.
     own_row: Row | None = None
 
     def number(self, arm: str) -> str:

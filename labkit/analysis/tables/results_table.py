@@ -42,21 +42,11 @@ MEDIANS_TITLE = "Medians and quartiles"
 
 @dataclass(frozen=True)
 class ResultLine:
-    """A line of the table: a row of the cell, an arm and its comparison with the baseline.
+    """A line of the table: a row of the cell, an arm and its comparison with the baseline."""
 
-    Parameters
-    ----------
-    row_index
-        The row's index in the cell.
-    row
-        The row.
-    arm
-        The arm; None if the cell has no arm to compare.
-    """
-
-    row_index: int
+    row_index: int  # the row's index in the cell
     row: Row
-    arm: str | None
+    arm: str | None  # the arm; None if the cell has no arm to compare
 
     @property
     def comparison(self) -> Comparison | None:

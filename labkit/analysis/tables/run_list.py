@@ -79,11 +79,7 @@ def _arms(row: Row, record_folder: str) -> Iterator[ArmRuns]:
         if comparison is not None and comparison.mde_pct is not None:
             parts.append(f"smallest detectable effect {comparison.mde_pct:.1f} %")
         runs = [
-            (
-                run.file.split("/")[-1],
-                significant_text(run.value, 6),
-                f"{record_folder}{run.file}",
-            )
+            (run.file.split("/")[-1], significant_text(run.value, 6), f"{record_folder}{run.file}")
             for run in values.runs
         ]
         yield ArmRuns(arm, "; ".join(parts), runs)

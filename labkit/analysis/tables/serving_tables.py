@@ -22,12 +22,7 @@ from labkit.records import Record
 from labkit.records.record_notes import TrafficNote
 
 NotesByArm = Mapping[str, Sequence[TrafficNote]]
-COUNTS = {
-    "requests": "requests",
-    "served": "served",
-    "refused": "refused",
-    "failed": "failed",
-}
+COUNTS = {"requests": "requests", "served": "served", "refused": "refused", "failed": "failed"}
 TOKEN_COUNTERS = ("usage", "tokenizer", "stream")
 STREAMS_NOTE = (
     "Medians over runs. Tokens are counted by the server's usage field, by the model's tokenizer "
@@ -239,9 +234,7 @@ def hit_and_acceptance_section(report: CellSource) -> Parts:
 
 
 def _share_column(
-    heading: str,
-    share: Callable[[AttainedRates], float | None],
-    rates: Sequence[AttainedRates],
+    heading: str, share: Callable[[AttainedRates], float | None], rates: Sequence[AttainedRates]
 ) -> Column[AttainedRates] | None:
     """Return a column of percentages, or None if no arm has a value for it."""
     if all(share(arm) is None for arm in rates):

@@ -232,13 +232,7 @@ def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingC
         chart.line(points, f"line {style}")
         for (x, _), (at, y) in zip(curve.points, points, strict=True):
             where = f"{curve.name}, " if curve.name else ""
-            chart.dot(
-                at,
-                y,
-                style,
-                mark,
-                f"{where}{option.name}={x:g}: {significant_text(y, 4)}",
-            )
+            chart.dot(at, y, style, mark, f"{where}{option.name}={x:g}: {significant_text(y, 4)}")
     return chart
 
 

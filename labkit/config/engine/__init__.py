@@ -188,7 +188,6 @@ class Engine(Group, place="engine"):
     server: OpenAIServer = field(default_factory=OpenAIServer)
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
         self.server.refuse_unread("engine.name", self.name)
@@ -303,14 +302,10 @@ class Engine(Group, place="engine"):
         )
         for key, (choice, reason) in {
             "speculation": (self.speculation, "drafts are verified in one forward; set none"),
-            "decode_shape": (
-                self.decode_shape,
-                "a single request is not padded; set exact",
-            ),
+            "decode_shape": (self.decode_shape, "a single request is not padded; set exact"),
         }.items():
             require(
-                choice.value in ("none", "exact"),
-                f"{where}: engine.{key}={choice.value}: {reason}",
+                choice.value in ("none", "exact"), f"{where}: engine.{key}={choice.value}: {reason}"
             )
         require(
             self.parallel.single_process,

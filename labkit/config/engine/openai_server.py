@@ -223,7 +223,6 @@ class OpenAIServer(Group, place="engine.server"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         self._check_url()
         require(

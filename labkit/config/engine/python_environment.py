@@ -29,7 +29,6 @@ class Environment(Group, place="environment"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the environment differs from the study's own."""
         super().__post_init__()
         require(
             bool(self.python or self.requirements or self.revision),

@@ -111,7 +111,6 @@ class Scheduler(Group, place="engine.scheduler"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.max_num_seqs <= self.max_num_batched_tokens,

@@ -38,12 +38,7 @@ class Drafts(Group, place="engine.drafts"):
     """The drafts of speculative decoding: their number, source and verification."""
 
     num_draft_tokens: int = option(
-        4,
-        "Maximum draft tokens per request and step.",
-        ge=1,
-        le=64,
-        unit="tokens",
-        read_by=DRAFTED,
+        4, "Maximum draft tokens per request and step.", ge=1, le=64, unit="tokens", read_by=DRAFTED
     )
     verification: Verification = option(Verification.window, read_by=DRAFTED)
     ngram_min: int = option(
@@ -78,7 +73,6 @@ class Drafts(Group, place="engine.drafts"):
     )
 
     def __post_init__(self) -> None:
-        """Check the rules between options."""
         super().__post_init__()
         require(
             self.ngram_min <= self.ngram_max,

@@ -74,33 +74,18 @@ class CapturedAttention:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """The launches of a forward pass, in order. They can be replayed with any number of rows.
+    """The launches of a forward pass, in order. They can be replayed with any number of rows."""
 
-    Parameters
-    ----------
-    nodes
-        The launches. The last one writes the logits.
-    row_bytes
-        Bytes per row of each buffer. The first two buffers are ``TOKEN_IDS`` and ``POSITIONS``.
-    vocabulary
-        Number of token ids that the model can embed.
-    logits_width
-        Number of logits per row.
-    attention
-        The attention launches, in order.
-    rotary_tables
-        (table of cosines and sines, indices of the nodes that read the table). The nodes are
-        needed because the table's address changes when it grows.
-    keep_alive
-        Arrays whose addresses are parameters of the nodes. The graph keeps them alive.
-    """
-
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # The launches. The last one writes the logits.
+    # Bytes per row of each buffer. The first two buffers are ``TOKEN_IDS`` and ``POSITIONS``.
     row_bytes: tuple[int, ...]
-    vocabulary: int
-    logits_width: int
-    attention: tuple[CapturedAttention, ...]
+    vocabulary: int  # number of token ids that the model can embed
+    logits_width: int  # number of logits per row
+    attention: tuple[CapturedAttention, ...]  # the attention launches, in order
+    # (table of cosines and sines, indices of the nodes that read the table). The nodes are needed
+    # because the table's address changes when it grows.
     rotary_tables: tuple[tuple[Any, tuple[int, ...]], ...]
+    # Arrays whose addresses are parameters of the nodes. The graph keeps them alive.
     keep_alive: tuple[Any, ...]
 
 
@@ -179,10 +164,8 @@ class GraphCapture:
     def finish(self, logits: Any) -> CapturedGraph:
         """Return the graph. ``logits`` is the return value of the forward pass.
 
-        Raises
-        ------
-        NotCapturable
-            ``logits`` is not a traced array [rows, 1, vocabulary] that the last launch writes.
+        Raises ``NotCapturable`` if ``logits`` is not a traced array [rows, 1, vocabulary] that the
+        last launch writes.
         """
         if not isinstance(logits, TracedArray) or logits.operand != self._nodes[-1].out:
             raise NotCapturable("the model's logits are not the result of its last operation")

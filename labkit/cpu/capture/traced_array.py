@@ -121,10 +121,7 @@ class TracedArray(_NotNumPy):
     def operand(self) -> Operand:
         """The array's address, as a parameter of a launch.
 
-        Raises
-        ------
-        NotCapturable
-            The array is not contiguous.
+        Raises ``NotCapturable`` if the array is not contiguous.
         """
         if not self._view.flags.c_contiguous:
             raise NotCapturable("the model copies an array, which a captured graph cannot replay")

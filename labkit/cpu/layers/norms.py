@@ -80,12 +80,7 @@ def _rows(x: Array) -> Array:
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return ``x / sqrt(mean(x**2) + eps) * weight`` over the last axis.
 
-    Parameters
-    ----------
-    x
-        float32 [..., D].
-    weight
-        float32 [D].
+    ``x``: float32 [..., D]. ``weight``: float32 [D].
     """
     if isinstance(x, TracedArray):
         return _capture(x, weight, eps)
@@ -115,12 +110,7 @@ def _capture(x: TracedArray, weight: Array, eps: float) -> Any:
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     """Return ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axis.
 
-    Parameters
-    ----------
-    x
-        float32 [..., D].
-    weight, bias
-        float32 [D].
+    ``x``: float32 [..., D]. ``weight``, ``bias``: float32 [D].
     """
     rows = _rows(x)
     out = np.empty_like(rows)

@@ -76,12 +76,8 @@ def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type
 class RotaryTable:
     """Tables of cosines and sines by position, which grow to the largest position used.
 
-    Parameters
-    ----------
-    inverse_frequencies
-        float32 [dims / 2]: radians per position.
-    position_scale
-        Factor by which positions are multiplied (linear scaling).
+    ``inverse_frequencies``: float32 [dims / 2]: radians per position. ``position_scale``: factor by
+    which positions are multiplied (linear scaling).
     """
 
     __slots__ = ("_cos", "_inverse", "_places", "_scale", "_sin")

@@ -44,32 +44,21 @@ PAIRS_TERMS = 8
 
 @dataclass(frozen=True, slots=True)
 class DotForm:
-    """A form of dot products with weights of ``bits`` bits.
+    """A form of dot products with weights of ``bits`` bits."""
 
-    Parameters
-    ----------
-    name, bits
-        The form's name, and the bits per weight.
-    add
-        ``add(code, sums, operand, activations)`` emits code that adds the products of two vectors
-        to ``sums`` (None: zeros) and returns the new sums.
-    finish
-        Converts sums to a vector of int32, one for each column.
-    max_terms
-        The number of operands after which ``finish`` must be called, because sums could overflow.
-    activation_bytes
-        Bytes per activation in a lane: 1 or 2. Weights in an operand have the same width.
-    weight_offset
-        The number that is subtracted from the weights, to make them signed. The caller must add
-        ``weight_offset`` times the sum of the activations.
-    """
-
+    # name, bits: the form's name, and the bits per weight.
     name: str
     bits: int
+    # ``add(code, sums, operand, activations)`` emits code that adds the products of two vectors to
+    # ``sums`` (None: zeros) and returns the new sums.
     add: Callable[[Emitter, Any, Any, Any], Any]
-    finish: Callable[[Emitter, Any], Any]
+    finish: Callable[[Emitter, Any], Any]  # converts sums to a vector of int32, one for each column
+    # The number of operands after which ``finish`` must be called, because sums could overflow.
     max_terms: int = UNLIMITED
+    # Bytes per activation in a lane: 1 or 2. Weights in an operand have the same width.
     activation_bytes: int = 1
+    # The number that is subtracted from the weights, to make them signed. The caller must add
+    # ``weight_offset`` times the sum of the activations.
     weight_offset: int = 0
 
     @property

@@ -144,10 +144,7 @@ def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | No
 def verify(element: str, bits: int, group_size: int) -> None:
     """Check that the kernels of a format compute the same bits as ``multiply``.
 
-    Raises
-    ------
-    Int8MismatchError
-        The bits differ. The message names the first wrong element.
+    Raises ``Int8MismatchError`` if the bits differ. The message names the first wrong element.
     """
     mismatch = find_mismatch(
         int8_functions(element, bits, group_size), check_matrix(element, bits, group_size)

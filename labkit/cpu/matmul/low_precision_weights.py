@@ -38,7 +38,6 @@ class HalfMatrix:
     numbers: NDArray[Any]
 
     def __post_init__(self) -> None:
-        """Check the dtype."""
         halves = NUMPY_DTYPES["float16"], NUMPY_DTYPES["bfloat16"]
         if self.numbers.dtype not in halves:
             raise ValueError(
@@ -85,31 +84,19 @@ class HalfMatrix:
 class QuantizedMatrix:
     """A matrix [N, K] in MLX's quantisation: ``integer * scale + bias``.
 
-    Each group of adjacent integers of a row has its own scale and bias.
-
-    Parameters
-    ----------
-    words
-        uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.
-    scales, biases
-        [N, K / group size]: float32, float16, or bfloat16 as uint16.
-    bits
-        Bits per integer.
-
-    Raises
-    ------
-    ValueError
-        MLX does not support this number of bits or this group size, or scales and biases differ in
-        dtype or shape.
+    Each group of adjacent integers of a row has its own scale and bias. Raises ``ValueError`` if
+    MLX does not support this number of bits or this group size, or scales and biases differ in
+    dtype or shape.
     """
 
+    # uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.
     words: NDArray[np.uint32]
+    # scales, biases: [N, K / group size]: float32, float16, or bfloat16 as uint16.
     scales: NDArray[Any]
     biases: NDArray[Any]
-    bits: int
+    bits: int  # bits per integer
 
     def __post_init__(self) -> None:
-        """Check that MLX supports this format, and that scales and biases match."""
         if not is_affine_format(self.bits, self.group_size):
             raise ValueError(
                 f"{self.bits} bits in groups of {self.group_size}: must be one of "

@@ -206,7 +206,6 @@ class Int8Panels(LowPrecisionPanels):
         )
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.INT8_MATMUL, {
             "weights": address_of(self._spans),
             "functions": address_of(self._functions.addresses),
@@ -334,15 +333,7 @@ class PackedLinear:
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
 
-        Parameters
-        ----------
-        x
-            float32 [..., K].
-
-        Raises
-        ------
-        ValueError
-            The last axis is not K.
+        ``x``: float32 [..., K]. Raises ``ValueError`` if the last axis is not K.
         """
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:

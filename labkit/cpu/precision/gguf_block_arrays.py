@@ -23,28 +23,17 @@ SLAB_ROWS = 64  # rows that are dequantised at a time
 class BlockArrays:
     """The arrays of a matrix [N, K] in a block format.
 
-    Parameters
-    ----------
-    name
-        A key of ``BLOCK_FORMATS``.
-    words
-        uint32 [N, K * bits / 32]: the codes of each row, packed from the lowest bits on.
-    scales
-        The arrays that the format names. ``scales`` and ``mins`` are [N, K / group size],
-        ``super_scales`` and ``super_mins`` are float16, one per super-block.
-
-    Raises
-    ------
-    ValueError
-        An array is missing, or has another dtype or shape.
+    Raises ``ValueError`` if an array is missing, or has another dtype or shape.
     """
 
-    name: str
+    name: str  # a key of ``BLOCK_FORMATS``
+    # uint32 [N, K * bits / 32]: the codes of each row, packed from the lowest bits on.
     words: NDArray[np.uint32]
+    # The arrays that the format names. ``scales`` and ``mins`` are [N, K / group size],
+    # ``super_scales`` and ``super_mins`` are float16, one per super-block.
     scales: Mapping[str, NDArray[Any]]
 
     def __post_init__(self) -> None:
-        """Check the arrays."""
         rows, depth = self.shape
         layout = self.format
         per_group = np.dtype(SCALE_DTYPES[layout.scales]), (rows, depth // layout.group_size)

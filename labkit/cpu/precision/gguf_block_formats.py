@@ -39,33 +39,16 @@ E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """The layout of a block format.
+    """The layout of a block format."""
 
-    Parameters
-    ----------
-    bits
-        Bits per code.
-    group_size
-        Number of codes that share a scale.
-    scales
-        A key of ``SCALE_DTYPES``.
-    super_groups
-        Number of groups in a super-block. 0: there are none, and scales are final.
-    minimums
-        Whether there is a minimum per group.
-    offset
-        The number that is subtracted from a code.
-    table
-        The values of codes. Empty: a code is its own value.
-    """
-
-    bits: int
-    group_size: int
-    scales: str
+    bits: int  # bits per code
+    group_size: int  # number of codes that share a scale
+    scales: str  # a key of ``SCALE_DTYPES``
+    # Number of groups in a super-block. 0: there are none, and scales are final.
     super_groups: int = 0
-    minimums: bool = False
-    offset: int = 0
-    table: tuple[int, ...] = ()
+    minimums: bool = False  # whether there is a minimum per group
+    offset: int = 0  # the number that is subtracted from a code
+    table: tuple[int, ...] = ()  # The values of codes. Empty: a code is its own value.
 
     @property
     def block_steps(self) -> int:

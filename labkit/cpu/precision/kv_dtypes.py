@@ -68,10 +68,7 @@ def head_dim_of(pool: NDArray[Any]) -> int:
 def pool_dtype_name(array: NDArray[Any]) -> str:
     """Return the type of the keys or values in a pool.
 
-    Raises
-    ------
-    ValueError
-        The array has another dtype, which KV pools do not support.
+    Raises ``ValueError`` if the array has another dtype, which KV pools do not support.
     """
     if array.dtype not in _POOL_NAMES:
         raise ValueError(
@@ -83,10 +80,7 @@ def pool_dtype_name(array: NDArray[Any]) -> str:
 def dtype_name(array: NDArray[Any]) -> str:
     """Return the element type of an array: ``float32``, ``float16`` or ``bfloat16`` (uint16).
 
-    Raises
-    ------
-    ValueError
-        The array has another dtype.
+    Raises ``ValueError`` if the array has another dtype.
     """
     if array.dtype not in _NAMES:
         raise ValueError(f"must be {', '.join(NUMPY_DTYPES)}, not {array.dtype}")

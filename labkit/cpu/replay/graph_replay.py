@@ -23,8 +23,12 @@ from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
 from labkit.cpu.layers.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.replay import graph_memory
-from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, AttentionInputs, launch_at
-from labkit.cpu.replay.graph_launch_audit import audit_launches
+from labkit.cpu.replay.graph_attention_structs import (
+    LAUNCH_BYTES,
+    AttentionInputs,
+    audit_launches,
+    launch_at,
+)
 from labkit.cpu.replay.graph_op_kernels import (
     attention_at,
     compute_unit_address,

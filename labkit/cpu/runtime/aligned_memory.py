@@ -21,12 +21,8 @@ class SlabAllocator:
     """Allocates long-lived, often-read arrays from large slabs of memory.
 
     NumPy requests huge pages for large allocations if the system supports them. Reading a slab then
-    takes a tenth less time than reading many small allocations.
-
-    Parameters
-    ----------
-    slab_bytes
-        Size of a slab. An array that is larger gets its own slab.
+    takes a tenth less time than reading many small allocations. ``slab_bytes``: size of a slab. An
+    array that is larger gets its own slab.
     """
 
     def __init__(self, slab_bytes: int = 1 << 25) -> None:

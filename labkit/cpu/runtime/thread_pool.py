@@ -31,45 +31,31 @@ MAX_THREADS = 2048
 
 @dataclass(frozen=True, slots=True)
 class PoolTuning:
-    """The pool's parameters: the division of work, and the times for which threads spin.
+    """The pool's parameters: the division of work, and the times for which threads spin."""
 
-    Parameters
-    ----------
-    grain
-        Units per thread into which a ``prange`` is divided. All threads must wait for a unit that
-        a suspended thread has begun; more units make that wait shorter.
-    spin_us
-        How long a worker without work spins before it sleeps (us). This must be longer than the
-        host needs between two launches of a step.
-    aside_us
-        If the clock of a spinning worker jumps by more than this time (us), the worker counts as
-        having been suspended, and the pool as crowded. The time must be longer than any interrupt
-        and shorter than another process's time slice. A caller that has waited this long for units
-        of other workers goes to sleep, because these workers may need its core.
-    crowded_us
-        How long the pool counts as crowded after a worker was suspended (us).
-    crowded_spin_us
-        How long a worker without work spins while the pool is crowded (us). A longer spin would use
-        up the time slice that the next job needs.
-    """
-
+    # Units per thread into which a ``prange`` is divided. All threads must wait for a unit that a
+    # suspended thread has begun; more units make that wait shorter.
     grain: int = 4
+    # How long a worker without work spins before it sleeps (us). This must be longer than the host
+    # needs between two launches of a step.
     spin_us: int = 2_000
+    # If the clock of a spinning worker jumps by more than this time (us), the worker counts as
+    # having been suspended, and the pool as crowded. The time must be longer than any interrupt and
+    # shorter than another process's time slice. A caller that has waited this long for units of
+    # other workers goes to sleep, because these workers may need its core.
     aside_us: int = 500
+    # How long the pool counts as crowded after a worker was suspended (us).
     crowded_us: int = 100_000
+    # How long a worker without work spins while the pool is crowded (us). A longer spin would use
+    # up the time slice that the next job needs.
     crowded_spin_us: int = 50
 
 
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
 
-    Parameters
-    ----------
-    *signature
-        A numba signature. If it is given, the kernel is compiled when its module is imported,
-        otherwise at the first call.
-    **options
-        Options of ``numba.njit``.
+    ``*signature``: a numba signature. If it is given, the kernel is compiled when its module is
+    imported, otherwise at the first call. ``**options``: options of ``numba.njit``.
     """
     install()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
@@ -90,12 +76,8 @@ def install() -> Pool:
 
     The pool has ``NUMBA_NUM_THREADS`` threads, including the thread that calls a kernel. A kernel
     uses ``numba.get_num_threads()`` of them. Kernels that numba linked before this call keep
-    numba's own threading layer.
-
-    Raises
-    ------
-    OSError
-        The operating system refused memory or a thread.
+    numba's own threading layer. Raises ``OSError`` if the operating system refused memory or a
+    thread.
     """
     if numba.config.THREADING_LAYER == "default":
         # numba's own layer is still used to store the number of threads. Its threads only sleep.
@@ -116,15 +98,8 @@ def copy_num_threads() -> Callable[[], None]:
 class Pool:
     """Threads that take the units of a job from a shared counter. The caller takes units too.
 
-    Parameters
-    ----------
-    threads
-        Number of threads, including the caller.
-
-    Raises
-    ------
-    OSError
-        The operating system refused memory or a thread.
+    ``threads``: number of threads, including the caller. Raises ``OSError`` if the operating system
+    refused memory or a thread.
     """
 
     def __init__(self, threads: int) -> None:

@@ -266,10 +266,7 @@ def _check_prefix_sums(cu: Int32Array, total_q: int | None) -> None:
 
 
 def _largest_used_block(
-    block_tables: Int32Array,
-    seq_lens: Int32Array,
-    query_lens: Int32Array,
-    block_size: int,
+    block_tables: Int32Array, seq_lens: Int32Array, query_lens: Int32Array, block_size: int
 ) -> int:
     """Check the block ids that a query can read; return the largest, or -1 if there are none."""
     counts = np.where(query_lens > 0, -(-seq_lens // block_size), 0)

@@ -35,12 +35,8 @@ class Attention(Protocol):
     ) -> None:
         """Set the constants of a layer. ``heads`` is its number of query heads.
 
-        The other arguments are described in ``AttentionLayer``.
-
-        Raises
-        ------
-        ValueError
-            The attention does not support the layer. The message gives the reason.
+        The other arguments are described in ``AttentionLayer``. Raises ``ValueError`` if the
+        attention does not support the layer. The message gives the reason.
         """
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:

@@ -46,7 +46,6 @@ class KernelSwitches:
     tile_threshold: int = 2
 
     def __post_init__(self) -> None:
-        """Check the choices and ranges."""
         if self.unit not in UNITS:
             raise ValueError(f"unit={self.unit}: must be one of: {', '.join(UNITS)}")
         text = str(self.split_kv)

@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.engine.attention import (
-    attention_metadata,
-    input_validation,
-    launch_report,
-    resolvers,
-)
+from labkit.engine.attention import attention_metadata, input_validation, launch_report, resolvers
 from labkit.engine.attention.attention_metadata import (
     AttentionLayer,
     AttentionMetadata,
@@ -54,22 +49,14 @@ class PagedBackend:
         self.shapes: tuple[KVShape, ...] = ()
 
     def allocate(
-        self,
-        shapes: Sequence[KVShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: str = "float32",
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: str = "float32"
     ) -> None:
         """Create a key pool and a value pool of zeros for each layer.
 
         A pool is [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16`` or
         ``bfloat16``. With ``int8`` or ``int4`` its last axis holds the bytes of a quantised vector.
-        The two pools of a latent layer are the same array.
-
-        Raises
-        ------
-        ValueError
-            The backend does not support the dtype or the shapes.
+        The two pools of a latent layer are the same array. Raises ``ValueError`` if the backend
+        does not support the dtype or the shapes.
         """
         input_validation.check_dtype(dtype, self.device, self.dtypes)
         pools = [
@@ -161,17 +148,9 @@ class PagedBackend:
     ) -> AttentionMetadata:
         """Check a step's batch and return the metadata that its layers share.
 
-        Parameters
-        ----------
-        block_tables, seq_lens, cu_seqlens_q
-            As in ``AttentionMetadata``.
-        total_q
-            The number of packed query tokens, to check ``cu_seqlens_q[-1]`` (None: no check).
-
-        Raises
-        ------
-        ValueError
-            An array has a wrong dtype, shape or value. The message names it.
+        ``block_tables``, ``seq_lens``, ``cu_seqlens_q``: as in ``AttentionMetadata``. ``total_q``:
+        the number of packed query tokens, to check ``cu_seqlens_q[-1]`` (None: no check). Raises
+        ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
         """
         if not self.advances_metadata:
             return self._build(block_tables, seq_lens, cu_seqlens_q, total_q)

@@ -59,7 +59,6 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         self.rows: dict[int, DenseKV] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Promise memory for ``num_tokens`` tokens; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has a cache already")

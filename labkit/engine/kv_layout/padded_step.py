@@ -46,10 +46,7 @@ class PaddedRow:
 
 
 def pad_batch(
-    batch: Batch,
-    scheduled: Sequence[PaddedRow],
-    finished: Sequence[PaddedRow],
-    dense: DenseKV,
+    batch: Batch, scheduled: Sequence[PaddedRow], finished: Sequence[PaddedRow], dense: DenseKV
 ) -> tuple[Batch, PaddedStep]:
     """Return a packed batch as a rectangle of tokens, and the step's attention.
 
@@ -93,12 +90,7 @@ class PaddedStep:
     """
 
     def __init__(
-        self,
-        dense: DenseKV,
-        rows: Sequence[PaddedRow],
-        width: int,
-        target: Ints,
-        columns: Ints,
+        self, dense: DenseKV, rows: Sequence[PaddedRow], width: int, target: Ints, columns: Ints
     ) -> None:
         self.launches: list[LaunchReport] = []
         self._dense = dense

@@ -202,7 +202,6 @@ class PagedKVCacheManager(KVCacheManager):
         return True
 
     def cache_blocks(self, state: RequestState) -> None:
-        """Offer the full, computed blocks to the prefix cache; see ``KVCacheManager``."""
         request_id = state.request_id
         self._computed.update(request_id, state.num_computed_tokens, self.pool.used_tokens)
         num_full = state.num_computed_tokens // self.pool.block_size

@@ -207,15 +207,12 @@ class WindowedKVCacheManager(KVCacheManager):
         return fits
 
     def cache_blocks(self, state: RequestState) -> None:
-        """Free the blocks behind each window; see ``KVCacheManager.cache_blocks``."""
         self._full.cache_blocks(state)
         request_id, num_tokens = state.request_id, state.num_computed_tokens
         for group, held in zip(self._groups, self._held, strict=True):
             group.slide(request_id, num_tokens)
             held.update(
-                request_id,
-                group.num_held_tokens(request_id, num_tokens),
-                group.pool.used_tokens,
+                request_id, group.num_held_tokens(request_id, num_tokens), group.pool.used_tokens
             )
         self._update(request_id)
 

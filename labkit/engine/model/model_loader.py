@@ -87,13 +87,7 @@ def _modules() -> ModuleLoader:
     original = import_plain("base").scaled_dot_product_attention
 
     def attend(
-        queries: Any,
-        keys: Any,
-        values: Any,
-        cache: Any,
-        scale: float,
-        mask: Any,
-        sinks: Any = None,
+        queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> Any:
         if isinstance(keys, KVHandle):
             return keys.attend(queries, values, scale, mask, sinks)

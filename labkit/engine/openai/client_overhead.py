@@ -13,11 +13,7 @@ import numpy as np
 
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.openai.http_client import HttpClient
-from labkit.engine.openai.null_server import (
-    DEFAULT_MAX_TOKENS,
-    FIRST_TOKEN_MS,
-    TOKEN_INTERVAL_MS,
-)
+from labkit.engine.openai.null_server import DEFAULT_MAX_TOKENS, FIRST_TOKEN_MS, TOKEN_INTERVAL_MS
 from labkit.engine.openai.server_process import POLL_S, free_port
 from labkit.engine.openai.streamed_response import StreamedResponse
 from labkit.engine.request import Request, SamplingParams

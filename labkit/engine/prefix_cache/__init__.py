@@ -105,10 +105,7 @@ class PrefixCache:
     def evict(self, count: int) -> None:
         """Evict the ``count`` least recently used blocks, each prefix from its end.
 
-        Raises
-        ------
-        ValueError
-            Fewer than ``count`` blocks are evictable.
+        Raises ``ValueError`` if fewer than ``count`` blocks are evictable.
         """
         if count > 0:
             raise ValueError(f"evict({count}): no block is evictable")

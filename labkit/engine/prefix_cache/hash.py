@@ -45,11 +45,7 @@ class HashPrefixCache(PrefixCache):
 
     name = "hash"
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        digest: Callable[[tuple[int, Tokens]], int] = hash,
-    ) -> None:
+    def __init__(self, pool: BlockPool, digest: Callable[[tuple[int, Tokens]], int] = hash) -> None:
         super().__init__(pool)
         self._digest = digest
         self._buckets: dict[int, list[CachedBlock]] = {}
@@ -138,7 +134,6 @@ class HashPrefixCache(PrefixCache):
         self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
-        """Remove the ``count`` entries that were released first; see ``PrefixCache``."""
         if count > len(self._lru):
             raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._lru)}")
         self._remove(count)

@@ -78,7 +78,6 @@ class RadixPrefixCache(PrefixCache):
             node = child
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the matching blocks, which may end inside a node; see ``PrefixCache``."""
         path = self._matching_nodes(self._root, self._spans(token_ids, 0, num_blocks))
         return [block for node, common in path for block in node.blocks[:common]]
 

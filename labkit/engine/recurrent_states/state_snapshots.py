@@ -54,7 +54,6 @@ class StateSnapshots:
         self.taken = self.restored = self.evicted = 0
 
     def __len__(self) -> int:
-        """Return the number of snapshots."""
         return len(self._by_block) + sum(map(len, self._pending.values()))
 
     def count_usable(self, blocks: Sequence[int]) -> int:

@@ -34,12 +34,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self,
-        forward: PackedForward,
-        memory: KVMemory,
-        counters: Counters,
-        *,
-        replay: bool = True,
+        self, forward: PackedForward, memory: KVMemory, counters: Counters, *, replay: bool = True
     ) -> None:
         self.memory = memory
         self._forward = forward

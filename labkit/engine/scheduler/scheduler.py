@@ -66,14 +66,9 @@ QUEUE_KEY, PREEMPTION_KEY = attrgetter("queue_key"), attrgetter("preemption_key"
 class Scheduler:
     """Owns all live requests and moves them between waiting, running and finished.
 
-    Parameters
-    ----------
-    options
-        ``engine.scheduler``. Each policy option selects a function of ``scheduling_policies``.
-    cache
-        Reserves and releases the KV memory of requests.
-    eos_token_ids
-        Ids that end a request, unless it sets ``ignore_eos``.
+    ``options``: ``engine.scheduler``. Each policy option selects a function of
+    ``scheduling_policies``. ``cache``: reserves and releases the KV memory of requests.
+    ``eos_token_ids``: ids that end a request, unless it sets ``ignore_eos``.
     """
 
     def __init__(
@@ -260,11 +255,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Append a request to the waiting queue.
 
-        Raises
-        ------
-        EngineError
-            A live request has this id already, or the request needs more KV memory than the
-            whole KV cache has.
+        Raises ``EngineError`` if a live request has this id already, or the request needs more KV
+        memory than the whole KV cache has.
         """
         state = RequestState(request, self._num_arrivals)
         if request.request_id in self._live:
@@ -346,10 +338,7 @@ class Scheduler:
     def check(self) -> None:
         """Check invariants for tests: the lists of requests and the KV cache must agree.
 
-        Raises
-        ------
-        AssertionError
-            The lists and the KV cache disagree.
+        Raises ``AssertionError`` if the lists and the KV cache disagree.
         """
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}

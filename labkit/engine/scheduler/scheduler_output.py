@@ -103,7 +103,6 @@ class SchedulerOutput(NamedTuple):
         return True
 
     def __bool__(self) -> bool:
-        """Return whether the step has any chunk."""
         return bool(self.chunks)
 
 

@@ -193,11 +193,8 @@ class Queue:
     runs, it must); ``prefills_first(num_decodes, num_prefills, num_waiting)`` says in every step
     whether prompts go before decodes.
 
-    Raises
-    ------
-    EngineError
-        The class cannot be imported or called, or lacks ``name`` or ``key``, or decides the order
-        of decodes and prefills although ``order`` does.
+    Raises ``EngineError`` if the class cannot be imported or called, or lacks ``name`` or ``key``,
+    or decides the order of decodes and prefills although ``order`` does.
     """
 
     admits: Callable[[Request, int, int], bool] | None = None

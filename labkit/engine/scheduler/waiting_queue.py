@@ -23,7 +23,6 @@ class WaitingQueue:
         self._by_arrival: list[int] = []
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:

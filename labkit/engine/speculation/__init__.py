@@ -8,9 +8,13 @@ from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.runner.input_builder import SegmentLayout, staircase, window
 from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModelProposer
-from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculator
+from labkit.engine.speculation.draft_verification import (
+    DraftVerifier,
+    Proposer,
+    RandomProposer,
+    Speculator,
+)
 from labkit.engine.speculation.ngram import NgramProposer
-from labkit.engine.speculation.random_draft import RandomProposer
 
 
 def create(

@@ -11,9 +11,12 @@ as without speculation, greedy or not.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_cache_manager import KVCacheManager
@@ -153,3 +156,24 @@ class DraftVerifier(Speculator):
         for position in range(drafted):
             self._counters.add(f"spec.drafted.pos{position}")
             self._counters.add(f"spec.accepted.pos{position}", position < accepted)
+
+
+class RandomProposer:
+    """Proposes random token ids, which depend only on the request's id and number of tokens.
+
+    A control for acceptance rates: on average, one draft token in ``vocab_size`` is accepted. A
+    higher rate means that verification is wrong.
+    """
+
+    name = "random"
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        return [self._draw(request) for request in draft_requests]
+
+    def _draw(self, request: DraftRequest) -> tuple[int, ...]:
+        seed = [zlib.crc32(request.state.request_id.encode()), request.state.num_tokens]
+        tokens = np.random.default_rng(seed).integers(0, self._vocab_size, request.limit)
+        return tuple(tokens.tolist())

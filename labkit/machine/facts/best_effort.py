@@ -28,10 +28,7 @@ def collect(readers: Readers) -> dict[str, Any]:
 def command_output(*command: str) -> str:
     """Run a tool of the operating system and return its standard output.
 
-    Raises
-    ------
-    OSError
-        The tool is absent, fails or takes longer than ``TOOL_TIMEOUT_S``.
+    Raises ``OSError`` if the tool is absent, fails or takes longer than ``TOOL_TIMEOUT_S``.
     """
     try:
         result = subprocess.run(

@@ -208,10 +208,7 @@ def memory() -> tuple[int, int]:
 def process_memory(pid: int | None = None) -> dict[str, int]:
     """Return the resident and swapped bytes of a process (None: this one) and its descendants.
 
-    Raises
-    ------
-    OSError
-        The process has ended, or is a zombie, which has no memory.
+    Raises ``OSError`` if the process has ended, or is a zombie, which has no memory.
     """
     root = os.getpid() if pid is None else pid
     sizes = _process_sizes(str(root))

@@ -215,10 +215,7 @@ def memory() -> tuple[int, int]:
 def process_memory(pid: int | None = None) -> dict[str, int]:
     """Return the resident bytes of a process (None: this one) and its descendants.
 
-    Raises
-    ------
-    OSError
-        The process does not exist.
+    Raises ``OSError`` if the process does not exist.
     """
     import psutil
 

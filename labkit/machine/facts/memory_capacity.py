@@ -28,36 +28,18 @@ SLACK_FRACTION = 1 / 50
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """A machine's memory in bytes.
+    """A machine's memory in bytes."""
 
-    Parameters
-    ----------
-    name
-        ``this machine``, or the name of a simulated Mac.
-    total
-        RAM, or the container's limit where that is smaller.
-    available
-        Memory that is free now.
-    working_set
-        Metal's recommended working set; without Metal, ``total``.
-    metal
-        Whether ``working_set`` is Metal's.
-    slack
-        Bytes by which ``available`` may change between plan and run; 0 for a simulated Mac.
-    wired
-        The settings of wired memory; None outside macOS.
-    """
-
-    name: str
-    total: int
-    available: int
-    working_set: int
-    metal: bool
+    name: str  # ``this machine``, or the name of a simulated Mac
+    total: int  # RAM, or the container's limit where that is smaller
+    available: int  # memory that is free now
+    working_set: int  # metal's recommended working set; without Metal, ``total``
+    metal: bool  # whether ``working_set`` is Metal's
+    # Bytes by which ``available`` may change between plan and run; 0 for a simulated Mac.
     slack: int = 0
-    wired: WiredSettings | None = None
+    wired: WiredSettings | None = None  # the settings of wired memory; None outside macOS
 
     def __post_init__(self) -> None:
-        """Check that neither the available memory nor the working set exceeds the total."""
         if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
                 f"{self.name}: {self.available} available bytes and a working set of "
@@ -90,10 +72,7 @@ SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
 def find_profile(name: str | None) -> MemoryProfile:
     """Return the profile of the simulated Mac ``name``, or of this computer if ``name`` is None.
 
-    Raises
-    ------
-    KeyError
-        There is no simulated Mac of that name.
+    Raises ``KeyError`` if there is no simulated Mac of that name.
     """
     return this_machine() if name is None else simulated_mac(name)
 

@@ -34,12 +34,8 @@ class OperatingSystem(Protocol):
         """Return the memory of a process (None: this one) and its descendants.
 
         ``rss_bytes``: resident bytes; a page shared by several processes counts for each.
-        ``swap_bytes``: swapped bytes, where the system reports them.
-
-        Raises
-        ------
-        OSError
-            The process does not exist, or the system does not report its memory.
+        ``swap_bytes``: swapped bytes, where the system reports them. Raises ``OSError`` if the
+        process does not exist, or the system does not report its memory.
         """
 
     def process_cpu_s(self, pid: int) -> float:

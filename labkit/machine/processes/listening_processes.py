@@ -18,12 +18,8 @@ def find_listeners(url: str) -> list[int]:
     """Return the ids of this user's processes that listen at the loopback address of ``url``.
 
     Several processes may share a port. A process that another listener has started is left out.
-
-    Raises
-    ------
-    NoListener
-        The address is not a loopback address, no process of this user listens there, or the
-        listener is this process or one of its ancestors.
+    Raises ``NoListener`` if the address is not a loopback address, no process of this user listens
+    there, or the listener is this process or one of its ancestors.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -43,12 +43,8 @@ CGROUP_VERSIONS = (
 def apply_memory_limit(limit_bytes: int) -> str:
     """Let this process allocate at most ``limit_bytes`` from now on; return the mechanism's name.
 
-    The name is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
-
-    Raises
-    ------
-    OSError
-        The system refuses every kind of limit.
+    The name is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``. Raises ``OSError`` if the system
+    refuses every kind of limit.
     """
     for version in CGROUP_VERSIONS:
         if _join_cgroup(version, limit_bytes):

@@ -22,13 +22,8 @@ MAX_ROUNDS = 50  # descendants may start further processes before a signal reach
 class ProcessTree:
     """A process and its descendants. All methods ignore processes that have ended.
 
-    Parameters
-    ----------
-    pid
-        The root of the tree.
-    whole_group
-        Whether the process group that the root leads belongs to the tree. Its processes are
-        stopped at the same moment.
+    ``pid``: the root of the tree. ``whole_group``: whether the process group that the root leads
+    belongs to the tree. Its processes are stopped at the same moment.
     """
 
     def __init__(self, pid: int, *, whole_group: bool) -> None:

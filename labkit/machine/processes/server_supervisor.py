@@ -44,17 +44,8 @@ class SupervisorError(RuntimeError):
 class SupervisedServer:
     """A running server, which is killed when this process ends.
 
-    ``pid``: the server's process id.
-
-    Parameters
-    ----------
-    command
-        The server's program and arguments. The server inherits this process's environment.
-
-    Raises
-    ------
-    SupervisorError
-        The command cannot be run.
+    ``pid``: the server's process id. ``command``: the server's program and arguments. The server
+    inherits this process's environment. Raises ``SupervisorError`` if the command cannot be run.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

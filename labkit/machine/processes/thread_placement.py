@@ -51,12 +51,7 @@ class ThreadPlacement:
     def place(self, arm: int, pids: Iterable[int]) -> None:
         """Place the threads that were busiest since the first call for this arm.
 
-        Parameters
-        ----------
-        arm
-            Index of the arm.
-        pids
-            Ids of the arm's processes.
+        ``arm``: index of the arm. ``pids``: ids of the arm's processes.
         """
         if len(self._allowed) < 2:
             return

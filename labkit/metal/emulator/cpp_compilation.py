@@ -79,10 +79,7 @@ def find_gxx() -> str:
 def find_compiler() -> Compiler:
     """Return g++ with its version.
 
-    Raises
-    ------
-    EmulatorUnavailable
-        There is no g++. The message says which compiler to install.
+    Raises ``EmulatorUnavailable`` if there is no g++. The message says which compiler to install.
     """
     path = find_gxx()
     version = subprocess.run(
@@ -94,12 +91,8 @@ def find_compiler() -> Compiler:
 def compile_kernel(translation: Translation, kind: BuildKind) -> Path:
     """Return the path of the program that runs a kernel, compiling the program if needed.
 
-    Raises
-    ------
-    EmulatorUnavailable
-        There is no compiler.
-    KernelFault
-        The kernel does not compile. The message holds the compiler's first error.
+    Raises ``EmulatorUnavailable`` if there is no compiler. Raises ``KernelFault`` if the kernel
+    does not compile. The message holds the compiler's first error.
     """
     compiler = find_compiler()
     flags = (*FLAGS, *kind.value)

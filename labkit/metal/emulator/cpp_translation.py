@@ -54,10 +54,7 @@ class Translation:
 def translate(captured: CapturedKernel) -> Translation:
     """Return the C++ source of a captured kernel.
 
-    Raises
-    ------
-    KernelFault
-        The text uses a construct that the emulator cannot translate.
+    Raises ``KernelFault`` if the text uses a construct that the emulator cannot translate.
     """
     head, instance = _split(captured)
     start = head.index(f"void {captured.name}(")

@@ -10,13 +10,9 @@ class EmulatorUnavailable(ValueError):
 class KernelFault(RuntimeError):
     """The kernel did something that Metal does not allow, or two runs gave different outputs.
 
-    Parameters
-    ----------
-    kind
-        ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``race``, ``launch``,
-        ``crash``, ``timeout``, ``disagree``, ``compile``, ``memory`` or ``job``.
-    detail
-        The fault with its source line and thread.
+    ``kind``: ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``race``,
+    ``launch``, ``crash``, ``timeout``, ``disagree``, ``compile``, ``memory`` or ``job``.
+    ``detail``: the fault with its source line and thread.
     """
 
     def __init__(self, kind: str, detail: str) -> None:

@@ -18,31 +18,20 @@ from labkit.metal.kernel_call import KernelCall
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Runs kernel calls on the CPU; an ``Executor`` like ``labkit.metal.kernel_call.on_metal``.
+    """Runs kernel calls on the CPU; an ``Executor`` like ``labkit.metal.kernel_call.on_metal``."""
 
-    Parameters
-    ----------
-    schedules
-        The kernel runs once per schedule. The outputs of all runs must be equal bit for bit.
-    build_kind
-        How kernels are compiled.
-    cpu_seconds
-        Maximum CPU time of a run (seconds). A longer run counts as an endless loop.
-    """
-
+    # The kernel runs once per schedule. The outputs of all runs must be equal bit for bit.
     schedules: tuple[Schedule, ...] = DEFAULT_SCHEDULES
-    build_kind: BuildKind = BuildKind.use
+    build_kind: BuildKind = BuildKind.use  # how kernels are compiled
+    # Maximum CPU time of a run (seconds). A longer run counts as an endless loop.
     cpu_seconds: float = 600.0
 
     def __call__(self, call: KernelCall) -> list[mx.array]:
         """Return the outputs of ``call``.
 
-        Raises
-        ------
-        EmulatorUnavailable
-            There is no compiler, or this MLX cannot export kernels.
-        KernelFault
-            The kernel did something that Metal does not allow, or two schedules disagree.
+        Raises ``EmulatorUnavailable`` if there is no compiler, or this MLX cannot export kernels.
+        Raises ``KernelFault`` if the kernel did something that Metal does not allow, or two
+        schedules disagree.
         """
         mx.eval(call.operands())  # no graph reaches the processes that run the kernel
         captured = capture_kernel(call)

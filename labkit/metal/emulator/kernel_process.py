@@ -86,10 +86,7 @@ def run_kernel(
         input=b"".join(job),
         capture_output=True,
         check=False,
-        env={
-            "UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0",
-            "TSAN_OPTIONS": "halt_on_error=1",
-        },
+        env={"UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0", "TSAN_OPTIONS": "halt_on_error=1"},
     )
     if completed.returncode or completed.stderr:
         raise _fault(completed.returncode, completed.stderr.decode(errors="replace"))

@@ -18,20 +18,11 @@ from labkit.metal.kernel_call import KernelCall
 
 @dataclass(frozen=True)
 class CapturedKernel:
-    """A kernel as MLX would hand it to Metal.
+    """A kernel as MLX would hand it to Metal."""
 
-    Parameters
-    ----------
-    name
-        Name of the instantiated function.
-    text
-        Header, generated signature, body and explicit instantiation.
-    grid, threadgroup
-        Sizes in threads along each axis.
-    """
-
-    name: str
-    text: str
+    name: str  # name of the instantiated function
+    text: str  # header, generated signature, body and explicit instantiation
+    # grid, threadgroup: sizes in threads along each axis.
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
 
@@ -39,10 +30,8 @@ class CapturedKernel:
 def capture_kernel(call: KernelCall) -> CapturedKernel:
     """Return the kernel that MLX generates for ``call``. Nothing is computed.
 
-    Raises
-    ------
-    EmulatorUnavailable
-        MLX is older than 0.32, or exports kernels in a form that this module does not know.
+    Raises ``EmulatorUnavailable`` if MLX is older than 0.32, or exports kernels in a form that this
+    module does not know.
     """
     events: list[dict[str, Any]] = []
     try:

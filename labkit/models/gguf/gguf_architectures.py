@@ -78,37 +78,19 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """A model's architecture, from the metadata of its file.
+    """A model's architecture, from the metadata of its file."""
 
-    Parameters
-    ----------
-    name
-        The architecture's name in GGUF.
-    model_type
-        The name of mlx_lm's class, as in config.json.
-    sizes
-        The model's dimensions.
-    epsilon
-        The epsilon of RMS norms.
-    theta, rope_scaling
-        The base of RoPE's frequencies, and ``rope_scaling`` of config.json.
-    tied
-        Whether the file has no output matrix, so that the embedding is used instead.
-    biases
-        The optional biases that the file has: ``attention_bias``, ``mlp_bias``.
-    settings
-        The keys of config.json that only this architecture has.
-    """
-
-    name: str
-    model_type: str
-    sizes: Dimensions
-    epsilon: float
+    name: str  # the architecture's name in GGUF
+    model_type: str  # the name of mlx_lm's class, as in config.json
+    sizes: Dimensions  # the model's dimensions
+    epsilon: float  # the epsilon of RMS norms
+    # theta, rope_scaling: the base of RoPE's frequencies, and ``rope_scaling`` of config.json.
     theta: float
     rope_scaling: dict[str, Any] | None
-    tied: bool
+    tied: bool  # whether the file has no output matrix, so that the embedding is used instead
+    # The optional biases that the file has: ``attention_bias``, ``mlp_bias``.
     biases: frozenset[str]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the keys of config.json that only this architecture has
 
     @property
     def context(self) -> int:
@@ -335,11 +317,7 @@ TRAITS = {
         norms_minus_one=True, scaling=("linear",), windows="layers", settings=_gemma3
     ),
     "phi3": ClassTraits(
-        free_head_dim=False,
-        partial=True,
-        scaling=("longrope",),
-        windows="ignored",
-        settings=_phi3,
+        free_head_dim=False, partial=True, scaling=("longrope",), windows="ignored", settings=_phi3
     ),
     "granite": ClassTraits(
         interleaved=True, free_head_dim=False, scaling=ALL_SCALINGS, settings=_granite
@@ -375,10 +353,8 @@ MODEL_TYPES = {
 def read_architecture(file: GGUFFile) -> GGUFArchitecture:
     """Return the architecture of a file, and check that the file has exactly its tensors.
 
-    Raises
-    ------
-    GGUFError
-        The architecture is not supported, or the tensors do not match the metadata.
+    Raises ``GGUFError`` if the architecture is not supported, or the tensors do not match the
+    metadata.
     """
     name = file.string("general.architecture")
     if name not in MODEL_TYPES:

@@ -143,11 +143,8 @@ def _describe(value: Any) -> str:
 def read_header(path: Path) -> GGUFFile:
     """Read a file's header, and check that every tensor lies inside the file.
 
-    Raises
-    ------
-    GGUFError
-        The file is not GGUF, has an unsupported version, is damaged or truncated, or exceeds a
-        limit.
+    Raises ``GGUFError`` if the file is not GGUF, has an unsupported version, is damaged or
+    truncated, or exceeds a limit.
     """
     try:
         with path.open("rb") as stream:

@@ -96,9 +96,7 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 PRE_TOKENIZERS = {
-    "default": PreTokenizer(
-        (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
-    ),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS)),
     **dict.fromkeys(
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "granite-docling"), _GPT2
     ),
@@ -152,10 +150,7 @@ PRE_TOKENIZERS = {
 def find_pre_tokenizer(name: str) -> PreTokenizer:
     """Return the pre-tokenizer with this name.
 
-    Raises
-    ------
-    GGUFError
-        labkit has no pre-tokenizer with this name.
+    Raises ``GGUFError`` if labkit has no pre-tokenizer with this name.
     """
     if name not in PRE_TOKENIZERS:
         raise GGUFError(

@@ -228,9 +228,7 @@ def _six_bit_scales(blocks: ByteArray) -> NamedArrays:
     """Return the scales and minimums of Q4_K and Q5_K: 6 bits each, in bytes 4 to 15."""
     low, high, both = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     return {
-        "scales": _join_blocks(
-            np.concatenate([low & 63, both & 0x0F | low >> 6 << 4], axis=-1),
-        ),
+        "scales": _join_blocks(np.concatenate([low & 63, both & 0x0F | low >> 6 << 4], axis=-1)),
         "mins": _join_blocks(np.concatenate([high & 63, both >> 4 | high >> 6 << 4], axis=-1)),
         "super_scales": _float16_at(blocks, 0),
         "super_mins": _float16_at(blocks, 2),

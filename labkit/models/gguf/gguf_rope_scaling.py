@@ -126,9 +126,7 @@ def _tidy(number: float) -> float:
 
 
 def _deviation(
-    scaling: dict[str, Any],
-    factors: npt.NDArray[np.float32],
-    frequencies: npt.NDArray[np.float64],
+    scaling: dict[str, Any], factors: npt.NDArray[np.float32], frequencies: npt.NDArray[np.float64]
 ) -> float:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     cycles = scaling["original_max_position_embeddings"] * frequencies

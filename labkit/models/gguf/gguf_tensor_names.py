@@ -11,32 +11,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How a tensor becomes a parameter.
+    """How a tensor becomes a parameter."""
 
-    Parameters
-    ----------
-    tensor
-        The tensor's name in GGUF, within its layer.
-    parameter
-        The parameter's path, within its layer, without ``.weight`` or ``.bias``.
-    shape
-        The names of the tensor's dimensions (``Dimensions.size_of``). The last is contiguous.
-    optional
-        The group of biases that the tensor belongs to (``attention_bias`` or ``mlp_bias``), or ""
-        if every file must have the tensor. A file may lack a whole group. If it has only some
-        biases of a group, the others become zeros.
-    minus_one
-        Whether to subtract 1: GGUF stores a norm's factor, and mlx_lm's gemma adds 1 to its weight.
-    bare
-        Whether the parameter's name is ``parameter`` without a suffix.
-    """
-
-    tensor: str
-    parameter: str
+    tensor: str  # the tensor's name in GGUF, within its layer
+    parameter: str  # the parameter's path, within its layer, without ``.weight`` or ``.bias``
+    # The names of the tensor's dimensions (``Dimensions.size_of``). The last is contiguous.
     shape: tuple[str, ...]
+    # The group of biases that the tensor belongs to (``attention_bias`` or ``mlp_bias``), or "" if
+    # every file must have the tensor. A file may lack a whole group. If it has only some biases of
+    # a group, the others become zeros.
     optional: str = ""
+    # Whether to subtract 1: GGUF stores a norm's factor, and mlx_lm's gemma adds 1 to its weight.
     minus_one: bool = False
-    bare: bool = False
+    bare: bool = False  # whether the parameter's name is ``parameter`` without a suffix
 
     @property
     def name(self) -> str:

@@ -25,23 +25,10 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
 
     The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
     generation_config.json. Weights stay quantised, except in the types that ``gguf_repacking``
-    converts to floats.
-
-    Parameters
-    ----------
-    path
-        The GGUF file.
-    digest
-        The file's digest (hex).
-    name
-        The beginning of the directory's name.
-
-    Raises
-    ------
-    GGUFError
-        The file is damaged, or not a model that mlx_lm can run. The message is one line.
-    CacheError
-        The cache folder cannot be written.
+    converts to floats. ``path``: the GGUF file. ``digest``: the file's digest (hex). ``name``: the
+    beginning of the directory's name. Raises ``GGUFError`` if the file is damaged, or not a model
+    that mlx_lm can run. The message is one line. Raises ``CacheError`` if the cache folder cannot
+    be written.
     """
     folder = converted_path(digest=digest, name=name)
     if not folder.is_dir():
@@ -64,11 +51,7 @@ def write_model(
     """Convert a model and write all files into ``folder``."""
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
-    config = {
-        **model.config(),
-        **_quantization(file, model),
-        **generation,
-    }
+    config = {**model.config(), **_quantization(file, model), **generation}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
     _write_json(

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
-from labkit.models.gguf.gguf_spm_tokenizer import build_spm
+
+SPACE = "\u2581"  # replaces every space of a text
+UNKNOWN_TOKEN = 2  # a value of tokenizer.ggml.token_type
 
 MAX_TOKENS = 1 << 20
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
@@ -39,10 +41,7 @@ BYTE_LEVEL_BPE, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.mod
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
     """Build the tokenizer of a GGUF file from its metadata.
 
-    Raises
-    ------
-    GGUFError
-        The tokenizer is not supported, or its lists do not match each other.
+    Raises ``GGUFError`` if the tokenizer is not supported, or its lists do not match each other.
     """
     kind = _kind(file)
     tokens = file.strings("tokenizer.ggml.tokens")
@@ -199,3 +198,57 @@ def _token_id(file: GGUFFile, key: str) -> int:
     if index >= number:
         raise GGUFError(f"{key} is {index}, but the vocabulary has only {number} tokens")
     return index
+
+
+def build_spm(
+    file: GGUFFile, tokens: list[str], vocab: dict[str, int], *, adds_space: bool
+) -> Tokenizer:
+    """Build the tokenizer of a SentencePiece vocabulary, without its added tokens.
+
+    The vocabulary has a score per token instead of a list of merges: of all neighbouring pairs that
+    form a token, the one whose token has the highest score is merged first. The tokenizers library
+    needs a ranked list, so every merge is ranked by the score of the token that it forms.
+    Characters without a token become the tokens of their bytes.
+
+    ``file``: the GGUF file. ``tokens``, ``vocab``: the tokens by id, and the ids by token.
+    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores do not
+    match the tokens.
+    """
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
+        raise GGUFError(f"tokenizer.ggml.scores must have {len(tokens)} numbers")
+    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    unknown = [token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN_TOKEN]
+    try:
+        built = Tokenizer(
+            models.BPE(
+                vocab=vocab,
+                merges=_ranked_merges(tokens, vocab, scores.tolist()),
+                unk_token=unknown[0] if unknown else None,
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise GGUFError(f"the vocabulary is invalid ({one_line(error)})") from None
+    replace = normalizers.Replace(" ", SPACE)
+    built.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if adds_space else replace
+    )
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    built.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if adds_space else parts)
+    return built
+
+
+def _ranked_merges(
+    tokens: list[str], vocab: dict[str, int], scores: list[float]
+) -> list[tuple[str, str]]:
+    """Return all pairs of tokens that together form a token, the highest-scoring token first."""
+    ranked = []
+    for index, token in enumerate(tokens):
+        for split in range(1, len(token)):
+            left, right = token[:split], token[split:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[index], index, vocab[left], vocab[right], left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]

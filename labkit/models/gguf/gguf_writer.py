@@ -46,10 +46,8 @@ def check_package() -> None:
 def export_gguf(model_dir: Path) -> Path:
     """Export a model directory, unless the cache already has its GGUF file; return the file's path.
 
-    Raises
-    ------
-    ConfigError
-        The model is quantised or of another architecture, or the package gguf is not installed.
+    Raises ``ConfigError`` if the model is quantised or of another architecture, or the package gguf
+    is not installed.
     """
     from labkit.models.model_directory import inspect
 

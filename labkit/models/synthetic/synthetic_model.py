@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
-from labkit.models.synthetic import synthetic_latent, synthetic_shapes
+from labkit.models.synthetic import synthetic_shapes
 from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
@@ -95,7 +95,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "torch_dtype": "float32",
         "bos_token_id": shape.vocab_size - 2,
         "eos_token_id": shape.vocab_size - 1,
-        **({} if shape.kv_lora_rank is None else synthetic_latent.config_entries(shape)),
+        **({} if shape.kv_lora_rank is None else synthetic_shapes.latent_config_entries(shape)),
         **hybrid,
         **({} if shape.sliding_window is None else _windowed_config(shape)),
     }

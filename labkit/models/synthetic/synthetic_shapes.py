@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from labkit.config import ModelShape
-from labkit.models.synthetic import synthetic_latent
 
 CONV_KERNEL = 4  # tokens that a convolution of a recurrent layer mixes
 EXPERTS_PER_TOKEN = 2
@@ -34,7 +34,7 @@ def matrices(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 def _attention(shape: ModelShape) -> Matrices:
     if shape.kv_lora_rank is not None:
-        for name, size in synthetic_latent.projections(shape).items():
+        for name, size in latent_projections(shape).items():
             yield f"self_attn.{name}", size
         return
     hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
@@ -125,3 +125,42 @@ def state_bytes(shape: ModelShape) -> int:
     """Return the bytes of a request's recurrent states (float32) in all layers."""
     convolution = (CONV_KERNEL - 1) * convolved_width(shape)
     return 4 * _num_recurrent(shape) * (convolution + shape.num_heads * shape.head_dim**2)
+
+
+def latent_dim(shape: ModelShape) -> int:
+    """Return how many numbers a layer caches per token: the latent and the rotary part."""
+    return (shape.kv_lora_rank or 0) + rotary_dim(shape)
+
+
+def rotary_dim(shape: ModelShape) -> int:
+    """Return the width of the rotary part of queries and keys."""
+    return shape.head_dim // 2
+
+
+def latent_config_entries(shape: ModelShape) -> dict[str, Any]:
+    """Return what differs in config.json with latent attention (deepseek_v3, without experts)."""
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": shape.num_heads,
+        "kv_lora_rank": shape.kv_lora_rank,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": shape.head_dim,
+        "qk_rope_head_dim": rotary_dim(shape),
+        "v_head_dim": shape.head_dim,
+        "n_routed_experts": None,
+        "n_shared_experts": None,
+        "first_k_dense_replace": shape.num_layers,
+        "rope_scaling": None,
+    }
+
+
+def latent_projections(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return the rows and columns of a layer's latent attention matrices by name."""
+    rank, hidden, values = shape.kv_lora_rank or 0, shape.hidden_size, shape.head_dim
+    return {
+        "q_proj": (shape.num_heads * (values + rotary_dim(shape)), hidden),
+        "kv_a_proj_with_mqa": (latent_dim(shape), hidden),
+        "kv_b_proj": (shape.num_heads * 2 * values, rank),
+        "o_proj": (hidden, shape.num_heads * values),
+    }

@@ -17,15 +17,8 @@ QUESTIONS_FILE = "workload/questions.json"
 def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
     """Return all packaged texts, then all strings of questions.json, in a fixed order.
 
-    Parameters
-    ----------
-    package
-        The folder that contains ``workload/``; by default the package labkit.
-
-    Raises
-    ------
-    ConfigError
-        The installation lacks the files.
+    ``package``: the folder that contains ``workload/``; by default the package labkit. Raises
+    ``ConfigError`` if the installation lacks the files.
     """
     package = files("labkit") if package is None else package
     folder = package.joinpath(TEXTS_FOLDER)

@@ -23,15 +23,9 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
     """Return the content of ``tokenizer.json`` for a tokenizer with ``vocab_size`` ids.
 
     The result depends only on the arguments and on the version of the tokenizers library.
-
-    Parameters
-    ----------
-    texts
-        The texts from which merges are learned. A pair is merged if it occurs at least twice.
-    vocab_size
-        The number of ids, including special tokens; at least 258.
-    seed
-        The seed of the invented words.
+    ``texts``: the texts from which merges are learned. A pair is merged if it occurs at least
+    twice. ``vocab_size``: the number of ids, including special tokens; at least 258. ``seed``: the
+    seed of the invented words.
     """
     if vocab_size < 258:
         raise ValueError(f"vocab_size={vocab_size}: must be 258 or more (256 bytes, 2 special)")

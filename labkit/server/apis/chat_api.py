@@ -46,10 +46,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
     """Decode a request, start its generation and return the response that will send the outputs.
 
-    Raises
-    ------
-    ApiError
-        The request cannot be served.
+    Raises ``ApiError`` if the request cannot be served.
     """
     request = decode(_decoder, body)
     check_model(service, request.model)
@@ -182,14 +179,9 @@ def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]
     """Return messages as dicts for the chat template.
 
     Contents are plain text, the arguments of tool calls are objects instead of JSON text, and the
-    role ``developer`` becomes ``system``.
-
-    Raises
-    ------
-    ApiError
-        A message has no content, ``tool_calls`` is set in a message that is not the assistant's,
-        ``tool_call_id`` is set in a message that is not a tool's, or the arguments of a call are
-        not a JSON object.
+    role ``developer`` becomes ``system``. Raises ``ApiError`` if a message has no content,
+    ``tool_calls`` is set in a message that is not the assistant's, ``tool_call_id`` is set in a
+    message that is not a tool's, or the arguments of a call are not a JSON object.
     """
     return [
         _template_message(message, f"messages[{index}]") for index, message in enumerate(messages)

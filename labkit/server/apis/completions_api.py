@@ -32,10 +32,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
     """Decode a request, start its generation and return the response that will send the outputs.
 
-    Raises
-    ------
-    ApiError
-        The request cannot be served.
+    Raises ``ApiError`` if the request cannot be served.
     """
     request = decode(_decoder, body)
     check_model(service, request.model)

@@ -56,10 +56,7 @@ def to_params(
 ) -> SamplingParams:
     """Return the engine's sampling parameters. ``temperature`` and ``top_p`` default to 1.
 
-    Raises
-    ------
-    ApiError
-        A parameter is invalid.
+    Raises ``ApiError`` if a parameter is invalid.
     """
     stop = sampling.stop or ()  # an empty stop string is ignored
     try:
@@ -128,10 +125,8 @@ def min_tokens_constraint(
 ) -> MinTokensConstraint | None:
     """Return the constraint that enforces ``min_tokens``, or None if it is not needed.
 
-    Raises
-    ------
-    ApiError
-        ``min_tokens`` exceeds ``max_tokens``, or a stop string could end the output earlier.
+    Raises ``ApiError`` if ``min_tokens`` exceeds ``max_tokens``, or a stop string could end the
+    output earlier.
     """
     min_tokens = sampling.min_tokens or 0
     if min_tokens > max_tokens:
@@ -152,10 +147,8 @@ async def structured_grammar(
 ) -> GrammarConstraint:
     """Return the grammar of ``structured_outputs``.
 
-    Raises
-    ------
-    ApiError
-        The grammar cannot be enforced, or the request sets none or several of the fields.
+    Raises ``ApiError`` if the grammar cannot be enforced, or the request sets none or several of
+    the fields.
     """
     param = "structured_outputs"
     check_free_length(sampling, param)
@@ -185,10 +178,7 @@ async def structured_grammar(
 def check_choices(service: Service, n: int | None) -> int:
     """Return the number of choices, by default 1.
 
-    Raises
-    ------
-    ApiError
-        ``n`` exceeds ``server.max_choices``.
+    Raises ``ApiError`` if ``n`` exceeds ``server.max_choices``.
     """
     count = n or 1
     if count > service.options.max_choices:

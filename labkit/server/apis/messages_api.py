@@ -43,10 +43,7 @@ _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
     """Decode a request, start its generation and return the response that will send the outputs.
 
-    Raises
-    ------
-    ApiError
-        The request cannot be served.
+    Raises ``ApiError`` if the request cannot be served.
     """
     request = decode(_decoder, body)
     messages, tools, options = _conversation(service, request)
@@ -80,10 +77,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 async def count_tokens(service: Service, body: bytes) -> Response:
     """Return the number of tokens of a conversation's prompt. It may exceed the context length.
 
-    Raises
-    ------
-    ApiError
-        The request is invalid.
+    Raises ``ApiError`` if the request is invalid.
     """
     request = decode(_count_decoder, body)
     messages, tools, options = _conversation(service, request)
@@ -142,11 +136,8 @@ def _choice_name(request: CountTokensRequest) -> str | FunctionName:
 def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
     """Add a message to the template's messages. Each tool result becomes a message of its own.
 
-    Raises
-    ------
-    ApiError
-        A user message contains a tool call, an assistant message contains a tool result, or a
-        result's id matches no earlier call.
+    Raises ``ApiError`` if a user message contains a tool call, an assistant message contains a tool
+    result, or a result's id matches no earlier call.
     """
     content, is_user = message.content, message.role == "user"
     blocks = [TextParam(text=content)] if isinstance(content, str) else content

@@ -25,12 +25,7 @@ def check_count(prompts: Sequence[Sequence[int]], n: int, top: int | None) -> No
     """Check the number of log probabilities of prompt tokens in a response of ``n`` choices.
 
     ``top`` is the number of likeliest tokens per position, or None if the request asks for no log
-    probabilities.
-
-    Raises
-    ------
-    ApiError
-        There are more than ``MAX_LOGPROBS_PER_RESPONSE``.
+    probabilities. Raises ``ApiError`` if there are more than ``MAX_LOGPROBS_PER_RESPONSE``.
     """
     count = 0 if top is None else sum(map(len, prompts)) * n * (1 + top)
     if count > MAX_LOGPROBS_PER_RESPONSE:
@@ -47,11 +42,7 @@ def by_token(
     """Return the log probabilities of each prompt token and of the ``top`` likeliest tokens.
 
     The first token has none. ``logprobs`` is the engine's result, None for a prompt of one token.
-
-    Raises
-    ------
-    ApiError
-        The engine returned no log probabilities.
+    Raises ``ApiError`` if the engine returned no log probabilities.
     """
     if logprobs is None:
         if len(prompt) > 1:

@@ -18,24 +18,15 @@ from labkit.server.types.openai_types import Function, FunctionName
 
 @dataclass(frozen=True, slots=True)
 class RequestedTools:
-    """The functions that the model may call in the next message.
+    """The functions that the model may call in the next message."""
 
-    Parameters
-    ----------
-    call_format
-        The format in which the model writes calls, or None if it may not call any function.
-    definitions
-        The functions as the chat template takes them, in the form of OpenAI's ``tools``.
-    required
-        The model must call one of these functions. Empty: it may also answer with text.
-    single_call
-        Whether the output ends after the first call.
-    """
-
+    # The format in which the model writes calls, or None if it may not call any function.
     call_format: ToolCallFormat | None = None
+    # The functions as the chat template takes them, in the form of OpenAI's ``tools``.
     definitions: Sequence[Mapping[str, Any]] = ()
+    # The model must call one of these functions. Empty: it may also answer with text.
     required: Sequence[Mapping[str, Any]] = ()
-    single_call: bool = False
+    single_call: bool = False  # whether the output ends after the first call
 
     def parser(self) -> ToolCallParser | None:
         """Return a parser for one choice's text, or None if the model may not call a function."""
@@ -50,11 +41,8 @@ class RequestedTools:
     async def grammar(self, service: Service) -> GrammarConstraint | None:
         """Return the grammar of the required call, or None if no call is required.
 
-        Raises
-        ------
-        ApiError
-            The model's format does not allow enforced calls, or the functions' schemas cannot be
-            enforced.
+        Raises ``ApiError`` if the model's format does not allow enforced calls, or the functions'
+        schemas cannot be enforced.
         """
         if self.call_format is None or not self.required:
             return None

@@ -63,10 +63,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(service: Service, body: bytes) -> Response:
     """Return the token ids of a prompt or conversation.
 
-    Raises
-    ------
-    ApiError
-        The request is invalid.
+    Raises ``ApiError`` if the request is invalid.
     """
     request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
@@ -91,10 +88,7 @@ async def tokenize(service: Service, body: bytes) -> Response:
 async def detokenize(service: Service, body: bytes) -> Response:
     """Return the text of token ids.
 
-    Raises
-    ------
-    ApiError
-        The request is invalid, or an id is not in the vocabulary.
+    Raises ``ApiError`` if the request is invalid, or an id is not in the vocabulary.
     """
     request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)

@@ -36,13 +36,9 @@ class GrammarSource:
 class GrammarCompiler:
     """Compiles grammars for a model's vocabulary.
 
-    Parameters
-    ----------
-    tokenizer_json
-        The model's tokenizer.json, read when ``tokenizer`` is first used (takes 0.3 s for 49,152
-        tokens).
-    vocab_size, eos_token_ids
-        The model's vocabulary size and end-of-text token ids.
+    ``tokenizer_json``: the model's tokenizer.json, read when ``tokenizer`` is first used (takes 0.3
+    s for 49,152 tokens). ``vocab_size``, ``eos_token_ids``: the model's vocabulary size and
+    end-of-text token ids.
     """
 
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -54,10 +50,7 @@ class GrammarCompiler:
     def tokenizer(self) -> Any:
         """The tokenizer of llguidance. Reading it holds the GIL.
 
-        Raises
-        ------
-        GrammarError
-            llguidance does not support the model's tokenizer.
+        Raises ``GrammarError`` if llguidance does not support the model's tokenizer.
         """
         from llguidance import LLTokenizer
 
@@ -71,13 +64,9 @@ class GrammarCompiler:
     def compile(self, source: GrammarSource) -> Any:
         """Return an llguidance matcher in its initial state. The GIL is released meanwhile.
 
-        The first mask is computed too, because it takes longer than the later ones.
-
-        Raises
-        ------
-        GrammarError
-            The grammar is invalid, has features that llguidance does not support, or exceeds a
-            limit of llguidance.
+        The first mask is computed too, because it takes longer than the later ones. Raises
+        ``GrammarError`` if the grammar is invalid, has features that llguidance does not support,
+        or exceeds a limit of llguidance.
         """
         from llguidance import LLMatcher, LLParserLimits
 

@@ -25,14 +25,8 @@ MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
 class GrammarProcesses:
     """Finds out whether a grammar can be enforced within the limits of time and memory.
 
-    Parameters
-    ----------
-    options
-        The server's part of the config.
-    tokenizer_json
-        The model's tokenizer.json.
-    vocab_size, eos_token_ids
-        The model's vocabulary size and end-of-text token ids.
+    ``options``: the server's part of the config. ``tokenizer_json``: the model's tokenizer.json.
+    ``vocab_size``, ``eos_token_ids``: the model's vocabulary size and end-of-text token ids.
     """
 
     def __init__(
@@ -62,12 +56,8 @@ class GrammarProcesses:
     async def check(self, source: GrammarSource) -> None:
         """Check that a grammar can be enforced. Cancelling this call ends the trial.
 
-        Raises
-        ------
-        GrammarError
-            The grammar cannot be enforced.
-        ApiError
-            All processes are busy with other grammars (429), or the server is stopping (503).
+        Raises ``GrammarError`` if the grammar cannot be enforced. Raises ``ApiError`` if all
+        processes are busy with other grammars (429), or the server is stopping (503).
         """
         self._pool.check_open()
         key = hashlib.sha256(f"{source.syntax} {source.text}".encode()).digest()

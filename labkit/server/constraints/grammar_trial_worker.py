@@ -42,10 +42,7 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
 def try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
     """Compile a grammar and generate ``NUM_TOKENS`` arbitrary tokens with it.
 
-    Returns
-    -------
-    str or None
-        The reason that the grammar cannot be enforced (one line), or None.
+    Returns the reason that the grammar cannot be enforced (one line), or None.
     """
     try:
         matcher = compiler.compile(source)

@@ -33,15 +33,8 @@ class Grammars:
     A grammar is compiled in a process of its own first, within the limits of the options. Only if
     that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
     grammar is not shared between requests, because it is unusable after it exceeds a limit.
-
-    Parameters
-    ----------
-    options
-        The server's part of the config.
-    tokenizer_json
-        The model's tokenizer.json.
-    vocab_size, eos_token_ids
-        The model's vocabulary size and end-of-text token ids.
+    ``options``: the server's part of the config. ``tokenizer_json``: the model's tokenizer.json.
+    ``vocab_size``, ``eos_token_ids``: the model's vocabulary size and end-of-text token ids.
     """
 
     def __init__(
@@ -68,13 +61,9 @@ class Grammars:
     async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
         """Return a constraint that enforces a JSON schema.
 
-        ``param`` is the request's field that contains the schema, for error messages.
-
-        Raises
-        ------
-        ApiError
-            llguidance cannot enforce the schema within the limits, or the model has no end-of-text
-            token (400). Too many grammars are being compiled (429).
+        ``param`` is the request's field that contains the schema, for error messages. Raises
+        ``ApiError`` if llguidance cannot enforce the schema within the limits or the model has no
+        end-of-text token (400), or if too many grammars are being compiled (429).
         """
         try:
             text = msgspec.json.encode(schema).decode()
@@ -153,12 +142,9 @@ class GrammarConstraint:
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
         """Return a boolean mask over the vocabulary: which token ids may follow ``output``.
 
-        If the grammar is complete after ``output``, only end-of-text ids may follow.
-
-        Raises
-        ------
-        SamplingError
-            ``output`` violates the grammar, or the grammar exceeds a limit of llguidance.
+        If the grammar is complete after ``output``, only end-of-text ids may follow. Raises
+        ``SamplingError`` if ``output`` violates the grammar, or the grammar exceeds a limit of
+        llguidance.
         """
         self._advance(output)
         mask = np.zeros(vocab_size, np.bool_)

@@ -45,10 +45,7 @@ class ParsedToolCall:
 class ToolCallFormat:
     """The format in which a model writes tool calls.
 
-    Parameters
-    ----------
-    parser
-        The name of a module of ``mlx_lm.tool_parsers``.
+    ``parser``: the name of a module of ``mlx_lm.tool_parsers``.
     """
 
     def __init__(self, parser: str) -> None:

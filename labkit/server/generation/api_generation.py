@@ -164,10 +164,7 @@ class Generation:
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
         """Yield new outputs as they arrive, until every choice has ended.
 
-        Raises
-        ------
-        ApiError
-            The generation failed.
+        Raises ``ApiError`` if the generation failed.
         """
         loop = asyncio.get_running_loop()
         while True:

@@ -178,11 +178,7 @@ def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None
 
     A prompt of one token has kernels of its own. It runs alone after a longer one has, then
     ``num_requests`` requests run together. The engine's cache and counters are reset afterwards.
-
-    Raises
-    ------
-    EngineError, RuntimeError
-        The engine cannot generate.
+    Raises ``EngineError`` or ``RuntimeError`` if the engine cannot generate.
     """
     for count, length in ((1, 8), (1, 1), (num_requests, 8)):
         params = SamplingParams(max_tokens=4, ignore_eos=True)

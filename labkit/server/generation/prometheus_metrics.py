@@ -53,12 +53,8 @@ ENGINE_COUNTERS = {
 class Metrics:
     """One server's metrics.
 
-    Parameters
-    ----------
-    model
-        The model's name in requests, which is also the value of the label ``model_name``.
-    cache_config
-        Additional labels of ``vllm:cache_config_info``, and their values.
+    ``model``: the model's name in requests, which is also the value of the label ``model_name``.
+    ``cache_config``: additional labels of ``vllm:cache_config_info``, and their values.
     """
 
     def __init__(self, model: str, cache_config: Mapping[str, str]) -> None:
@@ -167,12 +163,8 @@ class Metrics:
 class EngineCounters:
     """A Prometheus collector of the engine's counters.
 
-    Parameters
-    ----------
-    read_counters
-        Returns the engine's current counters.
-    labels
-        The values of ``LABELS``, which every metric has.
+    ``read_counters``: returns the engine's current counters. ``labels``: the values of ``LABELS``,
+    which every metric has.
     """
 
     def __init__(

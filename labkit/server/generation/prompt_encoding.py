@@ -23,12 +23,8 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 async def encode_text(service: Service, text: str, param: str = "prompt") -> list[int]:
     """Return a text's token ids, computed in a thread so that the event loop goes on.
 
-    ``param`` is the request's field that contains the text, for error messages.
-
-    Raises
-    ------
-    ApiError
-        The text has more characters than the longest prompt can have.
+    ``param`` is the request's field that contains the text, for error messages. Raises ``ApiError``
+    if the text has more characters than the longest prompt can have.
     """
     _check_characters(service, len(text), param)
     return await service.run_in_thread(service.tokenizer.encode, text, long=is_long(text))
@@ -43,13 +39,9 @@ async def encode_conversation(
 ) -> list[int]:
     """Return the token ids of a conversation's prompt.
 
-    ``param`` is the request's field that contains the messages, for error messages.
-
-    Raises
-    ------
-    ApiError
-        The conversation is too long, the chat template rejects the messages, or the model has no
-        chat template.
+    ``param`` is the request's field that contains the messages, for error messages. Raises
+    ``ApiError`` if the conversation is too long, the chat template rejects the messages, or the
+    model has no chat template.
     """
     escape = service.special_token_escape
     ordered, definitions = await service.run_in_thread(
@@ -76,12 +68,8 @@ def is_long(value: Sequence[object]) -> bool:
 def check_contents(service: Service, contents: Iterable[object], param: str) -> None:
     """Check the number of messages and parts of a conversation before it is rendered.
 
-    ``contents`` has each message's content. A content that is not a list has no parts.
-
-    Raises
-    ------
-    ApiError
-        There are more messages and parts than a prompt may have tokens.
+    ``contents`` has each message's content. A content that is not a list has no parts. Raises
+    ``ApiError`` if there are more messages and parts than a prompt may have tokens.
     """
     count = sum(1 + (len(item) if isinstance(item, list) else 0) for item in contents)
     if count > service.max_prompt_tokens:
@@ -101,10 +89,7 @@ def _check_characters(service: Service, count: int, param: str) -> None:
 def check_prompt(service: Service, prompt: Sequence[int], param: str) -> None:
     """Check a prompt's length and its token ids.
 
-    Raises
-    ------
-    ApiError
-        The prompt is empty, too long, or contains an id outside the vocabulary.
+    Raises ``ApiError`` if the prompt is empty, too long, or contains an id outside the vocabulary.
     """
     if not prompt:
         raise invalid("the prompt is empty", param)

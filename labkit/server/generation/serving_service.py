@@ -20,8 +20,7 @@ from labkit.config import count_text
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
-from labkit.models.special_token_escape import SpecialTokenEscape
-from labkit.models.tokenizer import Tokenizer
+from labkit.models.tokenizer import SpecialTokenEscape, Tokenizer
 from labkit.server.constraints.structured_output import Grammars
 from labkit.server.constraints.tool_calls import ToolCallParser, detect_tool_call_format
 from labkit.server.generation.api_generation import Generation
@@ -156,10 +155,7 @@ class Service:
     def preparing(self) -> Iterator[None]:
         """Count a request that is being prepared, for example tokenised.
 
-        Raises
-        ------
-        ApiError
-            The server is full (429).
+        Raises ``ApiError`` if the server is full (429).
         """
         self._check_room(self._num_preparing + 1)
         self._num_preparing += 1
@@ -202,15 +198,11 @@ class Service:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
         ``max_tokens`` has a value for each prompt, since the context may leave them different room
-        (None: that of ``params``).
-        ``single_call_parser`` returns a parser that ends a choice after its first tool call, or
-        None if calls do not end a choice. With ``prompt_only``, outputs have no tokens: ``params``
-        must have ``max_tokens=1``, because the engine generates one token at least.
-
-        Raises
-        ------
-        ApiError
-            The server is full or cannot serve, or the request alone exceeds ``server.max_live``.
+        (None: that of ``params``). ``single_call_parser`` returns a parser that ends a choice after
+        its first tool call, or None if calls do not end a choice. With ``prompt_only``, outputs
+        have no tokens: ``params`` must have ``max_tokens=1``, because the engine generates one
+        token at least. Raises ``ApiError`` if the server is full or cannot serve, or the request
+        alone exceeds ``server.max_live``.
         """
         reason = self.unhealthy_reason()
         if reason is not None or self._thread is None:
@@ -248,10 +240,8 @@ class Service:
     async def reset_prefix_cache(self) -> None:
         """Evict the prefix cache.
 
-        Raises
-        ------
-        ApiError
-            Requests are running or waiting (409), or the engine cannot serve (503).
+        Raises ``ApiError`` if requests are running or waiting (409), or the engine cannot serve
+        (503).
         """
         reason = self.unhealthy_reason()
         if reason is not None or self._thread is None:

@@ -43,10 +43,7 @@ class TemplateMessages:
     def add_result(self, call_id: str, content: str) -> None:
         """Add the result of an earlier tool call.
 
-        Raises
-        ------
-        ApiError
-            There is no earlier call with this id.
+        Raises ``ApiError`` if there is no earlier call with this id.
         """
         name = self._function_names.get(call_id)
         if name is None:
@@ -87,10 +84,7 @@ def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict
 def decode_arguments(name: str, arguments: str, param: str) -> dict[str, Any]:
     """Return the arguments of a call of the function ``name``, decoded from JSON text.
 
-    Raises
-    ------
-    ApiError
-        The arguments are not a JSON object.
+    Raises ``ApiError`` if the arguments are not a JSON object.
     """
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])

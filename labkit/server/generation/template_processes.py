@@ -40,13 +40,9 @@ class TemplateProcesses:
     ) -> str:
         """Return the text of a conversation. Cancelling this call ends the rendering.
 
-        Raises
-        ------
-        ConfigError
-            The model has no template, or the template fails, exceeds a limit or refuses the
-            conversation.
-        ApiError
-            All processes are busy with other conversations (429), or the server is stopping (503).
+        Raises ``ConfigError`` if the model has no template, or the template fails, exceeds a limit
+        or refuses the conversation. Raises ``ApiError`` if all processes are busy with other
+        conversations (429), or the server is stopping (503).
         """
         if self._tokenizer.template is None:
             return self._tokenizer.render_chat(messages, tools, options)  # which says so

@@ -21,11 +21,7 @@ class HeapTrimmer:
     A body of 4 MB or a grammar of 200 kB becomes many small objects. The heap keeps their memory,
     and the next such request takes more, because other objects have come between. What is still in
     use at a trim may be freed later, which does not show, so the trim is repeated a few times.
-
-    Parameters
-    ----------
-    is_busy
-        Whether requests are live, which may take memory.
+    ``is_busy``: whether requests are live, which may take memory.
     """
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:

@@ -27,12 +27,8 @@ CLOSE_S = 1.0  # until connections that are still open when the service has stop
 def bind(options: config.Server) -> socket.socket:
     """Return a socket bound to the server's address. It does not listen until ``serve`` runs.
 
-    The port is taken at once, so that a second server on it fails before it loads its model.
-
-    Raises
-    ------
-    ConfigError
-        The address or port is not available.
+    The port is taken at once, so that a second server on it fails before it loads its model. Raises
+    ``ConfigError`` if the address or port is not available.
     """
     host, port = options.host, options.port
     try:
@@ -59,11 +55,7 @@ def listen(bound: socket.socket) -> None:
     """Listen on a bound socket.
 
     With ``SO_REUSEADDR``, Linux lets several sockets bind one port until one of them listens.
-
-    Raises
-    ------
-    ConfigError
-        Another server listens on the port by now.
+    Raises ``ConfigError`` if another server listens on the port by now.
     """
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections inherit it
     try:
@@ -125,12 +117,8 @@ async def serve(
     After the first signal, the server refuses new requests and gives running and waiting requests
     ``server.grace_s`` seconds to finish. A second signal ends these requests immediately. When no
     request is left, connections have another ``CLOSE_S`` seconds to close; those that are still
-    open, for example because half a request has arrived, are then dropped.
-
-    Raises
-    ------
-    ConfigError
-        Another server has taken the port meanwhile.
+    open, for example because half a request has arrived, are then dropped. Raises ``ConfigError``
+    if another server has taken the port meanwhile.
     """
     listen(bound)
     listener = Listener(app, on_ready, service.options)

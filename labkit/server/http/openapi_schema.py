@@ -40,28 +40,16 @@ POST_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 
 @dataclass(frozen=True)
 class PostRoute:
-    """A POST route.
+    """A POST route."""
 
-    Parameters
-    ----------
-    path
-        The URL's path.
-    respond
-        Coroutine function that returns the response to a request body.
-    request_type, response_type
-        Types of the request's and the response's body.
-    streams
-        Whether clients may request a stream of server-sent events.
-    error
-        Type of an error response's body.
-    """
-
-    path: str
+    path: str  # the URL's path
+    # Coroutine function that returns the response to a request body.
     respond: Callable[[Service, bytes], Awaitable[Response]]
+    # request_type, response_type: types of the request's and the response's body.
     request_type: type[msgspec.Struct]
     response_type: type[msgspec.Struct]
-    streams: bool = False
-    error: type[msgspec.Struct] = ErrorBody
+    streams: bool = False  # whether clients may request a stream of server-sent events
+    error: type[msgspec.Struct] = ErrorBody  # type of an error response's body
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,7 @@ def _bodyless(route: BodylessRoute) -> dict[str, Any]:
         "content": text if route.response_type is None else _content(route.response_type),
     }
     operation: dict[str, Any] = {
-        "responses": {"200": response, **_errors((403, *route.error_statuses), ErrorBody)},
+        "responses": {"200": response, **_errors((403, *route.error_statuses), ErrorBody)}
     }
     if "{model}" in route.path:
         operation["parameters"] = [

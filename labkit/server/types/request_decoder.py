@@ -26,11 +26,9 @@ MAX_VALUE_CHARACTERS = 100  # of an invalid value that a message repeats
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a request's body. Unknown fields are accepted if their values have no effect.
 
-    Raises
-    ------
-    ApiError
-        The body is not valid JSON or does not match the type. The error's ``param`` is the path
-        of the invalid field, for example ``messages[0].role``, or None if it is not known.
+    Raises ``ApiError`` if the body is not valid JSON or does not match the type. The error's
+    ``param`` is the path of the invalid field, for example ``messages[0].role``, or None if it is
+    not known.
     """
     try:
         with _no_garbage_collection():

@@ -37,34 +37,22 @@ class ExpectedOutput:
 
 @dataclass(frozen=True)
 class PreparedArm:
-    """One arm's batch of one case, planned and launched once.
+    """One arm's batch of one case, planned and launched once."""
 
-    Attributes
-    ----------
-    arm
-        Index of the arm.
-    batch, washout
-        The batch that is timed, and the batch that is launched before it on hot caches. They are
-        the same object if the batch is small.
-    expected
-        The output that every launch must reproduce. Arms that agree share the object.
-    chain_digests
-        Digests that the outputs of a chain must have. Empty if no chain is timed.
-    plan_s, map_us
-        Median time to plan the batch (seconds), and median time to build the resolver's maps,
-        which is part of planning (microseconds).
-    report
-        Report of the first launch.
-    """
-
-    arm: int
+    arm: int  # index of the arm
+    # batch, washout: the batch that is timed, and the batch that is launched before it on hot
+    # caches. They are the same object if the batch is small.
     batch: KernelBatch
     washout: KernelBatch
+    # The output that every launch must reproduce. Arms that agree share the object.
     expected: ExpectedOutput
+    # Digests that the outputs of a chain must have. Empty if no chain is timed.
     chain_digests: tuple[bytes, ...]
+    # plan_s, map_us: median time to plan the batch (seconds), and median time to build the
+    # resolver's maps, which is part of planning (microseconds).
     plan_s: float
     map_us: float
-    report: LaunchReport
+    report: LaunchReport  # report of the first launch
 
 
 @dataclass
@@ -128,12 +116,8 @@ class CaseRounds:
 def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
     """Check that the outputs of a launch equal those of the arm's first launch bit for bit.
 
-    The outputs of a chain are compared with the digests of the first chain.
-
-    Raises
-    ------
-    InvalidOutput
-        An output differs or holds NaN.
+    The outputs of a chain are compared with the digests of the first chain. Raises
+    ``InvalidOutput`` if an output differs or holds NaN.
     """
     out, expected = launch.outputs[0], prepared.expected.out
     where = f"{prepared.batch.size.case.name}: {launch_name}"

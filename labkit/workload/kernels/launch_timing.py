@@ -110,12 +110,9 @@ class KernelBatch:
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
         """Time one launch or a chain.
 
-        Raises
-        ------
-        StaleOutput
-            The stamp that a kernel wrote is not the stamp of this launch.
-        InvalidOutput
-            The output is not in the array passed for it, or not every launch ran.
+        Raises ``StaleOutput`` if the stamp that a kernel wrote is not the stamp of this launch.
+        Raises ``InvalidOutput`` if the output is not in the array passed for it, or not every
+        launch ran.
         """
         raise NotImplementedError
 
@@ -158,7 +155,6 @@ class NumpyBatch(KernelBatch):
 
     @cached_property
     def timed_launches(self) -> int:
-        """See ``kernel_cases.timed_launches``."""
         return kernel_cases.timed_launches(self.size, self.workload)
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
@@ -166,7 +162,6 @@ class NumpyBatch(KernelBatch):
         self.arrays.out.fill(np.nan)
 
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
-        """Launch once; see ``KernelBatch``."""
         arrays = self.arrays
         start = clock()
         out = self.attention.forward(0, arrays.q, None, None, self.plan, arrays.out)
@@ -190,11 +185,9 @@ class QueuedBatch(KernelBatch):
         return self.workload.dtype
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
-        """Leave NaN in the memory of the next outputs; see ``KernelBatch``."""
         self.queue.poison(self.arrays.q, chain_length, alone=first)
 
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
-        """Launch a chain; see ``KernelBatch``."""
         start = clock()
         outs = self._chain(self.plan, chain_length)
         waiting = [*outs, *self.attention.pending(self.plan)]

@@ -66,14 +66,8 @@ class StepTimes:
 class InterleavedServing:
     """Request workloads that take turns.
 
-    Parameters
-    ----------
-    arms
-        Sessions ready to warm up; ``close`` closes them.
-    order
-        Gives the arms their turns.
-    turn
-        Context manager for an arm's turn; see ``EnterTurn``.
+    ``arms``: sessions ready to warm up; ``close`` closes them. ``order``: gives the arms their
+    turns. ``turn``: context manager for an arm's turn; see ``EnterTurn``.
     """
 
     def __init__(self, arms: Sequence[ServingArm], order: TurnOrder, turn: EnterTurn) -> None:

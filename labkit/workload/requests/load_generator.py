@@ -148,19 +148,10 @@ class LoadGenerator:
     def step(self, until: float = math.inf) -> bool:
         """Send the requests that are due and run one engine step; wait if the engine is idle.
 
-        ``until``: the time on the clock at which to stop waiting for a server.
-
-        Returns
-        -------
-        bool
-            Whether the engine ran.
-
-        Raises
-        ------
-        InvalidOutput
-            A request was lost, an event belongs to no live request, or logits are not finite.
-        StaleOutput
-            An attention output carries the stamp of another kernel launch.
+        ``until``: the time on the clock at which to stop waiting for a server. Returns whether the
+        engine ran. Raises ``InvalidOutput`` if a request was lost, an event belongs to no live
+        request, or logits are not finite. Raises ``StaleOutput`` if an attention output carries the
+        stamp of another kernel launch.
         """
         cpu = time.thread_time()
         self._send()

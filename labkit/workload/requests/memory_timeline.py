@@ -26,12 +26,8 @@ Sample = Mapping[str, float]
 class MemoryTimeline:
     """Samples of an engine's memory during a run.
 
-    Parameters
-    ----------
-    engine
-        If it is ``Observable``, KV bytes and admissions are sampled.
-    read
-        Returns this process's memory in bytes, by name.
+    ``engine``: if it is ``Observable``, KV bytes and admissions are sampled. ``read``: returns this
+    process's memory in bytes, by name.
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:

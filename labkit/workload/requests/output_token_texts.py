@@ -14,10 +14,7 @@ MAX_TEXT_LENGTH = 40  # characters of one token's text
 class TokenTexts:
     """Converts token ids to text with the model's own tokenizer, loaded on first use.
 
-    Parameters
-    ----------
-    model_dir
-        The directory that holds ``tokenizer.json``.
+    ``model_dir``: the directory that holds ``tokenizer.json``.
     """
 
     def __init__(self, model_dir: Path) -> None:

@@ -133,10 +133,8 @@ class ServingSession:
     def start(self, heartbeat: Callable[[str], None]) -> LoadGenerator:
         """Return a load generator for all requests. It has submitted nothing yet.
 
-        Raises
-        ------
-        EngineError
-            ``workload.step_trace`` is set, and the engine cannot trace its steps.
+        Raises ``EngineError`` if ``workload.step_trace`` is set, and the engine cannot trace its
+        steps.
         """
         if self._workload.step_trace is not None:
             self._step_trace = self._trace_steps(self._workload.step_trace)
@@ -176,14 +174,10 @@ class ServingSession:
         """Return the measurement of a load generator whose requests have all ended.
 
         ``stalled_s``: seconds that each step lost to a stall, [steps]. The metrics exclude this
-        time. The metrics that include it are in a case's notes as ``as_measured``.
-
-        Raises
-        ------
-        InvalidOutput
-            A request has fewer tokens than its ``max_tokens``, or no request was served.
-        EngineError
-            The engine is a server that labkit started, and it has ended.
+        time. The metrics that include it are in a case's notes as ``as_measured``. Raises
+        ``InvalidOutput`` if a request has fewer tokens than its ``max_tokens``, or no request was
+        served. Raises ``EngineError`` if the engine is a server that labkit started, and it has
+        ended.
         """
         from labkit.engine.engine_protocol import Remote
 

@@ -68,10 +68,7 @@ class ScoringKind:
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models.
 
-        Raises
-        ------
-        EngineError
-            The arms score different windows.
+        Raises ``EngineError`` if the arms score different windows.
         """
         from labkit.engine.engine_protocol import EngineError
         from labkit.workload.scoring.interleaved_scoring import InterleavedScoring

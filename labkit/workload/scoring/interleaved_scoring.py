@@ -56,32 +56,15 @@ class WorstPlace:
 
 @dataclass(frozen=True, slots=True)
 class WindowScore:
-    """An arm's score of one window, as the record holds it.
+    """An arm's score of one window, as the record holds it."""
 
-    Attributes
-    ----------
-    window
-        The window's id.
-    tokens
-        The number of predicted tokens.
-    nll
-        The sum of their negative log likelihoods in nats.
-    kl_sum
-        The sum of the positions' KL divergences from the baseline in nats.
-    kl_histogram
-        Their histogram (:mod:`labkit.records.kl_histogram`).
-    same_top1
-        The number of positions whose likeliest token is that of the baseline.
-    probability_change_squared
-        The sum of the squared differences from the baseline in the probability of the next token.
-    """
-
-    window: str
-    tokens: int
-    nll: float
-    kl_sum: float
-    kl_histogram: str
-    same_top1: int
+    window: str  # the window's id
+    tokens: int  # the number of predicted tokens
+    nll: float  # the sum of their negative log likelihoods in nats
+    kl_sum: float  # the sum of the positions' KL divergences from the baseline in nats
+    kl_histogram: str  # their histogram (:mod:`labkit.records.kl_histogram`)
+    same_top1: int  # the number of positions whose likeliest token is that of the baseline
+    # The sum of the squared differences from the baseline in the probability of the next token.
     probability_change_squared: float
 
     @classmethod
@@ -168,10 +151,8 @@ class ScoringArm:
     ) -> PredictionDistance:
         """Compare the arm's scores of a window with the baseline's, and record the result.
 
-        Raises
-        ------
-        InvalidOutput
-            A KL divergence is infinite: the arm gives a token that the baseline predicts no chance.
+        Raises ``InvalidOutput`` if a KL divergence is infinite: the arm gives a token that the
+        baseline predicts no chance.
         """
         distance = prediction_distance(baseline, scored)
         try:
@@ -213,15 +194,9 @@ class ScoringArm:
 class InterleavedScoring:
     """Arms that score the same windows in turns; see ``InterleavedArms``.
 
-    Parameters
-    ----------
-    arms
-        The arms. ``close`` closes their engines.
-    windows
-        The windows, each with an id of its own.
-    context
-        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with, or
-        None if that arm is in another process.
+    ``arms``: the arms. ``close`` closes their engines. ``windows``: the windows, each with an id of
+    its own. ``context``: see ``TurnContext``. Its ``baseline`` is the arm that the others are
+    compared with, or None if that arm is in another process.
     """
 
     def __init__(
@@ -247,10 +222,8 @@ class InterleavedScoring:
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Score all windows in rounds of ``workload.concurrency``; see ``InterleavedArms``.
 
-        Raises
-        ------
-        EngineError
-            The baseline has a process of its own that does not take turns with this one.
+        Raises ``EngineError`` if the baseline has a process of its own that does not take turns
+        with this one.
         """
         if self._context.baseline is None and self._context.granted is None:
             raise EngineError(

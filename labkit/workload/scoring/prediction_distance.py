@@ -15,23 +15,12 @@ MIN_REST = 1e-12  # the least probability of the rest: 1 minus a sum in float64 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictionDistance:
-    """The comparison of one window's n predicted positions.
+    """The comparison of one window's n predicted positions."""
 
-    Attributes
-    ----------
-    logprobs
-        The arm's log probability of each token: float64 [n].
-    kl
-        KL divergence of the arm's prediction from the baseline's in nats: float64 [n].
-    same_top1
-        Whether both predict the same likeliest token: bool [n].
-    probability_change
-        The arm's probability of the token minus the baseline's: float64 [n].
-    """
-
-    logprobs: Floats
-    kl: Floats
-    same_top1: NDArray[np.bool_]
+    logprobs: Floats  # the arm's log probability of each token: float64 [n]
+    kl: Floats  # KL divergence of the arm's prediction from the baseline's in nats: float64 [n]
+    same_top1: NDArray[np.bool_]  # whether both predict the same likeliest token: bool [n]
+    # The arm's probability of the token minus the baseline's: float64 [n].
     probability_change: Floats
 
 

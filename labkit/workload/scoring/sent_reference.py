@@ -29,12 +29,8 @@ def exchange_reference(
     """Exchange messages between the arms' processes; return the baseline's log probabilities.
 
     ``windows``: the windows of the round. ``own``: the log probabilities of this process's arm if
-    this arm is the baseline, else None.
-
-    Raises
-    ------
-    InvalidOutput
-        The baseline's process has ended, or it scores other windows.
+    this arm is the baseline, else None. Raises ``InvalidOutput`` if the baseline's process has
+    ended, or it scores other windows.
     """
     encoded = None if own is None else [_encoded(part) for part in own]
     value = {"windows": _digest(windows), "reference": encoded}

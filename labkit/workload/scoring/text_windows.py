@@ -31,18 +31,13 @@ class TextWindows(Sequence[Prompt]):
     """Windows of texts, whose prompts are made whenever they are read.
 
     A token takes 4 bytes, as a Python integer it would take 36.
-
-    Attributes
-    ----------
-    table
-        A row per window: the number of its text from 1, the index of its first token in the text,
-        and its token ids. int32 [windows, 2 + window_tokens].
     """
 
+    # A row per window: the number of its text from 1, the index of its first token in the text, and
+    # its token ids. int32 [windows, 2 + window_tokens].
     table: NDArray[np.int32]
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.table)
 
     @overload
@@ -56,7 +51,6 @@ class TextWindows(Sequence[Prompt]):
         return Prompt(f"text {text}, token {start}", tuple(tokens), 1)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other object has the same windows of the same texts."""
         return isinstance(other, TextWindows) and np.array_equal(self.table, other.table)
 
     __hash__ = None  # type: ignore[assignment]
@@ -66,12 +60,8 @@ def read_texts(path: str | None) -> tuple[str, ...]:
     """Return the texts of ``workload.texts``, or packaged texts if ``path`` is None.
 
     If the name of the file ends with ``.jsonl``, each line is an object with the key ``text``. Any
-    other file is one text.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is not UTF-8, or has no text. The message is one line.
+    other file is one text. Raises ``ConfigError`` if the file cannot be read, is not UTF-8, or has
+    no text. The message is one line.
     """
     if path is None:
         return corpus_texts()[:PACKAGED_TEXTS]
@@ -108,12 +98,8 @@ def check_windows(experiment: Experiment) -> None:
     """Check that the texts can be read and have enough windows, without building a model.
 
     The tokenizer of a model that labkit builds from a seed may not exist yet. Its texts are then
-    checked by their bytes, because every token has at least one byte.
-
-    Raises
-    ------
-    ConfigError
-        The same mistakes as in :func:`windows_of`.
+    checked by their bytes, because every token has at least one byte. Raises ``ConfigError`` as
+    :func:`windows_of` does.
     """
     workload, model = experiment.workload, experiment.model
     if model.shape is None:
@@ -159,15 +145,10 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     """Return the first ``workload.num_windows`` windows of ``workload.window_tokens`` tokens.
 
     The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
-    window is scored on its own, so its first token has no log probability.
-
-    Raises
-    ------
-    ConfigError
-        A text is shorter than a window, a window longer than the model's context, or there are
-        fewer windows than ``workload.num_windows`` or than limits on quality need.
-    CacheError
-        The cache folder cannot be written.
+    window is scored on its own, so its first token has no log probability. Raises ``ConfigError``
+    if a text is shorter than a window, a window longer than the model's context, or there are fewer
+    windows than ``workload.num_windows`` or than limits on quality need. Raises ``CacheError`` if
+    the cache folder cannot be written.
     """
     workload = experiment.workload
     length, count = workload.window_tokens, workload.num_windows or None

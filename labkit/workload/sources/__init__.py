@@ -26,12 +26,8 @@ class PromptSource(Protocol):
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Return each request's numbers of prompt and output tokens, without a tokenizer.
 
-        The prompt tokens of a text are estimated.
-
-        Raises
-        ------
-        ConfigError
-            The workload's prompts are invalid. The message is one line with the file and the key.
+        The prompt tokens of a text are estimated. Raises ``ConfigError`` if the workload's prompts
+        are invalid. The message is one line with the file and the key.
         """
 
 

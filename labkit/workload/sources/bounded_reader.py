@@ -53,10 +53,8 @@ def refuse_more(path: str, items: Sequence[object]) -> None:
 def table_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the place (for messages) of each row of a CSV file, and its values in ``columns``.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, the first line lacks a column, or a line is too long or too short.
+    Raises ``ConfigError`` if the file cannot be read, the first line lacks a column, or a line is
+    too long or too short.
     """
     with _open(path) as file:
         rows = csv.reader(_lines(path, file), strict=True)
@@ -99,10 +97,8 @@ def _lines(path: str, file: IO[str]) -> Iterator[str]:
 def array_items(path: str) -> Iterator[tuple[str, Any]]:
     """Yield the place (for messages) of each item of a JSON array, and the item.
 
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is not a JSON array, or has an item that is too long or invalid.
+    Raises ``ConfigError`` if the file cannot be read, is not a JSON array, or has an item that is
+    too long or invalid.
     """
     decoder = json.JSONDecoder(parse_constant=_refuse)
     with _open(path) as file:

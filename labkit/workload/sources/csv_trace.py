@@ -21,18 +21,12 @@ MAX_COUNT = 10**12  # a larger number is a mistake, and its digits would fill th
 
 @dataclass(frozen=True)
 class LengthTable:
-    """The format of a trace: its columns, and how to read its times.
+    """The format of a trace: its columns, and how to read its times."""
 
-    Parameters
-    ----------
-    columns
-        Names of the columns of arrival times, prompt tokens and output tokens.
-    seconds
-        Converts the text of an arrival time to seconds since any origin. It raises ``ValueError``
-        if the text is not a time.
-    """
-
+    # Names of the columns of arrival times, prompt tokens and output tokens.
     columns: tuple[str, str, str]
+    # Converts the text of an arrival time to seconds since any origin. It raises ``ValueError`` if
+    # the text is not a time.
     seconds: Callable[[str], float]
 
     def source(self) -> TraceSource:

@@ -63,11 +63,8 @@ def _text(entry: dict[str, Any]) -> str:
 def plan(seed: int, count: int) -> list[tuple[int, int]]:
     """Draw the order of the questions and each question's output tokens.
 
-    Returns
-    -------
-    list of tuple
-        The first ``count`` pairs ``(question index, output tokens)`` of a list that depends only on
-        the seed.
+    Returns the first ``count`` pairs ``(question index, output tokens)`` of a list that depends
+    only on the seed.
     """
     rng = np.random.default_rng([seed, 1])
     total = len(questions())

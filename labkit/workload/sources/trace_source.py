@@ -36,7 +36,6 @@ class TraceLine(Group):
     hash_ids: list[int] = option(factory=list)
 
     def __post_init__(self) -> None:
-        """Check that no field is missing and that ``hash_ids`` fits ``input_length``."""
         super().__post_init__()
         for name in ("timestamp", "input_length", "output_length"):
             require(getattr(self, name) is not None, f"{name} is missing")

@@ -26,7 +26,6 @@ class CustomRequest(Group):
     output_tokens: int | None = option(None, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
 
     def __post_init__(self) -> None:
-        """Check that the prompt is set and is valid text."""
         super().__post_init__()
         require(self.prompt is not None, "prompt is missing")
         user_request(self.prompt or "")

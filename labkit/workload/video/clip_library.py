@@ -47,10 +47,7 @@ class ClipSource:
 def sources(workload: Workload) -> list[ClipSource]:
     """Return a workload's clips in order; synthesise missing ones of ``workload.made``.
 
-    Raises
-    ------
-    ConfigError, CacheError
-        There are no clips, or a clip cannot be synthesised.
+    Raises ``ConfigError`` or ``CacheError`` if there are no clips, or a clip cannot be synthesised.
     """
     if workload.clips is not None:
         files = files_of(workload.clips)
@@ -70,10 +67,8 @@ def sources(workload: Workload) -> list[ClipSource]:
 def files_of(folder: str) -> Sequence[Path]:
     """Return a folder's files sorted by name, without hidden files and subfolders.
 
-    Raises
-    ------
-    ConfigError
-        The path is not a readable folder, or the folder has no files or more than ``MAX_CLIPS``.
+    Raises ``ConfigError`` if the path is not a readable folder, or the folder has no files or more
+    than ``MAX_CLIPS``.
     """
     path = Path(folder).expanduser()
     where = f"workload.clips={folder}"

@@ -43,25 +43,14 @@ class DecodeCounts:
 
 @dataclass(frozen=True)
 class FrameIndex:
-    """A clip's frames in presentation order, read from its packets without decoding.
+    """A clip's frames in presentation order, read from its packets without decoding."""
 
-    Parameters
-    ----------
-    times
-        Presentation times, ascending, in units of ``unit`` seconds.
-    keyframes
-        The indices of the keyframes, ascending.
-    decode_times
-        The decoding time of each keyframe's packet, by the keyframe's index; the presentation time
-        if the file has no decoding times.
-    unit
-        The stream's time base in seconds.
-    """
-
-    times: tuple[int, ...]
-    keyframes: tuple[int, ...]
+    times: tuple[int, ...]  # presentation times, ascending, in units of ``unit`` seconds
+    keyframes: tuple[int, ...]  # the indices of the keyframes, ascending
+    # The decoding time of each keyframe's packet, by the keyframe's index; the presentation time if
+    # the file has no decoding times.
     decode_times: dict[int, int]
-    unit: float
+    unit: float  # the stream's time base in seconds
 
     def __len__(self) -> int:
         return len(self.times)
@@ -174,12 +163,8 @@ def open_clip(path: Path | BinaryIO, threads: int) -> Iterator[OpenClip]:
     """Open a clip, a file or its content, for the duration of the context.
 
     Exceptions of PyAV inside the context are raised as :class:`Undecodable`. Error concealment is
-    off, because the decoder would invent lost parts, differently in each arm.
-
-    Raises
-    ------
-    Undecodable
-        The file is missing, broken or not a video.
+    off, because the decoder would invent lost parts, differently in each arm. Raises
+    ``Undecodable`` if the file is missing, broken or not a video.
     """
     import av
 
@@ -210,10 +195,7 @@ def _reason(error: Exception) -> str:
 def refuse_damaged(frame: VideoFrame) -> None:
     """Refuse a frame that the decoder flags as damaged.
 
-    Raises
-    ------
-    Undecodable
-        The frame is flagged as damaged.
+    Raises ``Undecodable`` if the frame is flagged as damaged.
     """
     if frame.is_corrupt:
         raise Undecodable(f"the frame with timestamp {frame.pts} is damaged")

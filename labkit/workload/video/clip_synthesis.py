@@ -38,12 +38,8 @@ NOT_IN_KEY = ("name", "frames", "requests")  # a clip's fields that do not chang
 def synthesised_file(clip: Clip) -> Path:
     """Return the path of a clip's file in the cache; synthesise the file if it is missing.
 
-    Raises
-    ------
-    ConfigError
-        This PyAV has no H.264 encoder.
-    CacheError
-        The cache folder cannot be written.
+    Raises ``ConfigError`` if this PyAV has no H.264 encoder. Raises ``CacheError`` if the cache
+    folder cannot be written.
     """
     path = cache_dir.root() / "clips" / f"{_key(clip)}.mp4"
     if not path.is_file():

@@ -51,10 +51,7 @@ class DecodedFrames:
 def decode_frames(path: Path, workload: Workload, num_frames: int) -> DecodedFrames:
     """Open a clip, pick ``num_frames`` of its frames and decode these frames.
 
-    Raises
-    ------
-    Undecodable
-        The clip cannot be decoded. The message does not name the clip.
+    Raises ``Undecodable`` if the clip cannot be decoded. The message does not name the clip.
     """
     if workload.decoder is Decoder.opencv:
         return _opencv(path, num_frames, workload.decoder_threads)
@@ -180,11 +177,7 @@ def check_counts(
     """Check by the decoder's counts that a request used its arm's pick method.
 
     Up to ``MAX_BUFFERED_FRAMES`` extra frames are allowed at the end of each run of the decoder.
-
-    Raises
-    ------
-    Undecodable
-        The counts do not match the method.
+    Raises ``Undecodable`` if the counts do not match the method.
     """
     exact = picks_exact_positions(workload.picks)
     runs = decoder_runs(workload.picks, picks, keyframes)

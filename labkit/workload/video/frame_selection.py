@@ -22,12 +22,7 @@ def positions(count: int, num_frames: int) -> list[int]:
 
     Position ``i`` is ``i * (count - 1) / (num_frames - 1)``, rounded half to even. A single
     position is 0. If ``num_frames`` exceeds ``count``, positions repeat evenly. Example: 3 of 5
-    frames are [0, 2, 4].
-
-    Raises
-    ------
-    Undecodable
-        The clip has no frames.
+    frames are [0, 2, 4]. Raises ``Undecodable`` if the clip has no frames.
     """
     if count < 1:
         raise Undecodable("the clip has no frames")
@@ -105,12 +100,7 @@ def decode_runs(picks: Sequence[int], keyframes: Sequence[int]) -> list[DecodeRu
     """Return the runs that decode each pick from the keyframe at or before it.
 
     If the current run already reaches that keyframe, the run continues to the pick, so no frame is
-    decoded twice.
-
-    Raises
-    ------
-    Undecodable
-        A pick lies before the first keyframe.
+    decoded twice. Raises ``Undecodable`` if a pick lies before the first keyframe.
     """
     runs: list[DecodeRun] = []
     for pick in sorted(set(picks)):
@@ -130,12 +120,8 @@ def decoder_runs(
     """Return the runs in which a pick method decodes its picks.
 
     ``stream`` decodes from the first frame to the last pick, ``seek`` as ``decode_runs`` does, and
-    the methods that pick keyframes decode only these.
-
-    Raises
-    ------
-    Undecodable
-        ``seek``: a pick lies before the first keyframe.
+    the methods that pick keyframes decode only these. Raises ``Undecodable`` if, with ``seek``,
+    a pick lies before the first keyframe.
     """
     if how is FramePicks.seek:
         return decode_runs(picks, keyframes)

@@ -109,13 +109,8 @@ class Reference:
         """Check a request and return its outputs for the record.
 
         The outputs are the expected and the actual picks, and the digests of the arm's and of the
-        reference's frames.
-
-        Raises
-        ------
-        Undecodable
-            The decoder's counts do not match the arm's pick method, or the reference decode lacks a
-            picked frame.
+        reference's frames. Raises ``Undecodable`` if the decoder's counts do not match the arm's
+        pick method, or the reference decode lacks a picked frame.
         """
         frame_index = self.frame_index
         requested = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, num_frames)

@@ -43,11 +43,8 @@ def read(path: str, clips: Collection[str]) -> list[VideoQuestion]:
     """Read questions from a JSON-lines file with clip, question, choices and answer.
 
     The answer is the index of the right choice, from 0. ``clips``: the names that are allowed.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or a line is invalid. The message names the file and the line.
+    Raises ``ConfigError`` if the file cannot be read, or a line is invalid. The message names the
+    file and the line.
     """
     where = f"workload.questions={path}"
     try:

@@ -3,8 +3,7 @@
 from collections import Counter
 
 from labkit.engine.request import Request, RequestState
-from labkit.engine.speculation.draft_verification import DraftRequest
-from labkit.engine.speculation.random_draft import RandomProposer
+from labkit.engine.speculation.draft_verification import DraftRequest, RandomProposer
 
 
 def wanted(name, length, limit):

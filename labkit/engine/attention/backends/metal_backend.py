@@ -19,8 +19,7 @@ from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPre
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
 from labkit.engine.attention.launch_report import Launch, Reports, report_launches
 from labkit.kernel_constants import RESOLVER_IDS
-from labkit.metal.executor_factory import executor_for
-from labkit.metal.kernel_call import Executor, KernelCall
+from labkit.metal.kernel_call import Executor, KernelCall, executor_for
 from labkit.metal.kernels import header, source
 
 BLOCK_SIZES = (8, 16, 32)

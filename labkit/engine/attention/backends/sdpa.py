@@ -134,12 +134,7 @@ def attend(
 
 
 def layer_report(
-    layer: int,
-    launches: int,
-    keys: int,
-    padded_keys: int,
-    nbytes: int,
-    kv_dtype: str | None = None,
+    layer: int, launches: int, keys: int, padded_keys: int, nbytes: int, kv_dtype: str | None = None
 ) -> LaunchReport:
     """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 

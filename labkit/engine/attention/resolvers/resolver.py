@@ -48,15 +48,8 @@ class Resolver:
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[Any, float]:
         """Return the lookup, and the host time (us) of building its maps (0: it has no maps).
 
-        Parameters
-        ----------
-        cu_seqlens_q, seq_lens
-            int32 [num_seqs + 1] and [num_seqs]. The lookup may keep references to them.
-
-        Raises
-        ------
-        ValueError
-            The resolver does not support this batch.
+        ``cu_seqlens_q``, ``seq_lens``: int32 [num_seqs + 1] and [num_seqs]. The lookup may keep
+        references to them. Raises ``ValueError`` if the resolver does not support this batch.
         """
         raise NotImplementedError
 

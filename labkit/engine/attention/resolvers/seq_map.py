@@ -90,12 +90,8 @@ class UserResolver(SeqMapResolver):
 
     The class has an attribute ``name`` and a method ``maps(cu_seqlens_q, total_q, bq)``.
 
-    ``path``: ``package.module:Class``. The class is called without arguments.
-
-    Raises
-    ------
-    ValueError
-        The class cannot be imported or called, or lacks ``name`` or ``maps``.
+    ``path``: ``package.module:Class``. The class is called without arguments. Raises ``ValueError``
+    if the class cannot be imported or called, or lacks ``name`` or ``maps``.
     """
 
     def __init__(self, path: str) -> None:
@@ -106,10 +102,7 @@ class UserResolver(SeqMapResolver):
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
         """Return the user's maps, checked for type, shape and range, and the time (us) of ``maps``.
 
-        Raises
-        ------
-        ValueError
-            ``maps`` failed, or returned arrays that a kernel must not read.
+        Raises ``ValueError`` if ``maps`` failed, or returned arrays that a kernel must not read.
         """
         start, total_q = time.perf_counter(), int(cu_seqlens_q[-1])
         try:
