@@ -26,6 +26,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from labkit.config import ConfigError, Environment, Experiment, ListedRequest, Message, require
+from labkit.machine.file_digest import FileState, file_state
 
 MAX_EXPANDED = 1_000_000  # values of a file with aliases
 INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
@@ -40,8 +41,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Check a file and load it; raises :class:`labkit.config.ConfigError`."""
         path = Path(self.path, self._normalize_file_name(config_path))
-        modified = path.stat().st_mtime_ns if path.is_file() else None
-        loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, modified))
+        state = file_state(path) if path.is_file() else None
+        loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, state))
         return loaded
 
     def __deepcopy__(self, memo: object) -> FileConfigSource:
@@ -65,10 +66,10 @@ def register() -> None:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _load(provider: str, folder: str, name: str, modified: int | None) -> bytes:
-    """Check and load a file once, pickled; ``modified`` tells when it was written."""
+def _load(provider: str, folder: str, name: str, state: FileState | None) -> bytes:
+    """Check and load a file once, pickled; ``state`` tells when it was written."""
     source = file_config_source.FileConfigSource(provider, folder)
-    if modified is not None:
+    if state is not None:
         path = Path(folder, source._normalize_file_name(name))
         check_file(path, Path(name).parent.as_posix())
     return pickle.dumps(source.load_config(name))
