@@ -112,6 +112,7 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes
         assert {judged.verdict.word for judged in primary} <= {"invalid"}
         findings = plan_findings(one)
         assert summary_verdict(findings).kind == "invalid"
+        assert "nothing was measured" not in findings.cause or other.outcome != "ok"
         assert long_text(findings).startswith("No answer: ")
 
 
