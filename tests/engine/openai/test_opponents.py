@@ -109,6 +109,7 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes
     analysis = study(base, other)
     reasons = [*analysis.causes("server", "total_tok_s"), *caveats(analysis)]
     assert any(why in reason for reason in reasons), reasons
+    assert not any("request r1: request" in reason for reason in reasons), reasons
     for one in (analysis, study(other, base)):
         primary = [judged for judged in one.judged if judged.row.primary]
         assert {judged.verdict.word for judged in primary} <= {"invalid"}
