@@ -110,7 +110,10 @@ def machine_states(analysis: CellAnalysis) -> dict[str, list[str]]:
 
 def _shortened(lines: Sequence[str]) -> list[str]:
     rest = len(lines) - MAX_SHOWN_REASONS
-    return [*lines[:MAX_SHOWN_REASONS], *([f"and {count_text(rest, 'more reason')}"] if rest > 0 else [])]
+    return [
+        *lines[:MAX_SHOWN_REASONS],
+        *([f"and {count_text(rest, 'more reason')}"] if rest > 0 else []),
+    ]
 
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:

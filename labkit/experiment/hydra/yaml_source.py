@@ -81,17 +81,24 @@ def check_file(path: Path, group: str) -> None:
     Raises
     ------
     ConfigError
-        It has an alias that contains itself or expands to too much, a key twice, or a text that
-        YAML or OmegaConf would alter. The message is one line with the file and the line.
+        It cannot be read, holds no options, or has an alias that contains itself or expands to too
+        much, a key twice, or a text that YAML or OmegaConf would alter. The message is one line
+        with the file and, where there is one, the line.
     """
     try:
         text = path.read_text("utf-8-sig")
         root = yaml.compose(text, Loader=get_yaml_loader())
         if root is not None:
+            is_map = isinstance(root, yaml.MappingNode)
+            require(is_map, f"{_shown(path)}: it must hold options and their values, name: value")
             _Check(_shown(path)).check(root, _package(text, group))
     except RecursionError:
         raise ConfigError(f"{path}: its values are nested too deeply") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise  # Hydra reads the file next, and names any other mistake
 

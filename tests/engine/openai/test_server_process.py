@@ -136,8 +136,7 @@ def test_a_server_that_exits_is_reported_with_its_last_line(tiny_dir):
     with pytest.raises(EngineError) as caught:
         openai.create(options("ends"), tiny_dir)
     assert str(caught.value) == (
-        "engine.server.command: the server ended with exit status 1; its last line: "
-        "no such model"
+        "engine.server.command: the server ended with exit status 1; its last line: no such model"
     )
 
 
