@@ -88,7 +88,7 @@ def _items(path: str, text: str, kind: type[T], other_keys: bool) -> Iterator[T]
 
 def _object(where: str, line: str) -> dict[str, Any]:
     try:
-        data = json.loads(line, parse_constant=_refuse)
+        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
     require(isinstance(data, dict), f"{where} is not a JSON object")
@@ -99,6 +99,15 @@ def _short(quote: object) -> str:
     """Return ``quote`` as text of at most ``MAX_QUOTE_LENGTH`` characters, cut if it is longer."""
     text = str(quote)
     return text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}..."
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"it has the key {_short(twice)!r} twice")
+    return members
 
 
 def _refuse(constant: str) -> NoReturn:
