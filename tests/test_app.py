@@ -95,6 +95,7 @@ def run_app(tmp_path, monkeypatch, capfd):
             "ablation.arms=[a,b]: must be a map of names, such as arms: {a: ",
         ),
         (["+ablation.arms.same={}"], "arm same: every option has the same value as in arm base"),
+        (["out="], "out=: names no folder; set out=outputs/NAME"),
         (["out=/dev/null/x"], "out=/dev/null/x: the folder cannot be created (Not a directory)"),
     ],
 )

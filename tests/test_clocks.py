@@ -30,15 +30,10 @@ DATES = {
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_mtime"},
-    "labkit/engine/runner/logits_self_test.py:_file_states": {"st_mtime"},
-    "labkit/experiment/compose/input_digests.py:_digest": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},
-    "labkit/experiment/hydra/yaml_source.py:load_config": {"st_mtime"},
     "labkit/importers/run_order.py:_times": {"st_mtime"},
     "labkit/importers/study_writer.py:_record": {"st_mtime"},  # a run's date, if its tool has none
-    "labkit/machine/file_digest.py:_state": {"st_ctime", "st_mtime"},
-    "labkit/workload/sources/bounded_reader.py:modified_ns": {"st_mtime"},
-    "labkit/workload/sources/json_lines.py:read": {"st_mtime"},
+    "labkit/machine/file_digest.py:file_state": {"st_ctime", "st_mtime"},
 }
 
 

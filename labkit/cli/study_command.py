@@ -148,6 +148,8 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     named = with_values(named)
+    if named and not named[-1].strip():
+        raise ConfigError("out=: names no folder; set out=outputs/NAME, or leave it out")
     rest = [o for o in command.overrides if not o.startswith("out=")]
     out = Path(named[-1]) if named else _fresh_folder()
     if absolute:

@@ -17,16 +17,19 @@ MIN_CACHED_BYTES = 1 << 20  # smaller files are read every time
 SETTLED_S = 2.0  # a later change within the same tick of the file system's clock would be missed
 
 
-class _FileState(NamedTuple):
+class FileState(NamedTuple):
+    """What changes when a file is written or replaced."""
+
     size: int
     inode: int
     modified_ns: int
     changed_ns: int  # of the inode: an edit that restores the modification time changes it
 
 
-def _state(path: Path) -> _FileState:
+def file_state(path: Path) -> FileState:
+    """Return the state of a file."""
     stat = path.stat()
-    return _FileState(stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+    return FileState(stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def sha256(path: Path) -> str:
@@ -36,7 +39,7 @@ def sha256(path: Path) -> str:
     Raises ``OSError`` if the file cannot be read. Raises ``CacheError`` if the cache folder cannot
     be written.
     """
-    state = _state(path)
+    state = file_state(path)
     key = hashlib.sha256(repr((str(path.absolute()), state)).encode()).hexdigest()[:32]
     entry = cache_dir.root() / "digests" / key
     try:
@@ -46,7 +49,7 @@ def sha256(path: Path) -> str:
         pass  # not remembered
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    unchanged = _state(path) == state and time.time() - state.changed_ns / 1e9 > SETTLED_S
+    unchanged = file_state(path) == state and time.time() - state.changed_ns / 1e9 > SETTLED_S
     if state.size >= MIN_CACHED_BYTES and unchanged:
         cache_dir.write_file(entry, digest.encode())
     return digest

@@ -9,7 +9,6 @@ import pytest
 from labkit import app
 from labkit.cli import command_line, study_composer
 from labkit.config import ConfigError
-from labkit.experiment.compose import input_digests as module
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.schedule.cell_manifest import (
@@ -97,18 +96,6 @@ def test_the_digests_name_no_path_and_skip_what_has_a_version(files, monkeypatch
     server = {"name": "openai", "server": {"model": "llama3:latest"}}
     installed = {"attention": {"backend": "numpy.linalg:norm"}, **server}
     assert input_digests({"engine": installed, "model": {"path": "/nowhere"}}, {}) == {}
-
-
-def test_the_digest_of_a_large_file_is_computed_once(files, no_cache, monkeypatch):
-    monkeypatch.setattr(module, "LARGE_BYTES", 1)
-    config = {"model": {"path": "m.gguf"}}
-    first = input_digests(config, {})
-    (kept,) = (no_cache / "digests").iterdir()
-    kept.write_text("0" * module.DIGEST_DIGITS)
-    module._file_digest.cache_clear()
-    assert input_digests(config, {}) == {"model.path": "0" * module.DIGEST_DIGITS} != first
-    os.utime(files / "m.gguf")
-    assert input_digests(config, {}) == first
 
 
 def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):

@@ -15,7 +15,7 @@ LISTED = "prompts:\n  source: listed\n  listed:\n  - "
 def check(folder, group, text):
     path = folder / group / "mine.yaml"
     path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text(text, "utf-8")
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
     check_file(path, group)
 
 
@@ -65,6 +65,9 @@ def bomb(depth):
         ("ablation", "sweep: {model.path: [1_0, b]}", r"ablation.sweep.model.path\[0\]: .* as 10"),
         ("experiment", "# @package _global_\nmodel: {name: 1.50}", "line 2: model.name: .* as 1.5"),
         ("engine/server", "args: 0x10", "line 1: engine.server.args: YAML reads 0x10 as 16"),
+        ("workload", "- a list\n- yes\n", "it must hold options and their values"),
+        ("", "a text", "it must hold options and their values"),
+        ("ablation", "name: \udcff", "mine.yaml is not UTF-8 at byte 6$"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, group, text, message):
@@ -80,7 +83,6 @@ def test_a_mistake_is_one_line(tmp_path, group, text, message):
         ("ablation", "name: 5\nquestion: is ${ablation.name} null?\nbaseline: null\nseed: 1_0\n"),
         ("ablation", bomb(6)),
         ("workload", f"{LISTED}prompt: 'a \\${{seed}} $ {{x}}'\n    max_tokens: 1_0\n"),
-        ("workload", "- a list\n- yes\n"),
         ("", "a: [\n"),  # Hydra names this mistake
         ("", ""),
     ],

@@ -107,6 +107,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     [
         ({"max_position_embeddings": 32}, 32),
         ({"n_positions": 64, "model_type": "gpt2"}, 64),
+        ({"max_sequence_length": 64, "model_type": "olmo"}, 64),
+        ({"max_context_length": 64, "model_type": "openelm"}, 64),
         ({"text_config": {"max_position_embeddings": 32}}, 32),
         ({"max_position_embeddings": 32, "rope_scaling": YARN}, 128),
         ({"max_position_embeddings": 32, "rope_parameters": YARN}, 128),

@@ -326,7 +326,7 @@ def _cause(analysis: CellAnalysis, findings: Sequence[Finding]) -> str:
         return f"nothing was measured, because {join_names(list(dict.fromkeys(failed)))} failed"
     gates = [name for name, gate in analysis.cell.gates.items() if gate.status == "fail"]
     if not gates:
-        return "nothing was measured"
+        return str(findings[0].comparison.reason) if findings else "nothing was measured"
     return f"the gate{'s' * (len(gates) > 1)} {join_names(gates)} failed"
 
 

@@ -110,7 +110,10 @@ def machine_states(analysis: CellAnalysis) -> dict[str, list[str]]:
 
 def _shortened(lines: Sequence[str]) -> list[str]:
     rest = len(lines) - MAX_SHOWN_REASONS
-    return [*lines[:MAX_SHOWN_REASONS], *([f"and {rest} more reasons"] if rest > 0 else [])]
+    return [
+        *lines[:MAX_SHOWN_REASONS],
+        *([f"and {count_text(rest, 'more reason')}"] if rest > 0 else []),
+    ]
 
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:
@@ -216,9 +219,10 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
         if unserved:
             refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
             total, first = sum(n["requests"] for n in notes), unserved[0]
+            error = first["error"].removeprefix(f"request {first['id']}: ")
             yield (
                 f"{arm}: {refused} of {count_text(total, 'request')} were refused and {failed} "
-                f"failed (request {first['id']}: {first['error']}); its numbers describe the rest"
+                f"failed (request {first['id']}: {error}); its numbers describe the rest"
             )
 
 

@@ -75,6 +75,7 @@ class ServerPreset:
 # Maximum number of likeliest tokens returned per prompt position: vLLM's ``max_logprobs``.
 MAX_PROMPT_LOGPROBS = 20
 
+COMMAND = "engine.server.command"
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
 PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
 LOCAL = "--host 127.0.0.1 --port {port}"
@@ -267,6 +268,11 @@ class OpenAIServer(Group, place="engine.server"):
     @property
     def server_preset(self) -> ServerPreset:
         return PRESETS[self.preset]
+
+    @property
+    def started_by(self) -> str:
+        """The option that says how labkit starts the server."""
+        return f"engine.server.preset={self.preset}" if self.command is None else COMMAND
 
     @property
     def command_line(self) -> str:

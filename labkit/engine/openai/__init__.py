@@ -34,7 +34,7 @@ def check_installed(options: config.Engine) -> None:
     missing = server_process.missing_program(options)
     config.require(
         missing is None,
-        f"engine.server.preset={options.server.preset}: the program {missing} is not installed; "
+        f"{options.server.started_by}: the program {missing} is not installed; "
         "install it, name it in engine.server.command or engine.server.python, or set "
         "engine.server.url",
     )

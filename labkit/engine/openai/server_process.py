@@ -69,7 +69,7 @@ class ServerProcess:
     def _option(self) -> str:
         if self._supervised is None:
             return f"engine.server.url={self.url}"
-        return f"engine.server.preset={self._options.preset}"
+        return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
         """Return the model's name in requests.
@@ -223,7 +223,7 @@ def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     try:
         supervised = SupervisedServer([*_blas_environment(options), *command])
     except SupervisorError as error:
-        raise EngineError(f"engine.server.preset={server.preset}: {error}") from None
+        raise EngineError(f"{server.started_by}: {error}") from None
     return ServerProcess(server, f"http://127.0.0.1:{port}", supervised)
 
 

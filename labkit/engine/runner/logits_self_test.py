@@ -33,6 +33,7 @@ from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
+from labkit.machine.file_digest import file_state
 from labkit.machine.numpy_blas_threads import single_thread
 
 # The largest allowed difference as a fraction of the range of the logits, by the narrowest type of
@@ -133,10 +134,9 @@ class ExpectedLogitsCache:
 
 
 def _file_states(model_dir: Path) -> tuple[tuple[Any, ...], ...]:
-    """Return path, inode, size in bytes and modification time in ns of the files of a model."""
+    """Return the paths and states of the files of a model."""
     files = [model_dir / "config.json", *sorted(model_dir.glob("model*.safetensors"))]
-    states = ((file.resolve(), file.stat()) for file in files)
-    return tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in states)
+    return tuple((file.resolve(), file_state(file)) for file in files)
 
 
 # One for the process, because a model that is loaded again has the same logits.

@@ -8,7 +8,6 @@ names. The keys name an option, and the file's name if the option is a folder
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -19,13 +18,12 @@ from typing import Any
 from labkit.config import ConfigError, is_class_path
 from labkit.config.environment_text import with_values
 from labkit.config.option_index import find_option
-from labkit.machine import cache_dir
+from labkit.machine import file_digest
 
 FILES = ("workload.prompts.path", "workload.texts", "workload.questions")
 FOLDERS = ("workload.clips",)
 MODELS = ("model.path", "engine.drafts.draft_path", "workload.vlm")
 MODEL_SUFFIXES = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt", ".py", ".npz")
-LARGE_BYTES = 64 << 20  # digests of larger files are kept in the cache
 DIGEST_DIGITS = 16  # a difference is to be seen, not to be signed
 
 
@@ -141,20 +139,11 @@ def _imported(file: Path) -> set[str]:
 
 
 def _digest(path: Path) -> str:
-    path, status = path.resolve(), path.stat()
-    return _file_digest(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    path = path.resolve()
+    return _file_digest(path, file_digest.file_state(path))
 
 
 @lru_cache(maxsize=1 << 14)
-def _file_digest(path: Path, size: int, *times: int) -> str:
-    """Return the start of a file's SHA-256; the other parameters tell when it was written."""
-    if size < LARGE_BYTES:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST_DIGITS]
-    name = hashlib.sha256(repr((str(path), size, times)).encode()).hexdigest()[:32]
-    kept = cache_dir.root() / "digests" / name
-    if kept.is_file() and len(text := kept.read_text("ascii")) == DIGEST_DIGITS:
-        return text
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:DIGEST_DIGITS]
-    cache_dir.write_file(kept, digest.encode())
-    return digest
+def _file_digest(path: Path, state: file_digest.FileState) -> str:
+    """Return the start of a file's SHA-256; ``state`` tells when it was written."""
+    return file_digest.sha256(path)[:DIGEST_DIGITS]

@@ -26,6 +26,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from labkit.config import ConfigError, Environment, Experiment, ListedRequest, Message, require
+from labkit.machine.file_digest import FileState, file_state
 
 MAX_EXPANDED = 1_000_000  # values of a file with aliases
 INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
@@ -40,8 +41,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Check a file and load it; raises :class:`labkit.config.ConfigError`."""
         path = Path(self.path, self._normalize_file_name(config_path))
-        modified = path.stat().st_mtime_ns if path.is_file() else None
-        loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, modified))
+        state = file_state(path) if path.is_file() else None
+        loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, state))
         return loaded
 
     def __deepcopy__(self, memo: object) -> FileConfigSource:
@@ -65,10 +66,10 @@ def register() -> None:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _load(provider: str, folder: str, name: str, modified: int | None) -> bytes:
-    """Check and load a file once, pickled; ``modified`` tells when it was written."""
+def _load(provider: str, folder: str, name: str, state: FileState | None) -> bytes:
+    """Check and load a file once, pickled; ``state`` tells when it was written."""
     source = file_config_source.FileConfigSource(provider, folder)
-    if modified is not None:
+    if state is not None:
         path = Path(folder, source._normalize_file_name(name))
         check_file(path, Path(name).parent.as_posix())
     return pickle.dumps(source.load_config(name))
@@ -80,17 +81,24 @@ def check_file(path: Path, group: str) -> None:
     Raises
     ------
     ConfigError
-        It has an alias that contains itself or expands to too much, a key twice, or a text that
-        YAML or OmegaConf would alter. The message is one line with the file and the line.
+        It cannot be read, holds no options, or has an alias that contains itself or expands to too
+        much, a key twice, or a text that YAML or OmegaConf would alter. The message is one line
+        with the file and, where there is one, the line.
     """
     try:
         text = path.read_text("utf-8-sig")
         root = yaml.compose(text, Loader=get_yaml_loader())
         if root is not None:
+            is_map = isinstance(root, yaml.MappingNode)
+            require(is_map, f"{_shown(path)}: it must hold options and their values, name: value")
             _Check(_shown(path)).check(root, _package(text, group))
     except RecursionError:
         raise ConfigError(f"{path}: its values are nested too deeply") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise  # Hydra reads the file next, and names any other mistake
 

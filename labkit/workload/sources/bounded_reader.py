@@ -15,6 +15,7 @@ from typing import IO, Any, NoReturn
 from labkit.config import ConfigError, Experiment, count_text, require
 from labkit.config.requests import MAX_REQUESTS
 from labkit.machine.exception_text import one_line
+from labkit.machine.file_digest import FileState, file_state
 
 MAX_LINE_CHARACTERS = 1 << 16  # of a table
 MAX_ITEM_CHARACTERS = 16 << 20  # of a JSON array
@@ -31,14 +32,14 @@ def limit(experiment: Experiment) -> int:
     return experiment.workload.num_requests or MAX_REQUESTS + 1
 
 
-def modified_ns(path: str) -> int:
-    """Return when a file was modified, in ns; raise :class:`ConfigError` if it is not a file."""
+def state_of(path: str) -> FileState:
+    """Return the state of a file; raise :class:`ConfigError` if it is not a file."""
     try:
-        modified = Path(path).stat().st_mtime_ns
+        state = file_state(Path(path))
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     require(Path(path).is_file(), f"workload.prompts.path={path} is not a file")
-    return modified
+    return state
 
 
 def refuse_more(path: str, items: Sequence[object]) -> None:
@@ -164,7 +165,7 @@ def _more(path: str, file: IO[str], text: str) -> str:
 
 
 def _open(path: str) -> IO[str]:
-    modified_ns(path)
+    state_of(path)
     try:
         return open(path, encoding="utf-8-sig", newline="")
     except OSError as error:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import islice
 
 from labkit.config import ConfigError, Experiment
+from labkit.machine.file_digest import FileState
 from labkit.workload.sources import bounded_reader
 from labkit.workload.sources.trace_source import TraceLine, TraceSource
 
@@ -35,7 +36,7 @@ class LengthTable:
 
     def _first_requests(self, experiment: Experiment) -> tuple[TraceLine, ...]:
         path = experiment.workload.prompts.path or ""
-        return _read(self, path, bounded_reader.limit(experiment), bounded_reader.modified_ns(path))
+        return _read(self, path, bounded_reader.limit(experiment), bounded_reader.state_of(path))
 
     def requests(self, path: str) -> Iterator[TraceLine]:
         """Yield a file's requests, timed from the first; raise ``ConfigError`` at a bad line."""
@@ -74,7 +75,7 @@ def _count(where: str, name: str, text: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _read(table: LengthTable, path: str, limit: int, modified: int) -> tuple[TraceLine, ...]:
+def _read(table: LengthTable, path: str, limit: int, state: FileState) -> tuple[TraceLine, ...]:
     requests = tuple(islice(table.requests(path), limit))
     bounded_reader.refuse_more(path, requests)
     return requests

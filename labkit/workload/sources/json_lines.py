@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from labkit.config import ConfigError, from_plain, require
 from labkit.config.requests import MAX_REQUESTS
 from labkit.machine.exception_text import one_line
+from labkit.machine.file_digest import FileState, file_state
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 256 << 20
@@ -36,19 +37,19 @@ def read(path: str, kind: type[T], *, other_keys: bool = False) -> tuple[T, ...]
     """
     file = Path(path)
     try:
-        status = file.stat()
+        state = file_state(file)
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     require(file.is_file(), f"workload.prompts.path={path} is not a file")
     require(
-        status.st_size <= MAX_FILE_BYTES,
-        f"{path} has {status.st_size:,} bytes; it must have at most {MAX_FILE_BYTES:,}",
+        state.size <= MAX_FILE_BYTES,
+        f"{path} has {state.size:,} bytes; it must have at most {MAX_FILE_BYTES:,}",
     )
-    return _read(path, kind, other_keys, status.st_mtime_ns, status.st_size)  # type: ignore[arg-type]
+    return _read(path, kind, other_keys, state)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, kind: type[T], other_keys: bool, modified: int, size: int) -> tuple[T, ...]:
+def _read(path: str, kind: type[T], other_keys: bool, state: FileState) -> tuple[T, ...]:
     try:
         text = Path(path).read_text("utf-8-sig")
     except OSError as error:
@@ -87,7 +88,7 @@ def _items(path: str, text: str, kind: type[T], other_keys: bool) -> Iterator[T]
 
 def _object(where: str, line: str) -> dict[str, Any]:
     try:
-        data = json.loads(line, parse_constant=_refuse)
+        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
     require(isinstance(data, dict), f"{where} is not a JSON object")
@@ -98,6 +99,15 @@ def _short(quote: object) -> str:
     """Return ``quote`` as text of at most ``MAX_QUOTE_LENGTH`` characters, cut if it is longer."""
     text = str(quote)
     return text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}..."
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"it has the key {_short(twice)!r} twice")
+    return members
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Experiment, require
 from labkit.config.requests import MAX_LENGTH_TOKENS
+from labkit.machine.file_digest import FileState
 from labkit.workload.sources import bounded_reader
 from labkit.workload.sources.text_requests import BYTES_PER_TOKEN, TextRequest, TextSource
 from labkit.workload.sources.vllm_custom import user_request
@@ -56,7 +57,7 @@ def _request(where: str, prompt: str, answer: str) -> TextRequest:
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, limit: int, modified: int) -> tuple[TextRequest, ...]:
+def _read(path: str, limit: int, state: FileState) -> tuple[TextRequest, ...]:
     requests = tuple(islice(_requests(path), limit))
     bounded_reader.refuse_more(path, requests)
     return requests
@@ -64,7 +65,7 @@ def _read(path: str, limit: int, modified: int) -> tuple[TextRequest, ...]:
 
 def _first_requests(experiment: Experiment) -> tuple[TextRequest, ...]:
     path = experiment.workload.prompts.path or ""
-    return _read(path, bounded_reader.limit(experiment), bounded_reader.modified_ns(path))
+    return _read(path, bounded_reader.limit(experiment), bounded_reader.state_of(path))
 
 
 SOURCE = TextSource(_first_requests, "requests")

@@ -136,8 +136,7 @@ def test_a_server_that_exits_is_reported_with_its_last_line(tiny_dir):
     with pytest.raises(EngineError) as caught:
         openai.create(options("ends"), tiny_dir)
     assert str(caught.value) == (
-        "engine.server.preset=other: the server ended with exit status 1; its last line: "
-        "no such model"
+        "engine.server.command: the server ended with exit status 1; its last line: no such model"
     )
 
 
@@ -202,7 +201,7 @@ def test_an_answer_that_no_wait_will_change_is_reported_at_once(tiny_dir, mode, 
 
 def test_a_server_that_ended_fails_the_run_though_requests_were_served(tiny_dir, run_load, ask):
     engine = openai.create(options("dies"), tiny_dir)
-    ended = "engine.server.preset=other: the server ended with exit status 3"
+    ended = "engine.server.command: the server ended with exit status 3"
     try:
         requests = ask(*[(300, 301)] * 4)
         entries = run_load(engine, requests[:2], 1).entries
