@@ -161,6 +161,19 @@ class StallsNote(TypedDict, total=False):
     of_s: float
 
 
+class StepPartsNote(TypedDict):
+    """The time of steps by part, from turns with clocks that follow the measurement.
+
+    ``steps`` and ``parts_us`` are by kind of step (``prefill``, ``decode``), and ``parts_us`` then
+    by part. ``output_tokens``: tokens of these turns. ``clocks_us``: what the clocks add to a step.
+    """
+
+    steps: Mapping[str, int]
+    parts_us: Mapping[str, Mapping[str, float]]
+    clocks_us: float
+    output_tokens: int
+
+
 class ObserverNote(TypedDict, total=False):
     """What watched the machine beside a run: its cost, and its samples by name."""
 
@@ -214,4 +227,5 @@ class RunNotes(TypedDict, total=False):
     answers: AnswersNote
     removed_environment: Sequence[str]
     step_trace: Mapping[str, Any]
+    step_parts: StepPartsNote
     compiles: Mapping[str, int]

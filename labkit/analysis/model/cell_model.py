@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.model.time_model import TimeDivision
 from labkit.analysis.number_format import slug
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
@@ -322,6 +323,8 @@ class Cell:
         None if the cell is no sweep.
     quality
         The arms' quality; None if the workload scores no texts.
+    time
+        Where the time of steps went; None if no turns had clocks.
     """
 
     schema_version: int
@@ -340,6 +343,7 @@ class Cell:
     sweep: Mapping[str, Any] | None = absent()
     best: tuple[BestInRow, ...] | None = absent()
     quality: tuple[ArmQuality, ...] | None = absent()
+    time: TimeDivision | None = absent()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
