@@ -151,6 +151,7 @@ def row_cause(found: Mapping[str, CountChange], slower: bool) -> str | None:
     same = (
         found[name]
         for name in ROW_CAUSES
-        if name in found and (found[name].arm > found[name].base) == (slower != (name == "prefix hits"))
+        if name in found
+        and (found[name].arm > found[name].base) == (slower != (name == "prefix hits"))
     )
     return next((one.name for one in same), None)

@@ -117,9 +117,7 @@ def _row(
     return row
 
 
-def _share(
-    name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]
-) -> PartShare:
+def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]) -> PartShare:
     us = np.array([sum(times.get(member, 0.0) for member in members) for times in runs])
     pct = 100 * us / np.array([sum(times.values()) for times in runs])
     low = high = None
@@ -137,9 +135,7 @@ def _arm_time(
     total_us: float,
 ) -> ArmTime:
     arm, baseline = compared[0].arm, compared[0].baseline
-    parts = tuple(
-        _difference(row, one, total_us) for row, one in zip(rows, compared, strict=True)
-    )
+    parts = tuple(_difference(row, one, total_us) for row, one in zip(rows, compared, strict=True))
     *parts_only, total = parts
     counters = {name: [r.counters for r in records if r.arm == name] for name in (arm, baseline)}
     found = counted_work.changes(counters[baseline], counters[arm])

@@ -11,8 +11,8 @@ this module runs. The parts of a step:
     products    the products with the weights
     rest        everything else in the forward
     model       the whole forward, in place of the three parts above, where it is one graph or runs
-                beside the host's work. With ``engine.pipeline=overlap`` it is the time that the host
-                spends on launching it and on waiting for it
+                beside the host's work. With ``engine.pipeline=overlap`` it is the time that the
+                host spends on launching it and on waiting for it
     sample      sampling and the acceptance of drafts
     update      append tokens, end requests, cache full blocks and free memory
     idle        no request to compute, or the thread of the step waits outside of the parts

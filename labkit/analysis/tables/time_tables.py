@@ -1,0 +1,90 @@
+"""The section "Why": where the time of steps went, part by part and arm by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from labkit.analysis.charts.waterfall_chart import waterfall_chart
+from labkit.analysis.document.report_parts import (
+    BulletList,
+    CellSource,
+    ChartPart,
+    PageList,
+    PictureFile,
+    ReportPart,
+    TablePart,
+    section,
+)
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.time_text import clocks_text, time_sentences
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.time_model import (
+    PART_NAMES,
+    ArmTime,
+    PartDifference,
+    PartShare,
+    TimeDivision,
+)
+from labkit.analysis.number_format import interval_text, p_text, signed_text, slug, value_text
+
+
+def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
+    """Return the parts' times per output token: the baseline's, and each arm's difference."""
+    shares = {share.part: share for share in division.baseline}
+    columns = [
+        Column[str]("part of a step", lambda name: PART_NAMES.get(name, name), numeric=False),
+        Column(f"{cell.baseline} (µs)", _of(shares, lambda share: share.us), value_text),
+        Column("share (%)", _of(shares, lambda share: share.pct), value_text),
+    ]
+    for arm in division.arms:
+        if arm.arm in cell.compared_arms:
+            columns += _arm_columns(arm)
+    return Table(tuple(columns), (*shares, "total"), (clocks_text(division),))
+
+
+def _of(
+    shares: dict[str, PartShare], value: Callable[[PartShare], float]
+) -> Callable[[str], float]:
+    def cell(name: str) -> float:
+        members = [shares[name]] if name in shares else list(shares.values())
+        return sum(map(value, members))
+
+    return cell
+
+
+def _arm_columns(arm: ArmTime) -> list[Column[str]]:
+    parts = {one.part: one for one in (*arm.parts, arm.total)}
+
+    def column(heading: str, text: Callable[[PartDifference], str]) -> Column[str]:
+        return Column(heading, lambda name: text(parts[name]) if name in parts else "")
+
+    return [
+        column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
+        column(
+            "difference (µs)",
+            lambda one: "" if one.difference_us is None else signed_text(one.difference_us),
+        ),
+        column("interval", lambda one: interval_text(one.low_us, one.high_us)),
+        column("adjusted p", lambda one: p_text(one.p_adjusted)),
+    ]
+
+
+@section("Why: where the time went")
+def time_section(report: CellSource) -> Iterator[ReportPart]:
+    """Show the first cause of each arm, the parts' times, and a waterfall for each arm."""
+    cell, division = report.cell, report.cell.time
+    if division is None:
+        return
+    sentences = list(time_sentences(cell, division))
+    yield BulletList(sentences)
+    yield PageList(sentences)
+    yield TablePart(time_table(cell, division))
+    for arm in division.arms:
+        if arm.arm in cell.compared_arms:
+            chart = ChartPart(
+                waterfall_chart(cell.baseline, division, arm),
+                f"From {cell.baseline}'s time per output token to {arm.arm}'s",
+            )
+            yield chart
+            stem = cell.stem(f"why-{slug(arm.arm)}")
+            yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
