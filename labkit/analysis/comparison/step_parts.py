@@ -118,13 +118,18 @@ def _row(
 
 
 def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]) -> PartShare:
-    us = np.array([sum(times.get(member, 0.0) for member in members) for times in runs])
-    pct = 100 * us / np.array([sum(times.values()) for times in runs])
-    low = high = None
-    if len(runs) > 1:
-        half = float(stdtrit(len(runs) - 1, 0.975) * pct.std(ddof=1) / np.sqrt(len(runs)))
-        low, high = max(0.0, float(pct.mean()) - half), min(100.0, float(pct.mean()) + half)
-    rounded = map(round_significant, (float(us.mean()), float(pct.mean()), low, high))
+    us = [sum(times.get(member, 0.0) for member in members) for times in runs]
+    whole = [sum(times.values()) for times in runs]
+    return share_of(name, us, [100 * own / all_us for own, all_us in zip(us, whole, strict=True)])
+
+
+def share_of(name: str, us: Sequence[float], pct: Sequence[float]) -> PartShare:
+    """Return the means over processes, and the t interval of the share, within 0 and 100 %."""
+    mean, low, high = float(np.mean(pct)), None, None
+    if len(pct) > 1:
+        half = float(stdtrit(len(pct) - 1, 0.975) * np.std(pct, ddof=1) / np.sqrt(len(pct)))
+        low, high = max(0.0, mean - half), min(100.0, mean + half)
+    rounded = map(round_significant, (float(np.mean(us)), mean, low, high))
     return PartShare(name, *rounded)  # type: ignore[arg-type]
 
 

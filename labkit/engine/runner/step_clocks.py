@@ -54,6 +54,7 @@ PARTS = (
     STALLS,
 ) = range(len(PARTS))  # fmt: skip
 STALL_RATIO, STALL_S = 3.0, 0.001
+LONG_GAP_S = 0.0001
 CALIBRATION_STEPS = 64
 
 
@@ -67,7 +68,10 @@ class StepClocks:
         self._clock = clock
         self._forward = ForwardClock()
         self._seconds = [0.0] * len(PARTS)  # of the step in progress
-        self._edge: tuple[float, float] | None = None  # time and CPU time where a gap began
+        # Time and CPU time where a gap began. A gap is the time of a step before or after its
+        # parts. The CPU clock is a slow system call, so it is read only after a step with long gaps
+        self._edge: tuple[float, float | None] | None = None
+        self._gap_s, self._watches_gaps = 0.0, False
         self._kind = "decode"
         # By kind of step, each step's seconds by part. What the client waited stands for stalls.
         self._steps: dict[str, list[tuple[float, ...]]] = {}
@@ -162,18 +166,22 @@ class StepClocks:
         self._enter_gap()
 
     def _enter_gap(self) -> None:
-        self._edge = self._clock(), time.thread_time()
+        self._edge = self._clock(), time.thread_time() if self._watches_gaps else None
 
     def _leave_gap(self) -> None:
         """Add the time since ``_enter_gap`` in which this thread had no CPU to ``idle``."""
         if self._edge is not None:
-            wall, cpu = self._clock() - self._edge[0], time.thread_time() - self._edge[1]
-            self._seconds[IDLE] += max(0.0, wall - cpu)
+            began, cpu = self._edge
+            gap = self._clock() - began
+            self._gap_s += gap
+            if cpu is not None:
+                self._seconds[IDLE] += max(0.0, gap - (time.thread_time() - cpu))
             self._edge = None
 
     def end_step(self, wall_s: float, waited_s: float) -> None:
         """End a step that took ``wall_s`` since the previous one ended, ``waited_s`` of it idle."""
         self._leave_gap()
+        self._watches_gaps, self._gap_s = self._gap_s > LONG_GAP_S, 0.0
         seconds = self._seconds
         seconds[LEFT] = wall_s - waited_s - sum(seconds)
         seconds[STALLS] = waited_s
