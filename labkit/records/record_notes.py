@@ -210,6 +210,9 @@ class RunNotes(TypedDict, total=False):
         Memory in time: ``t_s`` and series of bytes.
     step_trace
         The file of traced steps (:mod:`labkit.records.step_trace_file`).
+    hardware
+        Of a kernel workload: by case, the hardware counters of one launch; or ``unavailable``, the
+        reason that there are none.
     """
 
     isolation: str
@@ -228,4 +231,5 @@ class RunNotes(TypedDict, total=False):
     removed_environment: Sequence[str]
     step_trace: Mapping[str, Any]
     step_parts: StepPartsNote
+    hardware: Mapping[str, Any]
     compiles: Mapping[str, int]

@@ -55,7 +55,7 @@ from labkit.analysis.tables.serving_tables import (
 )
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
-from labkit.analysis.tables.time_tables import time_section
+from labkit.analysis.tables.time_tables import launch_work_section, time_section
 from labkit.analysis.tables.validity_tables import (
     failures_section,
     gates_section,
@@ -203,6 +203,7 @@ def _for_the_record(report: CellReport) -> Parts:
 
 WORK_SECTIONS = (
     time_section,
+    launch_work_section,
     quality_section,
     dispatch_section,
     engine_counters_section,
@@ -243,6 +244,7 @@ HTML_CHAPTERS = (
             matrix_section,
             frontier_section,
             time_section,
+            launch_work_section,
             published_section,
             quality_section,
         ),
