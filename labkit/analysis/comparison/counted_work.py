@@ -104,9 +104,11 @@ class CountChange:
 def changes(base: Sequence[Counters], arm: Sequence[Counters]) -> dict[str, CountChange]:
     """Return the counts that differ, by name. ``base``, ``arm``: the counters of their runs."""
     found = {}
+    engines = [{n for run in runs for n in run if n.startswith("engine.")} for runs in (base, arm)]
+    absent = [0.0] if engines[0] == engines[1] else []  # what stands for a count that a run lacks
     for name, count in COUNTS.items():
         values = [[count.value(run) for run in runs] for runs in (base, arm)]
-        known = [[v for v in side if v is not None] for side in values]
+        known = [[v for one in side for v in (absent if one is None else [one])] for side in values]
         if not all(known):
             continue
         apart = max(known[0]) < min(known[1]) or max(known[1]) < min(known[0])

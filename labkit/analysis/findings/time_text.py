@@ -52,7 +52,7 @@ def worth_text(share: PartShare) -> str:
     if share.low_pct is not None and share.high_pct is not None:
         within = f" ({magnitude_text(share.low_pct)} to {magnitude_text(share.high_pct)})"
     return (
-        f"{GROUP_NAMES[share.part]} takes {magnitude_text(share.pct)} %{within} of the time: "
+        f"{magnitude_text(share.pct)} %{within} of the time goes to {GROUP_NAMES[share.part]}: "
         f"without it, throughput would be at most {magnitude_text(most)} % higher; "
         f"{SPEED_UP_PCT:g} % faster, {magnitude_text(100 * some / (100 - some))} %"
     )

@@ -21,6 +21,7 @@ PART_NAMES: Mapping[str, str] = {
     "stalls": "stalls of single steps",
     "left_over": "left over",
 }
+MIN_CAUSE_PCT = 0.5
 HOST = ("schedule", "draft", "build", "plan", "sample", "update")
 MODEL = ("attention", "products", "rest", "model")
 
@@ -48,7 +49,8 @@ class ArmTime:
 
     ``total``: the whole time, as a part. ``cause``: the part, or the work (see
     :mod:`labkit.analysis.comparison.step_parts`), whose difference is the largest of those that
-    are significant; None if no difference is. ``counts``: sentences about counters that differ.
+    are significant and worth naming; None if no difference is. ``counts``: sentences about
+    counters that differ.
     """
 
     arm: str
@@ -100,10 +102,16 @@ class TimeDivision:
 
 
 def largest(parts: tuple[PartDifference, ...]) -> PartDifference | None:
-    """Return the part with the largest difference of those whose interval excludes 0, or None."""
+    """Return the part with the largest difference of those whose interval excludes 0, or None.
+
+    A difference below ``MIN_CAUSE_PCT`` of the baseline's whole time is not worth naming.
+    """
     found = [
         part
         for part in parts
-        if part.low_us is not None and part.high_us is not None and part.low_us * part.high_us > 0
+        if part.low_us is not None
+        and part.high_us is not None
+        and part.low_us * part.high_us > 0
+        and abs(part.pct or 0.0) >= MIN_CAUSE_PCT
     ]
     return max(found, key=lambda part: abs(part.difference_us or 0.0), default=None)
