@@ -9,13 +9,16 @@ import argparse
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.cli.program import Program
-from labkit.doctor import noise_pilots, terminal_screen
+from labkit.doctor import engine_profile, noise_pilots, terminal_screen
 from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
@@ -47,12 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body(options: argparse.Namespace) -> None:
         console = _console(sys.stdout)
-        if options.machine is not None:
+        if options.engine is not None:
+            _show_engine(console, options.engine, options.overrides)
+        elif options.overrides:
+            parser.error(f"{options.overrides[0]}: overrides need --engine NAME")
+        elif options.machine is not None:
             _show_simulated(console, options.machine, options.fraction)
         else:
             _show_this_machine(console, options.fraction)
 
-    return _parser().run(argv, body, failed=(MeasurementError, StudyError))
+    parser = _parser()
+    refused = (config.ConfigError,)
+    return parser.run(argv, body, refused=refused, failed=(MeasurementError, StudyError))
 
 
 def _parser() -> Program:
@@ -72,6 +81,18 @@ def _parser() -> Program:
         metavar="F",
         help=f"engine.budget.fraction to show budgets and advice for "
         f"(default {config.DEFAULT_FRACTION})",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="in a minute, measure where the time of an engine's steps goes, and what overlap, "
+        "buckets, less padding or faster attention can bring at most",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="with --engine: model=, workload=, engine.scheduler.max_num_seqs=, ...",
     )
     return parser
 
@@ -118,6 +139,13 @@ def _show_this_machine(console: Console, fraction: float | None) -> None:
     )
 
 
+def _show_engine(console: Console, engine: str, overrides: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder, _lock(console.print):
+        records = engine_profile.measure([f"engine={engine}", *overrides], Path(folder, "cell"))
+    title = " ".join([f"engine={engine}", *overrides])
+    terminal_screen.show_profile(console, title, engine_profile.profile(records))
+
+
 def _budget_bytes(machine: memory_capacity.MemoryProfile, fraction: float | None) -> int:
     return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
 
@@ -152,6 +180,16 @@ def _measure_with_progress() -> Measurements:
 def _measure_locked(
     on_step: Callable[[str], None], report_wait: Callable[[str], None]
 ) -> Measurements:
+    with _lock(report_wait):
+        before, start = _cpu_s(), time.monotonic()
+        measured = measure(on_step)
+        shares = _shares(before, _cpu_s(), time.monotonic() - start)
+        pilots = noise_pilots.run_pilots(on_step)
+    return {**measured, **shares}, pilots
+
+
+def _lock(report_wait: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Return the host's timing lock, which is waited for at most ``LOCK_TIMEOUT_S``."""
     waits: list[str] = []
     start = time.monotonic()
 
@@ -164,12 +202,7 @@ def _measure_locked(
             holder = waits[-1].removeprefix("waiting: ")
             raise MeasurementError(f"{holder}; measuring would disturb it, try again later")
 
-    with timing_lock("labkit doctor", on_wait=on_wait, check=give_up):
-        before, start = _cpu_s(), time.monotonic()
-        measured = measure(on_step)
-        shares = _shares(before, _cpu_s(), time.monotonic() - start)
-        pilots = noise_pilots.run_pilots(on_step)
-    return {**measured, **shares}, pilots
+    return timing_lock("labkit doctor", on_wait=on_wait, check=give_up)
 
 
 def _cpu_s() -> dict[str, float]:

@@ -49,9 +49,11 @@ class Pilot:
     Parameters
     ----------
     overrides
-        Hydra overrides of this kind, added to ``COMMON_OVERRIDES``.
+        Hydra overrides of this kind, added to ``common``.
     folder
         Folder for the files of the pilot's cell. It need not exist.
+    common
+        Hydra overrides of all kinds.
 
     Raises
     ------
@@ -59,13 +61,15 @@ class Pilot:
         Any error that keeps this machine from preparing the cell.
     """
 
-    def __init__(self, overrides: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, overrides: Sequence[str], folder: Path, common: Sequence[str] = COMMON_OVERRIDES
+    ) -> None:
         from labkit import workload
         from labkit.cli import command_line, study_composer
         from labkit.experiment.compose.cell_composer import to_cell
 
         study_composer.register()
-        command = command_line.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
+        command = command_line.Command((), (*common, *overrides), multirun=False)
         (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)

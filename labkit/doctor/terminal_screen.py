@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.model.time_model import PART_NAMES, PartShare
 from labkit.config import count_text
 from labkit.doctor.budget_ceilings import BudgetCeiling
+from labkit.doctor.engine_profile import HALF_PCT, EngineProfile
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.experiment.schedule.doctor_noise import PilotNoise
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
@@ -229,3 +231,48 @@ def _noise(facts: MachineFacts) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB"
+
+
+def show_profile(console: Console, title: str, profile: EngineProfile) -> None:
+    """Print where an engine's time goes, its regime, and the largest gains."""
+    from rich.markup import escape
+
+    console.print(f"[bold]labkit doctor[/bold]: {escape(title)}")
+    table = _grid()
+    for name, text in profile_lines(profile):
+        table.add_row(f"[dim]{name}[/dim]", escape(text))
+    console.print(table)
+
+
+def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
+    """Return the lines of an engine's profile: label and text."""
+    bounds = {
+        "host": "host-bound: most of a step is the host's work",
+        "model": "not host-bound: most of a step is the model's work",
+        "neither": "undecided: neither the host nor the model clearly takes half of a step",
+    }
+    regime = "prefill" if profile.prefill.pct > HALF_PCT else "decode"
+    shapes = "no decode steps"
+    if profile.reused_pct is not None and profile.repeated_pct is not None:
+        shapes = (
+            f"{profile.reused_pct:.0f} % of decode steps have a shape seen before, "
+            f"{profile.repeated_pct:.0f} % that of the step before"
+        )
+    return [
+        ("bound", f"{bounds[profile.bound]} (host {_range_text(profile.host)}, "
+                  f"model {_range_text(profile.model)})"),
+        *((PART_NAMES[share.part], _range_text(share)) for share in profile.shares),
+        ("regime", f"{regime}: {_range_text(profile.prefill)} of the time in steps with prompt "
+                   f"tokens, {profile.tokens_per_step:.1f} tokens per step"),
+        ("shapes", shapes),
+        ("padding", f"{profile.padded_pct:.1f} % of rows"),
+        *((f"{gain.part} at most", f"+{_range_text(gain)} tok/s") for gain in profile.gains),
+        ("from", f"{profile.processes} short processes; 95 % intervals over processes"),
+    ]  # fmt: skip
+
+
+def _range_text(share: PartShare) -> str:
+    text = f"{share.pct:.1f} %"
+    if share.low_pct is None or share.high_pct is None:
+        return text
+    return f"{text} ({share.low_pct:.1f} to {share.high_pct:.1f})"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.request import Request
+
+if TYPE_CHECKING:
+    from labkit.engine.runner.step_clocks import StepClocks
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 NO_TOKEN = -1
@@ -187,6 +190,17 @@ class StepTracing(Protocol):
 
     def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepReport:
         """Trace the next ``limit`` steps. There must be no request in flight.
+
+        ``clock`` returns seconds and must be callable from any thread.
+        """
+
+
+@runtime_checkable
+class StepTiming(Protocol):
+    """An engine whose steps can be timed by part."""
+
+    def time_steps(self, clock: Callable[[], float]) -> StepClocks:
+        """Time the parts of all later steps. There must be no request in flight.
 
         ``clock`` returns seconds and must be callable from any thread.
         """

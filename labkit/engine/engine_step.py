@@ -46,6 +46,7 @@ from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator
 
 if TYPE_CHECKING:
+    from labkit.engine.runner.step_clocks import StepClocks
     from labkit.engine.step_trace import StepTrace
 
 
@@ -118,6 +119,11 @@ class StepLoop:
         """Let a trace time the parts of every step from now on."""
         self._parts = trace.time_parts(self._parts)
         self._launcher.run_model = trace.time_model(self._launcher.run_model)
+
+    def time_steps(self, clocks: StepClocks) -> None:
+        """Let clocks time every step from now on."""
+        self._parts = clocks.time_parts(self._parts)
+        clocks.time_launcher(self._launcher)
 
     def step(self) -> list[TokenEvent]:
         """Run ``sync`` or ``overlap``, according to ``engine.pipeline``, and return the events."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
@@ -18,6 +19,9 @@ from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.step_trace import StepTrace
+
+if TYPE_CHECKING:
+    from labkit.engine.runner.step_clocks import StepClocks
 
 # Counters that are returned even if they are 0.
 ALWAYS_COUNTED = (
@@ -195,6 +199,13 @@ class LLMEngine:
         trace = StepTrace(limit, clock, self._scheduler, self._cache)
         self._loop.trace(trace)
         return trace
+
+    def time_steps(self, clock: Callable[[], float]) -> StepClocks:
+        from labkit.engine.runner.step_clocks import StepClocks
+
+        clocks = StepClocks(clock)
+        self._loop.time_steps(clocks)
+        return clocks
 
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.

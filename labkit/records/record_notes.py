@@ -161,6 +161,19 @@ class StallsNote(TypedDict, total=False):
     of_s: float
 
 
+class StepPartsNote(TypedDict):
+    """The time of steps by part, from turns with clocks that follow the measurement.
+
+    ``steps`` and ``parts_us`` are by kind of step (``prefill``, ``decode``), and ``parts_us`` then
+    by part. ``output_tokens``: tokens of these turns. ``clocks_us``: what the clocks add to a step.
+    """
+
+    steps: Mapping[str, int]
+    parts_us: Mapping[str, Mapping[str, float]]
+    clocks_us: float
+    output_tokens: int
+
+
 class ObserverNote(TypedDict, total=False):
     """What watched the machine beside a run: its cost, and its samples by name."""
 
@@ -197,6 +210,9 @@ class RunNotes(TypedDict, total=False):
         Memory in time: ``t_s`` and series of bytes.
     step_trace
         The file of traced steps (:mod:`labkit.records.step_trace_file`).
+    hardware
+        Of a kernel workload: by case, the hardware counters of one launch; or ``unavailable``, the
+        reason that there are none.
     """
 
     isolation: str
@@ -214,4 +230,6 @@ class RunNotes(TypedDict, total=False):
     answers: AnswersNote
     removed_environment: Sequence[str]
     step_trace: Mapping[str, Any]
+    step_parts: StepPartsNote
+    hardware: Mapping[str, Any]
     compiles: Mapping[str, int]

@@ -34,6 +34,7 @@ from labkit.analysis.comparison.observations import (
     probe_values,
 )
 from labkit.analysis.comparison.served_requests import count_cause
+from labkit.analysis.comparison.step_parts import divide_time
 from labkit.analysis.comparison.text_quality import text_qualities
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
@@ -469,6 +470,7 @@ class CellAnalysis:
             sweep=dict(data.sweep) or None,
             best=tuple(one.rounded() for one in self.best) if data.sweep else None,
             quality=tuple(quality.rounded() for quality in qualities) or None,
+            time=divide_time(data.arms, data.records, data.criteria),
         )
 
     def _row(self, index: int) -> Row:

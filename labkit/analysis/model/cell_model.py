@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.model.time_model import TimeDivision
 from labkit.analysis.number_format import slug
 from labkit.analysis.statistics.block_jackknife import CONFIDENCE
 from labkit.records import SCHEMA_VERSION, parse_run_name
@@ -333,6 +334,8 @@ class Cell:
     best: tuple[BestInRow, ...] | None = absent()
     # The arms' quality; None if the workload scores no texts.
     quality: tuple[ArmQuality, ...] | None = absent()
+    # Where the time of steps went; None if no turns had clocks.
+    time: TimeDivision | None = absent()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cell:

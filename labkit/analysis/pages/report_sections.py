@@ -55,6 +55,7 @@ from labkit.analysis.tables.serving_tables import (
 )
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
+from labkit.analysis.tables.time_tables import launch_work_section, time_section
 from labkit.analysis.tables.validity_tables import (
     failures_section,
     gates_section,
@@ -201,6 +202,8 @@ def _for_the_record(report: CellReport) -> Parts:
 
 
 WORK_SECTIONS = (
+    time_section,
+    launch_work_section,
     quality_section,
     dispatch_section,
     engine_counters_section,
@@ -240,6 +243,8 @@ HTML_CHAPTERS = (
             effects_section,
             matrix_section,
             frontier_section,
+            time_section,
+            launch_work_section,
             published_section,
             quality_section,
         ),

@@ -8,6 +8,7 @@ weights it computes in float32 (``low_precision_matmul``) or, with quantised wei
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from labkit.cpu.matmul.low_precision_weights import (
 )
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
+from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 
 Array = NDArray[np.float32]
 # A weight matrix [N, K].
@@ -344,7 +346,11 @@ class PackedLinear:
             x = np.ascontiguousarray(x)
         rows = x.size // depth
         out = np.empty(rows * self.total, np.float32)
+        clock = FORWARD_CLOCK.get()
+        start = 0.0 if clock is None else time.perf_counter()
         self._panels.multiply(x.reshape(rows, depth), self._bias, self._columns, out)
+        if clock is not None:
+            clock.products += time.perf_counter() - start
         if len(self.widths) == 1:
             return [out.reshape(*lead, self.total)]
         parts, start = [], 0

@@ -9,6 +9,7 @@ these nodes.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from labkit.cpu.runtime.address_views import (
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.forward_clock import CLOCK_ID, FORWARD_CLOCK, ForwardClock
 from labkit.cpu.runtime.jit import inner, intrinsic, kernel
 from labkit.cpu.simd.simd_emitter import POINTER
 
@@ -62,6 +64,7 @@ GRAPH = np.dtype(
         ("vocabulary", np.int64),
         ("best_tokens", np.int64),  # int64 [rows]
         ("leads", np.int64),  # float32 [rows]
+        ("began", np.int64),  # timespec [num_nodes], or 0: when each node began
     ]
 )
 _NODE_BYTES = graph_ops.NODE.itemsize
@@ -96,6 +99,14 @@ def _read(typing_context: Any, counter: Any) -> Any:
 
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_TIMESPEC = np.dtype([("s", np.int64), ("ns", np.int64)])
+_PRODUCTS = (
+    graph_ops.MATMUL,
+    graph_ops.LOW_PRECISION_MATMUL,
+    graph_ops.QUANTIZE,
+    graph_ops.INT8_MATMUL,
+)
 
 
 @inner
@@ -153,6 +164,8 @@ def _run_thread(
         unit = take_ticket(tickets)
         while unit < units:
             for node in range(i, after):
+                if graph.began != 0 and unit == 0:
+                    _clock_gettime(CLOCK_ID, graph.began + 16 * node)
                 _run_node(graph, node, unit, units, rows, lookup, attention)
             _add_one(graph.progress)
             unit = take_ticket(tickets)
@@ -254,6 +267,9 @@ class ExecutableGraph:
         self._nodes["op"] = self._ops
         self._nodes["params"] = address_of(self._words) + graph_ops.WORD_BYTES * self._starts[:-1]
         self._progress = np.zeros(1 + len(self._ops), np.int64)
+        self._began = np.zeros(len(self._ops), _TIMESPEC)
+        self._is_attention = np.isin(self._ops, (graph_ops.STORE_KV, graph_ops.ATTENTION))
+        self._is_product = np.isin(self._ops, _PRODUCTS)
         self._struct = self._new_struct()
         self._address = address_of(self._struct)
         self._rows = 0
@@ -350,5 +366,18 @@ class ExecutableGraph:
         attention: AttentionInputs,
     ) -> int:
         """Run a step of the shape set by ``set_shape`` and return the result of ``replay``."""
+        clock = FORWARD_CLOCK.get()
+        self._struct["began"] = 0 if clock is None else address_of(self._began)
         num_wrong: int = replay(self._address, tokens, logits, lookup, attention)
+        if clock is not None and num_wrong >= 0:
+            self._add_times(clock, time.clock_gettime_ns(CLOCK_ID))
         return num_wrong
+
+    def _add_times(self, clock: ForwardClock, end_ns: int) -> None:
+        """Add the times of the last step's nodes. A node ends when the next one begins."""
+        began = self._began["s"] * 1_000_000_000 + self._began["ns"]
+        seconds = np.diff(began, append=end_ns) / 1e9
+        clock.attention += float(seconds[self._is_attention].sum())
+        clock.products += float(seconds[self._is_product].sum())
+        clock.sample += float(seconds[-1])
+        clock.nodes += len(seconds)

@@ -47,6 +47,11 @@ class ModelRunner:
         """Whether ``launch`` returns before the step is computed."""
         return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
 
+    @property
+    def runs_on_numpy(self) -> bool:
+        """Whether the model runs on NumPy arrays and labkit's kernels, so its parts have clocks."""
+        return self._forward.name == "numpy"
+
     def __call__(self, batch: Batch) -> Logits:
         """Run a step and return its logits, float32 [len(batch.logit_rows), vocabulary]."""
         return self.launch(batch, ahead=False)()

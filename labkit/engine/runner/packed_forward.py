@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.config import Activations, Device
+from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK, ForwardClock
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.model import compute_dtype
@@ -115,9 +116,8 @@ class PackedForward:
         if logits is None:
             counters.add("forward.eager")
             positions = self._array(batch.positions)
-            context = ForwardContext(
-                step.attention, attention, step.metadata, positions, step.states
-            )
+            timed = _timed(attention) if self.name == "numpy" else attention
+            context = ForwardContext(step.attention, timed, step.metadata, positions, step.states)
             logits = self._run_model(batch, context)
         else:
             counters.add("forward.replayed")
@@ -199,6 +199,27 @@ class PackedForward:
         import mlx.core as mx
 
         return mx.array(array)
+
+
+def _timed(attention: Attention) -> Any:
+    """Return the attention, or one that adds its times to this context's forward clock."""
+    clock = FORWARD_CLOCK.get()
+    return attention if clock is None else _TimedAttention(attention, clock)
+
+
+class _TimedAttention:
+    """The attention of one forward on NumPy arrays, with a clock."""
+
+    def __init__(self, attention: Attention, clock: ForwardClock) -> None:
+        self.bind = attention.bind
+        self._attention = attention
+        self._clock = clock
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        out = self._attention.forward(*arguments, **options)
+        self._clock.attention += time.perf_counter() - start
+        return out
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:

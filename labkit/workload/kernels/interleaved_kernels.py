@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Precision, State
+from labkit.machine.facts.hardware_counters import HardwareCounters, NoHardwareCounters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_cases, kernel_samples
@@ -46,6 +47,8 @@ from labkit.workload.kernels.kernel_warmup import KernelWarmup
 from labkit.workload.kernels.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.measurement import CasePilot, Measurement
 from labkit.workload.workload_protocols import TurnContext
+
+COUNTED_LAUNCHES = 4
 
 
 def _mlx_queue(dtype: Precision) -> LaunchQueue:
@@ -122,7 +125,38 @@ class InterleavedKernels:
             for number, now in enumerate(self._context.turn_order.rounds(parts), 1):
                 self._measure_round(self._cases[now.part], now.turns)
                 heartbeat(f"{number} of {total} rounds")
-        return [self._measurement(index) for index in range(len(self._arms.arms))]
+        hardware = self._count_hardware()
+        return [self._measurement(index, hardware[index]) for index in range(len(self._arms.arms))]
+
+    def _count_hardware(self) -> list[dict[str, Any]]:
+        """Launch each batch some more with hardware counters; return each arm's note ``hardware``.
+
+        The measurement is complete by then. The note has the counts of one launch by case, or the
+        reason that there are none.
+        """
+        if self._arms.queue is not None:
+            reason = "the kernels run on a device of their own"
+            return [{"unavailable": reason} for _ in self._arms.arms]
+        counted: list[dict[str, Any]] = [{} for _ in self._arms.arms]
+        try:
+            for case in self._cases:
+                for samples in case.arms:
+                    prepared = samples.prepared
+                    with self._context.turn(prepared.arm):
+                        counted[prepared.arm][case.label] = self._count_launches(samples)
+        except NoHardwareCounters as error:
+            return [{"unavailable": str(error)} for _ in self._arms.arms]
+        return counted
+
+    def _count_launches(self, samples: ArmSamples) -> dict[str, float]:
+        prepared, counters = samples.prepared, HardwareCounters()
+        try:
+            for number in range(COUNTED_LAUNCHES):
+                prepared.batch.launch(self._clock, f"counted launch {number}", 1)
+            counts = counters.read()
+        finally:
+            counters.close()
+        return {name: count / COUNTED_LAUNCHES for name, count in counts.items()}
 
     def _measure_round(self, case: CaseRounds, turns: Iterable[tuple[int, int]]) -> None:
         case.pulse_s.append(self._pulse())
@@ -193,7 +227,7 @@ class InterleavedKernels:
         counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length
         return launch
 
-    def _measurement(self, index: int) -> Measurement:
+    def _measurement(self, index: int, hardware: dict[str, Any]) -> Measurement:
         """Return the measurement of all cases of the arm with this index."""
         arm, records = self._arms.arms[index], []
         values: dict[str, NDArray[np.float32]] = {}
@@ -208,7 +242,7 @@ class InterleavedKernels:
         counters: dict[str, Any] = {
             name: float(count) for name, count in sorted(self._counters[index].items())
         }
-        notes = {"launch_s": round(self._arms.launch_s[index], 6)}
+        notes = {"launch_s": round(self._arms.launch_s[index], 6), "hardware": hardware}
         return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)
 
     def _samples(self, index: int, case_name: str) -> Iterator[tuple[CaseRounds, ArmSamples]]:

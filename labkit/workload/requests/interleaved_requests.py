@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +94,37 @@ class InterleavedServing:
         """
         gc.freeze()
         try:
-            return self._measure(heartbeat)
+            return self._with_step_parts(self._measure(heartbeat), heartbeat)
         finally:
             gc.unfreeze()
+
+    def _with_step_parts(
+        self, measurements: Sequence[Measurement], heartbeat: Callable[[str], None]
+    ) -> list[Measurement]:
+        """Serve requests again, with clocks on the parts of steps, and note the parts' times.
+
+        The measurements are complete by then: no turn with clocks enters them.
+        """
+        clocked = {}
+        for index, arm in enumerate(self._arms):
+            with self._turn(index):
+                serving = arm.session.start_clocked(heartbeat)
+            if serving is not None:
+                clocked[index] = serving
+
+        def unfinished() -> list[int]:
+            return [index for index, serving in clocked.items() if not serving.done]
+
+        for index in self._order.slices(unfinished) if clocked else ():
+            arm, serving = self._arms[index], clocked[index]
+            with self._turn(index):
+                self._run_slice(arm, ServingProgress(serving.generator))
+        return [
+            replace(one, notes={**one.notes, "step_parts": clocked[index].note()})
+            if index in clocked
+            else one
+            for index, one in enumerate(measurements)
+        ]
 
     def _measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         if len(self._arms) == 1 and not self._order.other_processes:

@@ -37,6 +37,7 @@ from labkit.workload.tokenized_prompts import Prompt
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine, StepReport
     from labkit.engine.request import Request
+    from labkit.workload.requests.clocked_serving import ClockedServing
 
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 
@@ -151,6 +152,27 @@ class ServingSession:
             )
         return self._engine.trace_steps(limit, self._clock)
 
+    def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing | None:
+        """Return the same requests, to be served again with clocks on the parts of every step.
+
+        The measurement must be over. Returns None if the engine cannot time its steps, or traces
+        them, which takes longer than clocks may.
+        """
+        from labkit.engine.engine_protocol import StepTiming
+        from labkit.workload.requests.clocked_serving import ClockedServing
+
+        if self._workload.step_trace is not None or not isinstance(self._engine, StepTiming):
+            return None
+        if self._workload.cache_state is not CacheState.warm:
+            self._engine.clear_cache()
+        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
+        tokens = sum(prompt.max_tokens for prompt in self._prompts)
+        clocks = self._engine.time_steps(self._clock)
+        return ClockedServing(
+            clocks, self._engine, self._clock, self._wait, tokens,
+            lambda engine, wait: self._drive(self._prompts, heartbeat, due, engine, wait),
+        )  # fmt: skip
+
     @property
     def is_remote(self) -> bool:
         """Whether the engine is a server, so that a step only receives responses."""
@@ -259,10 +281,15 @@ class ServingSession:
         prompts: Sequence[Prompt],
         heartbeat: Callable[[str], None],
         due: Sequence[float] | None = None,
+        engine: InferenceEngine | None = None,
+        wait: Wait | None = None,
     ) -> LoadGenerator:
-        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None."""
+        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None.
+
+        ``engine``, ``wait``: in place of the session's own.
+        """
         return LoadGenerator(
-            self._engine,
+            engine or self._engine,
             self._requests(prompts),
             schedule=RequestSchedule(
                 [prompt.session for prompt in prompts],
@@ -271,7 +298,7 @@ class ServingSession:
                 self._workload.stagger_ms / 1e3,
             ),
             clock=self._clock,
-            wait=self._wait,
+            wait=wait or self._wait,
             heartbeat=heartbeat,
             timeline=MemoryTimeline(self._engine, getattr(self._engine, "process_memory", None)),
         )

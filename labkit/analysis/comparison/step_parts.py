@@ -1,0 +1,192 @@
+"""Where the time went: the time of steps by part, and what makes the arms' times differ.
+
+The times come from turns with clocks, which follow the measurement and decide nothing
+(:mod:`labkit.workload.requests.clocked_serving`). Each run has one value per part: its time per
+output token. Steps with and without prompt tokens are weighted as often as they occurred in the
+measurement. Arms are compared by the permutation test of the metrics, in a family of their own:
+intervals and p-values are adjusted over parts and arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+from scipy.special import stdtrit
+
+from labkit.analysis.comparison import counted_work
+from labkit.analysis.comparison.arm_comparison import (
+    ArmComparison,
+    DecisionCriteria,
+    compare_arm,
+)
+from labkit.analysis.comparison.observations import MetricRow, RunValue
+from labkit.analysis.model.time_model import (
+    HOST,
+    MODEL,
+    PART_NAMES,
+    ArmTime,
+    PartDifference,
+    PartShare,
+    TimeDivision,
+    largest,
+)
+from labkit.analysis.number_format import round_significant
+from labkit.records import Arm, Record
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attention",),
+    "products": ("products",),
+    "host": HOST,
+}
+TOTAL = "total"
+# Parts that take longer if a step computes more rows.
+WITH_ROWS = (*MODEL, "sample", "plan", "build")
+
+
+def divide_time(
+    arms: Sequence[Arm], records: Sequence[Record], criteria: DecisionCriteria
+) -> TimeDivision | None:
+    """Return where the time went; None if no run of the baseline had turns with clocks."""
+    clocked = [r for r in records if r.ok and r.known_notes.get("step_parts")]
+    parts = {record.run: part_times(record) for record in clocked}
+    baseline = arms[0].name
+    base = [parts[record.run] for record in clocked if record.arm == baseline]
+    if not base:
+        return None
+    total_us = float(np.mean([sum(times.values()) for times in base]))
+    names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
+    rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
+    tested = max(1, sum(arm.role == "arm" for arm in arms))
+    return TimeDivision(
+        baseline=tuple(_share(name, (name,), base) for name in names),
+        groups=tuple(
+            _share(group, members, base)
+            for group, members in GROUPS.items()
+            if any(name in names for name in members)
+        ),
+        arms=tuple(
+            _arm_time(
+                compare_arm(
+                    rows, arm.name, baseline, criteria, tested if arm.role == "arm" else 1
+                ),
+                rows, clocked, total_us,
+            )
+            for arm in arms[1:]
+            if any(record.arm == arm.name for record in clocked)
+        ),
+        clocks_pct=_clocks_pct(clocked),
+        of_tokens_pct=_of_tokens_pct(clocked),
+        tokens=sum(int(r.known_notes["step_parts"]["output_tokens"]) for r in clocked),
+    )  # fmt: skip
+
+
+def part_times(record: Record) -> dict[str, float]:
+    """Return the time of each part of a run in us per output token, as weighted in the run."""
+    note, counters = record.known_notes["step_parts"], record.counters
+    measured = {
+        "decode": counters.get("steps.decode", 0.0),
+        "prefill": counters.get("steps.prefill", 0.0) + counters.get("steps.mixed", 0.0),
+    }
+    tokens = counters.get("tokens.sampled", 0.0)
+    if not tokens or any(not measured.get(kind) for kind in note["steps"]):
+        measured, tokens = dict(note["steps"]), note["output_tokens"]
+    times: dict[str, float] = {}
+    for kind, by_part in note["parts_us"].items():
+        weight = measured[kind] / note["steps"][kind] / tokens
+        for part, us in by_part.items():
+            times[part] = times.get(part, 0.0) + us * weight
+    return times
+
+
+def _row(
+    name: str,
+    records: Sequence[Record],
+    parts: Mapping[str, Mapping[str, float]],
+    total_us: float,
+) -> MetricRow:
+    """Return a part as a metric whose differences are in units of the baseline's whole time."""
+    row = MetricRow("all", name, "us", "lower", primary=name != TOTAL, unit_value=total_us)
+    for record in records:
+        times = parts[record.run]
+        value = sum(times.values()) if name == TOTAL else times.get(name, 0.0)
+        row.arms.setdefault(record.arm, []).append(
+            RunValue(record.block, record.position, f"runs/{record.run}.json", value)
+        )
+    return row
+
+
+def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]) -> PartShare:
+    us = [sum(times.get(member, 0.0) for member in members) for times in runs]
+    whole = [sum(times.values()) for times in runs]
+    return share_of(name, us, [100 * own / all_us for own, all_us in zip(us, whole, strict=True)])
+
+
+def share_of(name: str, us: Sequence[float], pct: Sequence[float]) -> PartShare:
+    """Return the means over processes, and the t interval of the share, within 0 and 100 %."""
+    mean, low, high = float(np.mean(pct)), None, None
+    if len(pct) > 1:
+        half = float(stdtrit(len(pct) - 1, 0.975) * np.std(pct, ddof=1) / np.sqrt(len(pct)))
+        low, high = max(0.0, mean - half), min(100.0, mean + half)
+    rounded = map(round_significant, (float(np.mean(us)), mean, low, high))
+    return PartShare(name, *rounded)  # type: ignore[arg-type]
+
+
+def _arm_time(
+    compared: Sequence[ArmComparison],
+    rows: Sequence[MetricRow],
+    records: Sequence[Record],
+    total_us: float,
+) -> ArmTime:
+    arm, baseline = compared[0].arm, compared[0].baseline
+    parts = tuple(_difference(row, one, total_us) for row, one in zip(rows, compared, strict=True))
+    *parts_only, total = parts
+    counters = {name: [r.counters for r in records if r.arm == name] for name in (arm, baseline)}
+    found = counted_work.changes(counters[baseline], counters[arm])
+    ratio = 1.0 + (total.pct or 0.0) / 100
+    sentence = counted_work.step_sentence(found, ratio)
+    texts = [one.text() for name, one in found.items() if name != "steps" or sentence is None]
+    first = largest(tuple(parts_only))
+    cause = None
+    if first is not None:
+        more = (first.difference_us or 0.0) > 0
+        by_rows = counted_work.row_cause(found, more) if first.part in WITH_ROWS else None
+        cause = by_rows or first.part
+    return ArmTime(arm, tuple(parts_only), total, cause, tuple(filter(None, [sentence, *texts])))
+
+
+def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDifference:
+    def us(pct: float | None) -> float | None:
+        return None if pct is None else round_significant(pct / 100 * total_us)
+
+    low, high = one.ci_pct or (None, None)
+    values = [value.value for value in row.arms[one.arm]]
+    return PartDifference(
+        part=str(row.metric),
+        us=round_significant(float(np.mean(values))) or 0.0,
+        difference_us=us(one.effect_pct),
+        low_us=us(low),
+        high_us=us(high),
+        pct=round_significant(one.effect_pct),
+        p_adjusted=round_significant(one.p_adjusted),
+    )
+
+
+def _clocks_pct(records: Sequence[Record]) -> float:
+    """Return the clocks' cost per step in percent of a step's time, the median over runs."""
+    costs = []
+    for record in records:
+        note = record.known_notes["step_parts"]
+        spent = sum(us for by_part in note["parts_us"].values() for us in by_part.values())
+        costs.append(100 * note["clocks_us"] * sum(note["steps"].values()) / spent)
+    return round_significant(median(costs)) or 0.0
+
+
+def _of_tokens_pct(records: Sequence[Record]) -> float:
+    shares = [
+        100 * record.known_notes["step_parts"]["output_tokens"] / sampled
+        for record in records
+        if (sampled := record.counters.get("tokens.sampled"))
+    ]
+    return round_significant(min(100.0, median(shares))) or 0.0 if shares else 100.0

@@ -1,0 +1,154 @@
+"""The section "Why": where the time of steps went; of kernels, work and hardware counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from labkit.analysis.charts.waterfall_chart import waterfall_chart
+from labkit.analysis.document.report_parts import (
+    BulletList,
+    CellSource,
+    ChartPart,
+    PageList,
+    PictureFile,
+    ReportPart,
+    TablePart,
+    section,
+)
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.time_text import clocks_text, time_sentences
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.time_model import (
+    PART_NAMES,
+    ArmTime,
+    PartDifference,
+    PartShare,
+    TimeDivision,
+)
+from labkit.analysis.number_format import interval_text, p_text, signed_text, slug, value_text
+from labkit.records import Record
+
+MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
+
+
+def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
+    """Return the parts' times per output token: the baseline's, and each arm's difference."""
+    shares = {share.part: share for share in division.baseline}
+    columns = [
+        Column[str]("part of a step", lambda name: PART_NAMES.get(name, name), numeric=False),
+        Column(f"{cell.baseline} (µs)", _of(shares, lambda share: share.us), value_text),
+        Column("share (%)", _of(shares, lambda share: share.pct), value_text),
+    ]
+    for arm in division.arms:
+        if arm.arm in cell.compared_arms:
+            columns += _arm_columns(arm)
+    return Table(tuple(columns), (*shares, "total"), (clocks_text(division),))
+
+
+def _of(
+    shares: dict[str, PartShare], value: Callable[[PartShare], float]
+) -> Callable[[str], float]:
+    def cell(name: str) -> float:
+        members = [shares[name]] if name in shares else list(shares.values())
+        return sum(map(value, members))
+
+    return cell
+
+
+def _arm_columns(arm: ArmTime) -> list[Column[str]]:
+    parts = {one.part: one for one in (*arm.parts, arm.total)}
+
+    def column(heading: str, text: Callable[[PartDifference], str]) -> Column[str]:
+        return Column(heading, lambda name: text(parts[name]) if name in parts else "")
+
+    return [
+        column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
+        column(
+            "difference (µs)",
+            lambda one: "" if one.difference_us is None else signed_text(one.difference_us),
+        ),
+        column("interval", lambda one: interval_text(one.low_us, one.high_us)),
+        column("adjusted p", lambda one: p_text(one.p_adjusted)),
+    ]
+
+
+@section("Why: where the time went")
+def time_section(report: CellSource) -> Iterator[ReportPart]:
+    """Show the first cause of each arm, the parts' times, and a waterfall for each arm."""
+    cell, division = report.cell, report.cell.time
+    if division is None:
+        return
+    sentences = list(time_sentences(cell, division))
+    yield BulletList(sentences)
+    yield PageList(sentences)
+    yield TablePart(time_table(cell, division))
+    for arm in division.arms:
+        if arm.arm in cell.compared_arms:
+            chart = ChartPart(
+                waterfall_chart(cell.baseline, division, arm),
+                f"From {cell.baseline}'s time per output token to {arm.arm}'s",
+            )
+            yield chart
+            stem = cell.stem(f"why-{slug(arm.arm)}")
+            yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
+
+
+WORK_COUNTS = {
+    "attention.bytes": "bytes",
+    "attention.kv_blocks_visited": "KV blocks",
+    "attention.search_iterations": "search iterations",
+    "attention.surplus_threadgroups": "surplus units",
+}
+HARDWARE_NAMES = {
+    "instructions": "instructions",
+    "cycles": "cycles",
+    "cache_misses": "cache misses",
+    "stalled_cycles": "stalled cycles",
+}
+
+
+@section("Why: the work of a launch")
+def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
+    """Show what differs between the arms' launches: their work, and hardware counters."""
+    noted = [r for r in report.records if r.ok and r.known_notes.get("hardware")]
+    if not noted:
+        return
+    sentences = [text for arm in report.cell.compared_arms for text in _work_texts(report, arm)]
+    reasons = {reason for r in noted if (reason := r.known_notes["hardware"].get("unavailable"))}
+    if reasons:
+        sentences.append(f"No hardware counters: {'; '.join(sorted(reasons))}.")
+    yield BulletList(sentences)
+    yield PageList(sentences)
+
+
+def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
+    """Yield a sentence for each case in which an arm's work differs from the baseline's."""
+    counts = _launch_counts(report.records)
+    for row in report.cell.primary_rows:
+        base, own = counts.get((row.case, report.cell.baseline)), counts.get((row.case, arm))
+        if not base or not own:
+            continue
+        names = {**WORK_COUNTS, **HARDWARE_NAMES}
+        found = [
+            f"{signed_text(100 * (own[name] / base[name] - 1))} % {words}"
+            for name, words in names.items()
+            if base.get(name) and name in own and abs(own[name] / base[name] - 1) > MIN_CHANGE
+        ]
+        comparison = row.comparison(arm)
+        if found and comparison is not None and comparison.effect_pct is not None:
+            time = f"{signed_text(comparison.effect_pct)} % time"
+            yield f"{row.name}, {arm}: {', '.join(found)}; {time}."
+
+
+def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the counts of one launch by case and arm, each the median over the runs."""
+    runs: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        for case in record.cases if record.ok else ():
+            counted = dict(case.known_notes.get("counters") or {})
+            counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
+            by_name = runs.setdefault((case.case, record.arm), {})
+            for name, value in counted.items():
+                by_name.setdefault(name, []).append(float(value))
+    return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}

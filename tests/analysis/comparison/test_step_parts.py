@@ -1,0 +1,149 @@
+"""The division of the time: causes, their error rates, the counters' words, what it is worth."""
+
+import numpy as np
+import pytest
+from planted_cells import planted_cell
+
+from labkit.analysis.charts.waterfall_chart import NOT_DIVIDED, waterfall_steps
+from labkit.analysis.comparison import counted_work
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria
+from labkit.analysis.comparison.step_parts import divide_time, part_times
+from labkit.analysis.findings.time_text import cause_text, predicted_text, time_sentences
+from labkit.records import Arm, Record
+
+ARMS = [Arm("base", "baseline", {}, {}), Arm("new", "arm", {}, {})]
+# us of a decode step and of a step with prompt tokens, by part.
+STEP = {
+    "schedule": (60, 80), "build": (50, 90), "plan": (90, 90), "attention": (700, 2500),
+    "products": (900, 4000), "rest": (200, 600), "sample": (150, 150), "update": (60, 60),
+    "idle": (5, 5), "left_over": (120, 130),
+}  # fmt: skip
+COUNTERS = {
+    "steps.decode": 80.0, "steps.mixed": 20.0, "steps.total": 100.0, "tokens.sampled": 400.0,
+    "tokens.computed": 1400.0,
+}  # fmt: skip
+
+
+def record(arm, block, *, rng=None, machine=1.0, factors=(), counters=(), share=1.0):
+    """A run whose parts have noise, and in turns with clocks a share of its decode steps."""
+    steps = {"decode": int(80 * share), "prefill": 20}
+    parts = {kind: {} for kind in steps}
+    for part, values in STEP.items():
+        noise = machine * (rng.lognormal(0, 0.03) if rng else 1.0) * dict(factors).get(part, 1.0)
+        for (kind, number), us in zip(steps.items(), values, strict=True):
+            parts[kind][part] = us * number * noise
+    tokens = 400 * (steps["decode"] + 20) // 100
+    note = {"steps": steps, "parts_us": parts, "clocks_us": 10.0, "output_tokens": tokens}
+    role = "baseline" if arm == "base" else "arm"
+    return Record(
+        arm, role, block, 0 if arm == "base" else 1, 0, "ok", "2026-11-20T20:00:00Z",
+        counters={**COUNTERS, **dict(counters)}, notes={"step_parts": note},
+    )  # fmt: skip
+
+
+def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05):
+    rng = np.random.default_rng(seed) if seed is not None else None
+    machines = rng.lognormal(0, 0.05, blocks) if rng else [1.0] * blocks
+    records = [
+        record(arm, block, rng=rng, machine=machine, factors=f, counters=c)
+        for block, machine in enumerate(machines)
+        for arm, f, c in (("base", (), ()), ("new", factors, counters))
+    ]
+    return divide_time(ARMS, records, DecisionCriteria(1, alpha, 2.0))
+
+
+WHOLE = sum(decode * 0.8 + prefill * 0.2 for decode, prefill in STEP.values())
+
+
+def longer(part):
+    """Factors that make a part take 5 % of a step longer."""
+    decode, prefill = STEP[part]
+    return {part: 1 + 0.05 * WHOLE / (0.8 * decode + 0.2 * prefill)}
+
+
+@pytest.mark.parametrize("part", ["schedule", "attention", "sample", "idle"])
+def test_a_planted_part_is_named_in_18_of_20_studies(part):
+    causes = [study(seed, longer(part)).arms[0].cause for seed in range(20)]
+    assert causes.count(part) >= 18 and set(causes) <= {part, None}
+
+
+def test_a_copy_has_no_cause_in_20_studies():
+    assert {study(seed).arms[0].cause for seed in range(100, 120)} == {None}
+
+
+def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
+    division = study(None, {"sample": 2.0, "attention": 0.8}, blocks=8)
+    (arm,) = division.arms
+    parts = {one.part: one for one in arm.parts}
+    assert division.total_us == pytest.approx(WHOLE / 4)
+    assert parts["sample"].difference_us == pytest.approx(150 / 4)
+    assert parts["attention"].pct == pytest.approx(-100 * (0.8 * 140 + 0.2 * 500) / WHOLE)
+    assert arm.cause == "attention" and arm.total.pct == pytest.approx(
+        sum(one.pct for one in arm.parts)
+    )
+    steps = waterfall_steps(division, arm)
+    assert steps[-1] == (NOT_DIVIDED, pytest.approx(0.0, abs=1e-6))
+    assert [name for name, _ in steps[:-1]] == ["attention", "sampling"]
+    assert "first cause: attention" in cause_text(arm)
+    assert division.groups[0].pct == pytest.approx(parts["attention"].us / 0.8 / WHOLE * 400)
+
+
+def test_steps_are_weighted_as_in_the_measurement():
+    whole, quarter = record("base", 0), record("base", 0, share=0.25)
+    assert part_times(quarter) == pytest.approx(part_times(whole))
+    alone = record("base", 0, counters={"steps.mixed": 0.0, "tokens.sampled": 0.0})
+    assert part_times(alone) == pytest.approx(part_times(whole))
+
+
+@pytest.mark.parametrize(("alpha", "blocks"), [(0.05, 3), (0.0, 10)])
+def test_too_few_blocks_and_interim_results_name_no_cause(alpha, blocks):
+    (arm,) = study(0, longer("sample"), blocks=blocks, alpha=alpha).arms
+    assert arm.cause is None and "too few blocks" in cause_text(arm)
+
+
+def test_runs_without_clocks_have_no_division():
+    plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-11-20T20:00:00Z")
+    assert divide_time(ARMS, [plain], DecisionCriteria(1, 0.05, 2.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("counters", "cause", "text"),
+    [
+        ({"tokens.padded": 600.0}, "padding", "1.5, not 0"),
+        (
+            {"tokens.recomputed": 400.0, "tokens.computed": 1800.0},
+            "recomputation",
+            "29 % more rows",
+        ),
+        ({}, "products", None),
+    ],
+)
+def test_more_rows_are_the_cause_of_a_longer_model(counters, cause, text):
+    (arm,) = study(0, {"products": 1.3, "rest": 1.2}, counters).arms
+    assert arm.cause == cause and (text is None or any(text in one for one in arm.counts))
+
+
+def test_fewer_steps_are_said_with_their_reason():
+    drafts = {"spec.accepted": 160.0, "steps.total": 88.0}
+    found = counted_work.changes([{**COUNTERS, "spec.accepted": 0.0}] * 3, [COUNTERS | drafts] * 3)
+    assert counted_work.step_sentence(found, 0.88 * 1.06) == (
+        "12 % fewer steps, because drafts were accepted 1.82 times per step (baseline 0); "
+        "each step takes 6 % longer"
+    )
+    varying = [{**COUNTERS, "preemptions": n} for n in (1.0, 4.0)]
+    assert not counted_work.changes(varying, [{**COUNTERS, "preemptions": 3.0}] * 2)
+
+
+def test_the_predicted_effect_stands_beside_the_measured_one():
+    division = study(None, {"products": 1.1})
+    comparison = {"arm": "new", "effect_pct": -5.0, "ci_low_pct": -6.0, "ci_high_pct": -4.0,
+                  "verdict": "worse"}  # fmt: skip
+    row = {"metric": "total_tok_s", "unit": "tok/s", "better": "higher", "primary": True,
+           "comparisons": [comparison]}  # fmt: skip
+    arms = [{"name": "base", "role": "baseline"}, {"name": "new", "role": "arm"}]
+    cell = planted_cell([row], arms=arms)
+    text = predicted_text(cell, division.arms[0])
+    assert (
+        text.startswith("new: its parts predict −4.") and "measured −5.0 % (−6.0 to −4.0)" in text
+    )
+    assert sum("goes to" in one for one in time_sentences(cell, division)) == 1
