@@ -75,13 +75,33 @@ class ReplicationRow:
 
     @property
     def region(self) -> float:
-        """The largest change that counts as none, if the author claims an effect."""
-        low, high = self.author
-        effect = abs(self.effects[0].null_distribution[0])
-        half = effect / 2
-        if self.effects[0].null_distribution[0] > 0:  # half of a gain in percent is nearer
-            half = effect - math.log1p(math.expm1(effect) / 2)
-        return float(min((high - low) / 2 + self.margin, half))
+        """The largest change that counts as none."""
+        return region_of(self.effects[0], self.author, self.margin)
+
+
+def region_of(author: StudyEffect, interval: Interval, margin: float) -> float:
+    """Return the largest change of an author's effect that counts as none (log ratios)."""
+    if _within(interval, margin):
+        return margin
+    effect = abs(float(author.null_distribution[0]))
+    half = effect / 2
+    if author.null_distribution[0] > 0:  # half of a gain in percent is nearer
+        half = effect - math.log1p(math.expm1(effect) / 2)
+    return min((interval[1] - interval[0]) / 2 + margin, half)
+
+
+def times_as_long(author: StudyEffect, region: float, level: float, *, is_equal: bool) -> float:
+    """Return how much longer than the author's a study must be that replicates a row, at its noise.
+
+    ``is_equal``: the author claims no difference. The result is infinite if the author's study is
+    too short, or its noise is not known.
+    """
+    df = 2 * author.degrees_of_freedom
+    errors = detectable_errors(float(stdtrit(df, 1 - level / 2)), df) if df > 0 else None
+    if errors is None or not math.isfinite(author.variance):
+        return math.inf
+    spare = (region / errors) ** 2 - (0.0 if is_equal else author.variance)
+    return author.variance / spare if spare > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,7 @@ def _decide(
     row: ReplicationRow, alpha: float, size: int, p_adjusted: float, level: float
 ) -> ReplicationDecision:
     points = breakpoints(row.change.null_distribution, row.change)
-    region = row.region if row.claims_effect else row.margin
+    region = row.region
     p_same = 2 * max(points.p_greater(-region), points.p_less(region))
     word = _word(row, size * p_same <= alpha, p_adjusted <= alpha)
     more = None

@@ -21,7 +21,12 @@ from labkit.analysis.model.replication_model import (
     Replication,
     ReplicationSide,
 )
-from labkit.analysis.number_format import round_significant
+from labkit.analysis.number_format import (
+    interval_text,
+    magnitude_text,
+    percent_text,
+    round_significant,
+)
 from labkit.analysis.statistics.difference_in_differences import effect_change
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.replication_test import (
@@ -30,10 +35,13 @@ from labkit.analysis.statistics.replication_test import (
     ReplicationRow,
     ReplicationWord,
     decide_replication,
+    region_of,
+    times_as_long,
 )
 from labkit.analysis.studies.study_analysis import study_name
 from labkit.analysis.studies.study_answer import study_question
 from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled, median_of
+from labkit.config import count_text
 from labkit.records import (
     MACHINE_FIELDS,
     PROCESSES_SUFFIX,
@@ -44,6 +52,7 @@ from labkit.records import (
 )
 
 CLAIMS = ("better", "worse", "equivalent", "trivial")
+MAX_BLOCKS = 200  # that a reader may be expected to run
 SAME = 1e-9  # log ratio: rounding of computed values
 
 
@@ -138,6 +147,40 @@ def _test_row(pair: _Pair) -> ReplicationRow | None:
         None if other.comparison.ci_pct is None else _logs(other.comparison.ci_pct),
         to_log_ratio(pair.author.data.criteria.margin_pct),
     )
+
+
+def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
+    """Yield what a replication will decide about each claim, and the blocks that it would take.
+
+    The noise is taken to be the author's, so the blocks are those of the author's length.
+    """
+    claims = [
+        pair
+        for analysis in asked_cells(author)
+        for pair in _pairs(analysis, {})
+        if pair.one.verdict.word in CLAIMS and pair.one.comparison.ci_pct is not None
+    ]
+    for pair in claims:
+        one, data = pair.one, pair.author.data
+        found = arm_effect(pair.author, one.row, one.comparison.arm)
+        limits = one.comparison.ci_pct
+        if found is None or limits is None:
+            continue
+        margin, interval = to_log_ratio(data.criteria.margin_pct), _logs(limits)
+        region = region_of(found[0], interval, margin)
+        equal = one.verdict.word in ("equivalent", "trivial")
+        level = data.criteria.alpha / len(claims)
+        blocks = found[1] * times_as_long(found[0], region, level, is_equal=equal)
+        need = "the author's study is too short to show it; a large change can be shown"
+        if blocks <= MAX_BLOCKS:
+            count = count_text(max(1, math.ceil(blocks)), "block")
+            need = f"about {count} as noisy as the author's can show it"
+        name = ", ".join(filter(None, (one.row.case, one.row.metric, one.comparison.arm)))
+        yield (
+            f"{name}: the author has {percent_text(one.comparison.effect_pct)} "
+            f"({interval_text(*limits)}); replicated if the same within "
+            f"±{magnitude_text(to_percent(region))} %: {need}"
+        )
 
 
 def _same_row(row: MetricRow, other: MetricRow) -> bool:
