@@ -29,6 +29,8 @@ from labkit.analysis.pages.html_report import TEMPLATES
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord
+from labkit.analysis.studies.study_analysis import is_cell
+from labkit.analysis.studies.study_index import study_dirs
 from labkit.config import count_text
 from labkit.records import RecordError, write_json
 
@@ -209,6 +211,13 @@ def replication_files(root: Path) -> list[Path]:
     levels = ("*/" * depth for depth in range(MAX_DEPTH + 1))
     found = {path for level in levels for path in root.glob(f"{level}*replication*.json")}
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def holds_replications(folder: Path) -> bool:
+    """Return whether a folder is neither a study nor a cell, but holds replications."""
+    if not folder.is_dir() or is_cell(folder) or folder in study_dirs(folder):
+        return False
+    return bool(replication_files(folder))
 
 
 def replications_markdown(root: Path) -> str:
