@@ -32,6 +32,7 @@ from labkit.replicate import article_archives, obstacles_here
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
 
 OURS, THEIRS = "ours", "theirs"
+MLX_BACKENDS = ("mlx-cpu", "mlx-metal")  # installed beside mlx, in its version
 PROG = "python -m labkit.replicate"
 
 
@@ -171,17 +172,21 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
     """
     if versions == OURS:
         return reader
+    from importlib import metadata
+
     from labkit.machine.facts import fingerprint
 
     theirs = next((v for cell in study.cells if (v := _versions_of(cell))), {})
     require(bool(theirs), f"{study.path}: its records name no versions of packages")
     here = fingerprint.versions()
-    differing = tuple(
-        f"{name}=={version}"
+    differing = {
+        name: version
         for name, version in theirs.items()
         if name != "labkit" and version is not None and here.get(name) not in (None, version)
-    )
-    return replace(reader, requirements=differing)
+    }
+    backends = {dist.name for dist in metadata.distributions()} & set(MLX_BACKENDS)
+    differing |= {name: differing["mlx"] for name in sorted(backends) if "mlx" in differing}
+    return replace(reader, requirements=tuple(f"{n}=={v}" for n, v in differing.items()))
 
 
 def _versions_of(cell: AuthorsCell) -> dict[str, str]:

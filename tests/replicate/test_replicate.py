@@ -18,7 +18,7 @@ from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.records import RecordError, open_study
 from labkit.replicate import article_archives
-from labkit.replicate.__main__ import main
+from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import ReaderOptions, authors_cells
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,7 @@ class Planted(PlantedRuns):
         minute = f"2026-11-20T20:{run.block:02d}:00Z"
         counters = dict.fromkeys(("engine.paged", f"resolver.{ARMS.get(run.arm, run.arm)}"), 1.0)
         facts = {"environment": self.environment, "counters": counters, "started": minute}
+        facts["seconds"] = {"process": 10.0}
         return {**kernel_fields(us), **facts}
 
 
@@ -123,7 +124,7 @@ def test_a_planted_study_is_replicated_in_another_folder(effect, words, replicat
 def test_noise_leaves_it_undecided_and_the_page_says_how_long_it_would_take(replicate):
     page = replicate(Planted(0.2, noise=0.1), "noisy")
     assert page.counts == {"not decided": 1}
-    assert page.rows[0].needed_s > 8 * 60
+    assert page.rows[0].needed_s > 24 * 10
     assert "not decided (design.time=" in Path("noisy/replication.md").read_text("utf-8")
 
 
@@ -237,7 +238,9 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
 
     opened = open_study(archive)
     (cell,) = authors_cells(opened, cell_dirs(opened))
-    reader = ReaderOptions({}, ("numpy==1.2.3",))
+    own = AuthorsStudy(opened, (cell,), Path("x"))
+    monkeypatch.setattr("labkit.machine.facts.fingerprint.versions", lambda: {"numpy": "2.0"})
+    reader = _reader(own, ReaderOptions(), "theirs")
     experiment = cell.experiment(cell.tested[0], reader, 60.0)
     arms = experiment.ablation.arms
     assert {arm: own["environment"]["requirements"] for arm, own in arms.items()} == {
@@ -275,3 +278,16 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         article_archives.table_archives(article)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gqa_sharing", "radix_sharing"])
+def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "outputs" / "reference" / f"{name}.zip"
+    assert main([str(path), "out=mine", "design.blocks=1", "workload.repeats=1"]) == 0
+    page = Replication.read(tmp_path / "mine" / "replication.json")
+    assert page.counts == {"not decided": 4} and page.rows[0].reader.effect_pct is not None
+    assert [change.partition("=")[0] for change in page.changes] == ["workload.repeats"]

@@ -56,7 +56,7 @@ def decision_text(row: ReplicatedRow) -> str:
 def _time_text(seconds: float) -> str:
     """Return a time that ``design.time`` takes, rounded up."""
     minutes = -(-seconds // 60)
-    return f"{minutes:.0f}m" if minutes < 120 else f"{-(-minutes // 60):.0f}h"
+    return f"{minutes:.0f}m" if minutes < 120 else f"{-(-minutes // 60):,.0f}h"
 
 
 def _table(page: Replication) -> Table[ReplicatedRow]:
@@ -128,7 +128,7 @@ def _body(page: Replication) -> Iterator[str]:
     yield from (f"- package versions: {versions}",)
     yield from (f"- the question: {change}" for change in page.changes)
     yield from (f"- {difference}" for difference in page.differences)
-    yield ""
+    yield from ("", "What weakens this study is in [its own report](report.html).", "")
 
 
 METHOD = (

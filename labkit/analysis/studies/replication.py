@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, JudgedComparison
@@ -273,15 +272,11 @@ def _measured(one: JudgedComparison | None, analysis: CellAnalysis | None) -> Me
 
 
 def _seconds(analysis: CellAnalysis | None) -> float | None:
-    """Return the wall seconds of a cell's blocks, from when its runs started; None if unknown."""
-    if analysis is None or len(analysis.data.blocks_done) < 2:
-        return None
-    starts: dict[int, float] = {}
-    for record in analysis.data.records:
-        started = datetime.fromisoformat(record.started).timestamp()
-        starts[record.block] = min(started, starts.get(record.block, started))
-    span = max(starts.values()) - min(starts.values())
-    return span * len(starts) / (len(starts) - 1)
+    """Return the wall seconds of a cell's processes, or None if unknown."""
+    records = () if analysis is None else analysis.data.records
+    spent = [record.seconds.get("process") for record in records if record.ok]
+    known = [seconds for seconds in spent if seconds is not None]
+    return sum(known) if known and len(known) == len(spent) else None
 
 
 def replication_of(
