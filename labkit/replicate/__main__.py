@@ -156,8 +156,8 @@ def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
     sys.path.insert(0, root)
     known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *known])
-    texts = [name.split("/") for name in names if name.startswith("inputs/")]
-    inputs = {parts[1]: str((folder / "/".join(parts)).resolve()) for parts in texts}
+    texts = [name for name in names if name.startswith("inputs/")]
+    inputs = {name.partition("/")[2]: str((folder / name).resolve()) for name in texts}
     cells = tuple(replace(cell, inputs=inputs) for cell in study.cells)
     return replace(study, cells=cells)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
@@ -72,7 +73,7 @@ class ReaderOptions:
 class AuthorsCell:
     """A cell of the author's: its manifest and its arms as its files hold them.
 
-    ``inputs``: by option, the path of a text that came with the archive.
+    ``inputs``: by ``OPTION/FILE``, the path of a text that came with the archive.
     """
 
     name: str
@@ -89,9 +90,12 @@ class AuthorsCell:
     def config(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         """Return an arm's config with the reader's options, in JSON types."""
         config: dict[str, Any] = copy.deepcopy(dict(with_present_names(arm.config)))
-        for key, value in {**self.inputs, **reader.of(*ASKED_GROUPS)}.items():
-            if key not in FILES or _value(config, key) is not None:
-                _set(config, key, value)
+        for key in FILES:
+            name = f"{key}/{PurePath(str(_value(config, key))).name}"
+            if name in self.inputs:
+                _set(config, key, self.inputs[name])
+        for key, value in reader.of(*ASKED_GROUPS).items():
+            _set(config, key, value)
         return config
 
     def changes(self, reader: ReaderOptions) -> Iterator[str]:
