@@ -2,14 +2,16 @@
 
 The file holds the records, the reports and the machines' fingerprints, but no logs. ``report``,
 ``compare``, ``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack
-STUDY.zip DIR`` restores the folder, to continue the study. Exit codes: 0 on success; 2, with a
-one-line message, if the study or the file is not valid.
+STUDY.zip DIR`` restores the folder, to continue the study. ``--with-sources`` adds the arms' own
+classes and prompt files, so that ``labkit.replicate`` can repeat the study elsewhere. Exit codes: 0
+on success; 2, with a one-line message, if the study or the file is not valid.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from labkit.records import (
     RecordError,
     is_locked,
     open_study,
+    read_arms,
     read_json,
     record_paths,
     regular_files,
@@ -46,13 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="unpack an archive instead: --unpack STUDY.zip DIR, where DIR does not exist",
     )
+    parser.add_argument(
+        "--with-sources",
+        action="store_true",
+        help="add the sources of your own classes, and the prompt files, as they were measured",
+    )
 
     def body(options: argparse.Namespace) -> None:
         if options.unpack:
             unpack_archive(options.source, options.target)
             print(f"{options.source} unpacked into {options.target}")
         else:
-            print(archive_study(options.source, options.target).summary)
+            archived = archive_study(
+                options.source, options.target, with_sources=options.with_sources
+            )
+            print(archived.summary)
 
     return parser.run(argv, body, refused=(RecordError,))
 
@@ -77,14 +88,15 @@ class ArchivedStudy:
         return f"{self.path}: {cells}, {runs}, {megabytes}, SHA-256 {self.sha256}"
 
 
-def archive_study(study: Path, target: Path) -> ArchivedStudy:
-    """Write a study's folder as an archive.
+def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> ArchivedStudy:
+    """Write a study's folder as an archive. ``with_sources``: with own classes and prompts.
 
     Raises
     ------
     RecordError
         A record is not valid or was edited; a process is working on a cell; the folder holds a
-        link; or ``target`` does not end with ``.zip``, or exists and is not a study archive.
+        link; a source or prompt has changed since; or ``target`` does not end with ``.zip``, or
+        exists and is not a study archive.
     OSError
         The file cannot be written.
     """
@@ -106,6 +118,8 @@ def archive_study(study: Path, target: Path) -> ArchivedStudy:
         for name, path in regular_files(study)
         if name.partition("/")[0] not in names and path.resolve() != target.resolve()
     }
+    if with_sources:
+        files |= _sources(cells)
     files |= {STORED_RUNS: runs, ENVIRONMENT: _environments(cells)}
     digest = write_archive(target, files, {cell.name: cell for cell in cells})
     records = sum(len(record_paths(cell)) for cell in cells)
@@ -122,6 +136,26 @@ def _check_target(target: Path) -> None:
             open_study(target)
         except RecordError:
             raise RecordError(f"{target} exists and is not a study archive") from None
+
+
+def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
+    """Return the own classes and prompts of all arms, checked against the arms' digests."""
+    from labkit.experiment.compose.input_digests import archived_files, input_digests
+
+    sys.path[:0] = [] if "" in sys.path or os.getcwd() in sys.path else [os.getcwd()]
+    found: dict[str, bytes] = {}
+    for cell in cells:
+        for arm in read_arms(cell):
+            now = input_digests(arm.config, arm.environment)
+            for name, digest in arm.inputs.items():
+                if name in now and now[name] != digest:
+                    raise RecordError(
+                        f"{cell / 'arms' / arm.name}.json: the file of {name} has changed since "
+                        "the study; restore it, or archive without --with-sources"
+                    )
+            files = archived_files(arm.config, arm.environment)
+            found |= {name: path.read_bytes() for name, path in files.items()}
+    return found
 
 
 def _environments(cells: Sequence[Path]) -> bytes:

@@ -2,8 +2,9 @@
 
 If DIR is an archive, ``STUDY.zip``, the files are written beside it, into ``STUDY.report``. If DIR
 is a folder of studies, the program writes an index page of their questions, answers, dates and
-machines. ``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a
-one-line message, if the study cannot be read or lacks data that the format needs.
+machines; the files ``replication.json`` in such a folder become a table of who replicated what.
+``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a one-line
+message, if the study cannot be read or lacks data that the format needs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    from labkit.analysis.pages.replication_page import holds_replications, write_replications
     from labkit.analysis.pages.report_files import FORMATS, FormatError, render
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.analysis.studies.study_index import holds_studies
@@ -41,11 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body(options: argparse.Namespace) -> None:
         analysis_cache = AnalysisCache()
-        if holds_studies(options.dir):
+        several = holds_studies(options.dir)
+        sent_back = options.format is None and holds_replications(options.dir)
+        if sent_back:
+            print(write_replications(options.dir))
+        if several:
             _index(options.dir, options.format)
         elif options.format is not None:
             _print(render(options.dir, options.format, analysis_cache))
-        else:
+        elif not sent_back:
             _rebuild(options.dir, analysis_cache)
         print_notes(parser.prog, analysis_cache.notes())
 

@@ -39,6 +39,10 @@ MAY = {
         "analysis", "cli", "cli.program", "config", "experiment", "machine", "records",
         "workload",
     },
+    "replicate": {
+        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program",
+        "config", "engine", "experiment", "machine", "records", "workload",
+    },
     "doctor": {
         "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",
         "experiment", "models", "machine", "records", "workload",

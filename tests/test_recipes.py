@@ -79,6 +79,7 @@ LISTED = {
     "python -m labkit.history outputs total_tok_s": "runs: test_metric_history.py",
     "python -m labkit.check mine.maps:Repeat": "runs: tests/conformance",
     "python -m labkit.check mine.plain:Plain model=smollm2": "runs: tests/conformance",
+    "python -m labkit.replicate STUDY.zip": "the form of a command",
     "python -m labkit.report": "the command's name alone",
     "python -m labkit.compare": "the command's name alone",
     "python -m labkit.post --check": "the command's name and an option",
@@ -196,6 +197,7 @@ OTHERS = [
     )
     and c not in LISTED
 ]  # fmt: skip
+REPLICATIONS = [c for c in RECIPES if c.startswith("python -m labkit.replicate outputs/")]
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
 TARGETS = [c for c in RECIPES if c.startswith("make ")]
 INSTALLS = [c for c in RECIPES if c.startswith("pip install ")]
@@ -221,9 +223,15 @@ def test_every_block_without_commands_is_listed(page):
 
 def test_every_command_is_checked_or_listed():
     checked = {*STUDIES, *EXPERIMENTS, *SERVERS, *OTHERS, *BENCHMARKS, *TARGETS, *INSTALLS, *TESTS}
+    checked |= {*REPLICATIONS}
     assert {c: where for c, where in RECIPES.items() if c not in checked | set(LISTED)} == {}
     assert {*LISTED, *NOT_TINY, *NOT_EVERYWHERE} - set(RECIPES) == set()
     assert len(STUDIES) > 80 and len(SERVERS) > 2 and len(BENCHMARKS) > 5 and len(OTHERS) > 10
+
+
+@pytest.mark.parametrize("command", REPLICATIONS)
+def test_a_table_is_repeated_by_a_committed_archive(command):
+    assert (ROOT / command.rpartition(" ")[2]).is_file()
 
 
 @pytest.fixture(scope="module")

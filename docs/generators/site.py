@@ -26,8 +26,8 @@ PLACEHOLDER = re.compile(r" '\{\{.*?\}\}'")  # title of a link in an article (la
 TABS = {
     "Use": (
         "workloads.md", "sweeps.md", "studies.md", "steps.md", "regression.md", "judge.md",
-        "python.md", "extending.md", "server.md", "opponents.md", "parallel.md", "video.md",
-        "scale.md", "quantised.md", "gguf.md", "architectures.md", "hybrid-models.md",
+        "replication.md", "python.md", "extending.md", "server.md", "opponents.md", "parallel.md",
+        "video.md", "scale.md", "quantised.md", "gguf.md", "architectures.md", "hybrid-models.md",
     ),
     "Experiments": ("experiments.md", "levers.md", "sensitivity.md"),
     "Articles": (

@@ -31,6 +31,7 @@ PROGRAMS = (
     "mac",
     "post",
     "regression",
+    "replicate",
     "report",
     "serve",
 )

@@ -130,7 +130,8 @@ class PlaceholderFunctions:
             selected = [_linked(column, page) for column in selected]
         if rows is not None:
             table = replace(table, lines=tuple(_selected_lines(table, rows)))
-        return ArticleBlock(markdown_table(replace(table, columns=tuple(selected))))
+        text = markdown_table(replace(table, columns=tuple(selected)))
+        return ArticleBlock(text + _repeat_line(study, report))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
         """Return the table of a sweep's settings with their values in a primary row.
@@ -142,7 +143,8 @@ class PlaceholderFunctions:
         require(bool(names), f"{study} is not a sweep, so it has no settings")
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]
-        return ArticleBlock("\n\n".join([markdown_table(table), *table.notes]))
+        text = "\n\n".join([markdown_table(table), *table.notes])
+        return ArticleBlock(text + _repeat_line(study, report))
 
     def answer(self, study: str, cell: str | None = None) -> ArticleLink:
         """Return the answer of a study, or of one of its cells, in at most 20 words, as a link."""
@@ -244,6 +246,13 @@ class PlaceholderFunctions:
 
     def _link(self, path: Path) -> str:
         return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
+
+
+def _repeat_line(study: str, report: CellReport) -> str:
+    """Return the line that repeats an archived comparison; empty if there is none to repeat."""
+    if not study.endswith(ARCHIVE_SUFFIX) or not report.cell.treatment_arms:
+        return ""
+    return f"\n\nRepeat it: `python -m labkit.replicate {study}`"
 
 
 SENTENCES: dict[str, Callable[[CellReport], str | None]] = {

@@ -104,11 +104,16 @@ class _CellPair:
 
         True if an arm may have caused stalls in one of the studies.
         """
-        return any(
-            analysis.stalls is not None
-            and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
-            for analysis in (self.old, self.new)
-        )
+        return may_have_stalled(self.old, self.new)
+
+
+def may_have_stalled(*analyses: CellAnalysis) -> bool:
+    """Return whether an arm may have caused stalls in one of the studies."""
+    return any(
+        analysis.stalls is not None
+        and bool(analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
+        for analysis in analyses
+    )
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ def _conclude(
         if item.role == "control":
             continue
         row, comparison = item.old, comparisons.get(id(item))
-        old_median, new_median = (_median(row, item.arm) for row in (item.old, item.new))
+        old_median, new_median = (median_of(row, item.arm) for row in (item.old, item.new))
         control = noise.get((item.pair.name, row.case, row.metric))
         verdict = _judge(item, comparison, control)
         changes.append(
@@ -267,7 +272,8 @@ def _method_notes(
         )
 
 
-def _median(row: MetricRow, arm: str) -> float | None:
+def median_of(row: MetricRow, arm: str) -> float | None:
+    """Return the median of an arm's values in a row, or None if there is none."""
     values = [v.value for v in row.arms.get(arm, ())]
     return float(np.median(values)) if values else None
 
@@ -493,7 +499,7 @@ def _shared_rows(pair: _CellPair) -> Iterator[_ArmPair]:
 
 
 def _with_change(item: _ArmPair) -> _ArmPair:
-    studies = [_effect(a, row, item.arm) for a, row in _studies_of(item)]
+    studies = [arm_effect(a, row, item.arm) for a, row in _studies_of(item)]
     if any(study is None for study in studies):
         return item
     (old, old_blocks), (new, new_blocks) = (study for study in studies if study is not None)
@@ -504,7 +510,7 @@ def _studies_of(item: _ArmPair) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
     return (item.pair.old, item.old), (item.pair.new, item.new)
 
 
-def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
+def arm_effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
     """Return an arm's effect in one study and the number of complete blocks.
 
     None if no block is complete or a value is not above 0.

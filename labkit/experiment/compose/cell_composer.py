@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,37 +127,69 @@ def compose_cell(
         "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
         "engine.kv.block_size=8,16,32, or choose another design",
     )
+
+    def compose_arm(arm: str, overrides: Mapping[str, Any]) -> Experiment:
+        return composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
+
+    return checked_cell(
+        experiment,
+        compose_arm,
+        cell_name(task_overrides),
+        overrides=tuple(named_overrides(task_overrides)),
+        blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
+        config_dirs=config_folders(hydra_overrides),
+        dropped=_dropped_arms(cell),
+    )
+
+
+def checked_cell(
+    experiment: Experiment,
+    compose_arm: Callable[[str, Mapping[str, Any]], Experiment],
+    name: str,
+    *,
+    overrides: tuple[str, ...] = (),
+    blocks_given: bool = False,
+    config_dirs: tuple[str, ...] = (),
+    dropped: Collection[str] = (),
+) -> ComposedCell:
+    """Compose and check the arms of a cell. Parameters are as in :class:`ComposedCell`.
+
+    ``compose_arm`` returns an arm's config, given its name and its overrides. ``dropped``: arms of
+    the ablation that the cell leaves out.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`compose_cell`.
+    """
     ablation = experiment.ablation
     baseline = ablation.baseline_arm
-    names = [baseline, *(name for name in ablation.arms if name != baseline)]
+    names = [baseline, *(arm for arm in ablation.arms if arm != baseline)]
     experiments: dict[str, Experiment] = {}
     imports: dict[str, Imports] = {}
     arms: list[Arm] = []
-    for name in names:
-        overrides = {key: v for key, v in ablation.arms[name].items() if key != ENVIRONMENT}
-        experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
-        arm = _arm(name, ablation, experiments[name])
-        if ENVIRONMENT in ablation.arms[name]:
-            arm, imports[name] = _with_environment(
-                arm, experiments[name], ablation.arms[name][ENVIRONMENT]
+    for arm_name in names:
+        own = {key: v for key, v in ablation.arms[arm_name].items() if key != ENVIRONMENT}
+        experiments[arm_name] = compose_arm(arm_name, own)
+        arm = _arm(arm_name, ablation, experiments[arm_name])
+        if ENVIRONMENT in ablation.arms[arm_name]:
+            arm, imports[arm_name] = _with_environment(
+                arm, experiments[arm_name], ablation.arms[arm_name][ENVIRONMENT]
             )
         else:
-            _check_classes(name, experiments[name], _is_importable)
-        _check_arm(name, experiments[name], overrides)
+            _check_classes(arm_name, experiments[arm_name], _is_importable)
+        _check_arm(arm_name, experiments[arm_name], own)
         _check_distinct(arm, arms)
         arms.append(arm)
-    engines = {name: experiment.engine for name, experiment in experiments.items()}
-    engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
-    _check_out_of_memory(ablation, engines.keys() | _dropped_arms(cell))
+    engines = {arm: of_arm.engine for arm, of_arm in experiments.items()}
+    engaged_claim_validation.check_names(ablation.claims.engaged, engines, dropped)
+    _check_out_of_memory(ablation, engines.keys() | set(dropped))
     engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
     engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
     if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
     isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
-    name = cell_name(task_overrides)
-    named = tuple(named_overrides(task_overrides))
-    given = any(override.startswith("design.blocks=") for override in task_overrides)
     return ComposedCell(
         name,
         experiment,
@@ -165,9 +197,9 @@ def compose_cell(
         experiments,
         isolation,
         reason,
-        named,
-        given,
-        config_folders(hydra_overrides),
+        overrides,
+        blocks_given,
+        config_dirs,
     )
 
 
@@ -454,22 +486,39 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload, and have an environment",
         )
-    if arm.model.shape is None:
-        from labkit.models import resolve
+    error = next(obstacles(arm), None)
+    if error is not None:
+        raise ConfigError(f"arm {name}: {error}")
 
-        resolve(arm.model)
+
+def obstacles(arm: Experiment) -> Iterator[ConfigError]:
+    """Yield a reason for each part of an arm that this machine cannot run.
+
+    Nothing else is checked if the model is not here.
+    """
     from labkit import workload
     from labkit.engine import memory_budget, parallel
+    from labkit.models import resolve
     from labkit.workload import device_availability
 
+    checks: tuple[Callable[[Experiment], None], ...] = (
+        device_availability.check,
+        check_workload_class,
+        workload.check,
+        memory_budget.check,
+        parallel.check,
+    )
     try:
-        device_availability.check(arm)
-        check_workload_class(arm)
-        workload.check(arm)
-        memory_budget.check(arm)
-        parallel.check(arm)
+        if arm.model.shape is None:
+            resolve(arm.model)
     except ConfigError as error:
-        raise ConfigError(f"arm {name}: {error}") from None
+        yield error
+        return
+    for check in checks:
+        try:
+            check(arm)
+        except ConfigError as error:
+            yield error
 
 
 def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:

@@ -51,10 +51,9 @@ def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     for key in MODELS:
         if key in named:
             files |= _model_files(key, named[key])
-    for key, path in named.items() if "revision" not in environment else ():
-        entry = find_option(key)
-        if entry is not None and entry.option.class_path and is_class_path(path):
-            files |= {f"{key}/{file.name}": file for file in _sources(path.partition(":")[0])}
+    for key, path in class_paths(config).items() if "revision" not in environment else ():
+        sources = source_files(path.partition(":")[0]).values()
+        files |= {f"{key}/{file.name}": file for file in sources}
     return {key: _digest(path) for key, path in sorted(files.items()) if path.is_file()}
 
 
@@ -90,15 +89,46 @@ def _model_files(key: str, name: str) -> dict[str, Path]:
     return _below(key, path, MODEL_SUFFIXES)
 
 
-def _sources(module: str) -> set[Path]:
+def archived_files(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Path]:
+    """Return an arm's own classes and prompts, by the path that an archive gives them.
+
+    ``sources/`` has the modules as a Python path sees them, ``inputs/OPTION/`` the texts. The
+    parameters are as in :func:`input_digests`.
+    """
+    named = dict(_leaves(with_values(config)))
+    files: dict[str, Path] = {}
+    for key in FILES:
+        if isinstance(named.get(key), str):
+            path = Path(named[key]).expanduser()
+            files |= {f"inputs/{key}/{path.name}": path} if path.is_file() else {}
+    for path in class_paths(config).values() if "revision" not in environment else ():
+        sources = source_files(path.partition(":")[0])
+        files |= {f"sources/{name}": file for name, file in sources.items()}
+    return files
+
+
+def class_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the path ``package.module:Class`` of every class of the user's own, by option."""
+    return {
+        key: value
+        for key, value in _leaves(config)
+        if isinstance(value, str)
+        and is_class_path(value)
+        and (entry := find_option(key)) is not None
+        and entry.option.class_path
+    }
+
+
+def source_files(module: str) -> dict[str, Path]:
     """Return the files of a class's package, or of its module and the modules beside it it imports.
 
-    Installed modules have versions, and are left out.
+    The keys are paths relative to the folder from which Python imports them. Installed modules have
+    versions, and are left out.
     """
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
     top = _origin(module.partition(".")[0])
     if top is None or any(top.is_relative_to(folder) for folder in installed):
-        return set()
+        return {}
     root = top.parent.parent if top.name == "__init__.py" else top.parent
     found: set[Path] = set()
     names = [module.partition(".")[0]]
@@ -109,7 +139,7 @@ def _sources(module: str) -> set[Path]:
         for new in files - found:
             names += _imported(new)
         found |= files
-    return found
+    return {file.relative_to(root).as_posix(): file for file in found}
 
 
 def _origin(module: str) -> Path | None:

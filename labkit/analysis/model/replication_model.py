@@ -1,0 +1,158 @@
+"""A replication: what ``replication.json`` holds. It names kinds of machines, never a host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.statistics.replication_test import ReplicationWord
+from labkit.records import RecordError, StudyPath, read_json
+
+
+@dataclass(frozen=True)
+class ReplicationSide:
+    """One of the two studies: its name, its software and the kind of its machine.
+
+    ``archive_sha256`` is the digest in the archive's comment; None for a folder. ``machine`` has
+    the machine fields of a record's environment.
+    """
+
+    study: str
+    date: str = ""
+    archive_sha256: str | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    git: str | None = None
+
+    @property
+    def machine_text(self) -> str:
+        """The kind of machine: ``AMD EPYC, 2 cores, 24 GiB, Linux``."""
+        of, memory = self.machine, self.machine.get("memory_bytes")
+        cores = of.get("cores")
+        parts = (
+            of.get("cpu_model"),
+            f"{cores} cores" if cores else None,
+            f"{memory / 2**30:.0f} GiB" if memory else None,
+            of.get("os"),
+            of.get("accelerator"),
+        )
+        return ", ".join(str(part) for part in parts if part) or "unknown"
+
+
+@dataclass(frozen=True)
+class MeasuredEffect:
+    """An arm's effect in one study: medians in the metric's unit, the rest in percent."""
+
+    baseline_median: float | None = None
+    median: float | None = None
+    effect_pct: float | None = None
+    ci_low_pct: float | None = None
+    ci_high_pct: float | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class ReplicatedRow:
+    """One arm in one row of both studies, and the decision.
+
+    ``change_pct`` and its limits compare the reader's effect with the author's; ``region_pct`` is
+    the largest change that counts as none. ``ratio`` is the reader's effect over the author's, on
+    the log scale. ``needed_s``: the seconds that a decision would take. ``reason``: why nothing
+    could be decided.
+    """
+
+    cell: str
+    case: str
+    metric: str
+    unit: str
+    arm: str
+    author: MeasuredEffect
+    reader: MeasuredEffect
+    verdict: str
+    change_pct: float | None = None
+    change_low_pct: float | None = None
+    change_high_pct: float | None = None
+    region_pct: float | None = None
+    p_adjusted: float | None = None
+    ratio: float | None = None
+    needed_s: float | None = None
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The case, metric and arm."""
+        return ", ".join(filter(None, (self.case, self.metric, self.arm)))
+
+
+@dataclass(frozen=True)
+class Replication:
+    """An author's question, asked again by a reader.
+
+    ``changes``: what the reader changed, so that it is another question; empty if it is the same.
+    ``package_versions``: whose were used, ``ours`` or ``theirs``.
+    """
+
+    schema_version: int
+    question: str
+    author: ReplicationSide
+    reader: ReplicationSide
+    alpha: float
+    package_versions: str = "ours"
+    changes: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    rows: tuple[ReplicatedRow, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows with each decision, in the order of :class:`ReplicationWord`."""
+        found = Counter(row.verdict for row in self.rows)
+        return {word.value: found[word.value] for word in ReplicationWord if found[word.value]}
+
+    @property
+    def answer(self) -> str:
+        """The counts in one sentence."""
+        counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
+        same = "" if not self.changes else f" (another question: {', '.join(self.changes)})"
+        return f"{counts or 'no row'}{same}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``replication.json``."""
+        return fields_to_json(self)
+
+    @classmethod
+    def read(cls, path: StudyPath) -> Replication:
+        """Read a ``replication.json``, which may come from anybody.
+
+        Raises
+        ------
+        RecordError
+            It is not such a file.
+        """
+        data = read_json(path)
+        try:
+            read = from_json(cls, data)
+            _check(read)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"{path} is not a valid replication: {error}") from None
+        return read
+
+
+def _check(read: Replication) -> None:
+    """Raise an error unless texts are texts, numbers numbers, and verdicts known words."""
+    for row in read.rows:
+        ReplicationWord(row.verdict)
+        for owner in (row, row.author, row.reader):
+            for one in fields(owner):
+                value, text = getattr(owner, one.name), one.type in ("str", "str | None")
+                if isinstance(value, MeasuredEffect) or value is None:
+                    continue
+                if not isinstance(value, str if text else float | int):
+                    raise ValueError(f"{one.name} is {value!r}")
+    for side in (read.author, read.reader):
+        side.machine_text.encode(), side.study.encode(), side.date.encode()
+    if not isinstance(read.question, str) or not all(isinstance(t, str) for t in read.changes):
+        raise ValueError("the question and the changes must be texts")

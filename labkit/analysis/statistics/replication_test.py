@@ -1,0 +1,195 @@
+"""Replication of an author's effects in a reader's study: one decision per row, fixed beforehand.
+
+The change of an effect from the author's study to the reader's is tested by joint relabelling
+(:mod:`.difference_in_differences`). All rows are one family: p-values of "the effect did not
+change" are adjusted by S. Holm (1979), and every equivalence is tested at ``alpha`` divided by the
+number of rows. Both tests spend the same alpha, as in :mod:`.effect_size`.
+
+If the author claims an effect, the row is, by the first rule that applies,
+
+1. *replicated* if the change lies within the region of equivalence: the half-width of the author's
+   interval plus the author's margin, but at most half of the author's effect. The reader's effect
+   then has the author's direction, and an effect of half the size is outside;
+2. *other size* if the effect changed and the reader's interval excludes 0 on the author's side;
+3. *not replicated* if the effect changed and the reader's interval lies within the margin, or
+   excludes 0 on the other side;
+4. *not decided*.
+
+If the author claims that any difference is within the margin, the row is replicated if the reader's
+interval lies within the margin too, and not replicated if it excludes 0 and the effect changed.
+Rows without a claim of the author are not in the family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from scipy.special import stdtrit
+
+from labkit.analysis.statistics.difference_in_differences import EffectChange, StudyEffect
+from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.power import detectable_errors
+
+Interval = tuple[float, float]
+
+
+class ReplicationWord(Enum):
+    """The decision on one row, as reports and files write it."""
+
+    replicated = "replicated"
+    other_size = "same direction, other size"
+    not_replicated = "not replicated"
+    not_decided = "not decided"
+    no_claim = "no claim"
+
+
+@dataclass(frozen=True)
+class ReplicationRow:
+    """What one row gives: the author's and the reader's interval, and the effect's change.
+
+    All values are log ratios. ``author`` and ``reader`` are simultaneous intervals of their own
+    studies; ``reader`` is None if the reader's study cannot claim anything. ``effects`` are the two
+    estimated effects.
+    """
+
+    effects: tuple[StudyEffect, StudyEffect]
+    change: EffectChange
+    author: Interval
+    reader: Interval | None
+    margin: float
+
+    @property
+    def claims_effect(self) -> bool:
+        """Whether the author's interval excludes 0 and exceeds the margin."""
+        return _excludes_zero(self.author) and not _within(self.author, self.margin)
+
+    @property
+    def claims_none(self) -> bool:
+        """Whether the author's interval lies within the margin."""
+        return _within(self.author, self.margin)
+
+    @property
+    def region(self) -> float:
+        """The largest change that counts as none."""
+        return region_of(self.effects[0], self.author, self.margin)
+
+
+def region_of(author: StudyEffect, interval: Interval, margin: float) -> float:
+    """Return the largest change of an author's effect that counts as none (log ratios)."""
+    if _within(interval, margin):
+        return margin
+    effect = abs(float(author.null_distribution[0]))
+    half = effect / 2
+    if author.null_distribution[0] > 0:  # half of a gain in percent is nearer
+        half = effect - math.log1p(math.expm1(effect) / 2)
+    return min((interval[1] - interval[0]) / 2 + margin, half)
+
+
+def times_as_long(author: StudyEffect, region: float, level: float, *, is_equal: bool) -> float:
+    """Return how much longer than the author's a study must be that replicates a row, at its noise.
+
+    ``is_equal``: the author claims no difference. The result is infinite if the author's study is
+    too short, or its noise is not known.
+    """
+    df = 2 * author.degrees_of_freedom
+    errors = detectable_errors(float(stdtrit(df, 1 - level / 2)), df) if df > 0 else None
+    if errors is None or not math.isfinite(author.variance):
+        return math.inf
+    spare = (region / errors) ** 2 - (0.0 if is_equal else author.variance)
+    return author.variance / spare if spare > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class ReplicationDecision:
+    """The decision on a row, with the figures that decided it (log ratios).
+
+    ``interval`` is that of the change, at the level at which Holm's method tested the row; None if
+    it is unbounded. ``p_adjusted`` is that of "the effect did not change". ``more`` is how many
+    times as long the reader's study would have to be for 80 % power: above 1, infinite if the
+    author's study is too short, None if it is unknown or the row is decided.
+    """
+
+    word: ReplicationWord
+    interval: Interval | None
+    p_adjusted: float
+    region: float
+    more: float | None = None
+
+
+def decide_replication(rows: Sequence[ReplicationRow], alpha: float) -> list[ReplicationDecision]:
+    """Decide every row in which the author claims something, as one family at ``alpha``."""
+    if not rows or alpha <= 0:
+        return [ReplicationDecision(ReplicationWord.not_decided, None, 1.0, 0.0) for _ in rows]
+    ps = [row.change.p for row in rows]
+    adjusted = holm(ps)
+    rejected = sum(p <= alpha for p in adjusted)
+    ranks = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
+    return [
+        _decide(row, alpha, len(rows), p, alpha / (len(rows) - min(ranks[i], rejected)))
+        for i, (row, p) in enumerate(zip(rows, adjusted, strict=True))
+    ]
+
+
+def _decide(
+    row: ReplicationRow, alpha: float, size: int, p_adjusted: float, level: float
+) -> ReplicationDecision:
+    points = breakpoints(row.change.null_distribution, row.change)
+    region = row.region
+    p_same = 2 * max(points.p_greater(-region), points.p_less(region))
+    word = _word(row, size * p_same <= alpha, p_adjusted <= alpha)
+    more = None
+    if word is ReplicationWord.not_decided:
+        more = _times_as_long(row, region, alpha / size)
+    return ReplicationDecision(word, points.interval(level), p_adjusted, region, more)
+
+
+def _word(row: ReplicationRow, same: bool, changed: bool) -> ReplicationWord:
+    reader = row.reader
+    if reader is None:
+        return ReplicationWord.not_decided
+    if row.claims_none:
+        if _within(reader, row.margin):
+            return ReplicationWord.replicated
+        differs = _excludes_zero(reader) and changed
+        return ReplicationWord.not_replicated if differs else ReplicationWord.not_decided
+    if same:
+        return ReplicationWord.replicated
+    if not changed:
+        return ReplicationWord.not_decided
+    if _within(reader, row.margin):
+        return ReplicationWord.not_replicated
+    if _excludes_zero(reader):
+        up = row.author[0] > 0
+        other_side = reader[1] < 0 if up else reader[0] > 0
+        return ReplicationWord.not_replicated if other_side else ReplicationWord.other_size
+    return ReplicationWord.not_decided
+
+
+def _times_as_long(row: ReplicationRow, region: float, level: float) -> float | None:
+    """Return how many times as long the reader's study must be to decide the row.
+
+    The nearer of two decisions counts: that nothing changed, and that the estimated change is real.
+    A claim of no difference needs the reader's own interval only.
+    """
+    author, reader = row.effects
+    df = row.change.degrees_of_freedom
+    errors = detectable_errors(float(stdtrit(df, 1 - level / 2)), df) if df > 0 else None
+    if errors is None or not math.isfinite(author.variance + reader.variance):
+        return None
+    fixed = 0.0 if row.claims_none else author.variance
+    gaps = (region, max(abs(row.change.estimate), 1e-9))
+    spare = max((gap / errors) ** 2 - fixed for gap in gaps)
+    return math.inf if spare <= 0 else max(1.0, reader.variance / spare)
+
+
+def _within(interval: Interval, margin: float) -> bool:
+    return -margin < interval[0] and interval[1] < margin
+
+
+def _excludes_zero(interval: Interval) -> bool:
+    return interval[0] > 0 or interval[1] < 0

@@ -1,0 +1,254 @@
+"""The author's question as cells of this machine: configs, arms and claims from a study's files.
+
+The arms are the author's, with the options that this version of labkit has; the design is a new one
+with the author's margin, alpha and isolation, and as many blocks as ``design.time`` allows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
+from labkit.config.option_index import did_you_mean, find_option
+from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
+from labkit.experiment.compose.input_digests import FILES, input_digests
+from labkit.experiment.compose.legacy_design import with_present_names
+from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
+
+TIME_S = 540.0  # of all cells: ten minutes with preparation and report
+ASKED_GROUPS = ("engine", "model", "workload", "seed")
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What the reader sets: options of the question and of the design, and the packages.
+
+    ``values``: by option, in JSON types. ``requirements``: the author's packages, as pip spells
+    them; empty: this machine's.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    requirements: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> ReaderOptions:
+        """Return the options that the command's words ``key=value`` set.
+
+        Raises
+        ------
+        ConfigError
+            A word is not an option with a single value. The message is one line.
+        """
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
+        values: dict[str, Any] = {}
+        for word in words:
+            key = word.partition("=")[0]
+            known = find_option(key) is not None
+            require(known, f"{word}: no such option; name one such as model.path or design.time")
+            try:
+                (parsed,) = OverridesParser.create().parse_overrides([word])
+            except HydraException:
+                raise ConfigError(f"{word}: not a value; write it in quotes") from None
+            require(not parsed.is_sweep_override(), f"{word}: give a single value")
+            group = key.partition(".")[0]
+            require(
+                group in (*ASKED_GROUPS, "design", "out", "plan"),
+                f"{word}: the author's study fixes it{did_you_mean(group, ASKED_GROUPS)}",
+            )
+            values[key] = parsed.value()
+        return cls(values)
+
+    def of(self, *groups: str) -> dict[str, Any]:
+        """Return the values of options in some groups."""
+        return {k: v for k, v in self.values.items() if k.partition(".")[0] in groups}
+
+
+@dataclass(frozen=True)
+class AuthorsCell:
+    """A cell of the author's: its manifest and its arms as its files hold them.
+
+    ``inputs``: by ``OPTION/FILE``, the path of a text that came with the archive.
+    """
+
+    name: str
+    manifest: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    version: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> tuple[Arm, ...]:
+        """The arms, without the control."""
+        return tuple(arm for arm in self.arms if arm.role != "control")
+
+    def config(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
+        """Return an arm's config with the reader's options, in JSON types."""
+        config: dict[str, Any] = copy.deepcopy(dict(with_present_names(arm.config)))
+        for key in FILES:
+            name = f"{key}/{PurePath(str(_value(config, key))).name}"
+            if name in self.inputs:
+                _set(config, key, self.inputs[name])
+        for key, value in reader.of(*ASKED_GROUPS).items():
+            _set(config, key, value)
+        return config
+
+    def changes(self, reader: ReaderOptions) -> Iterator[str]:
+        """Yield what the reader's options change of the question, one text each.
+
+        A file whose digest is the author's is no change, wherever it lies.
+        """
+        for key, value in reader.of(*ASKED_GROUPS).items():
+            was = {repr(_value(arm.config, key)) for arm in self.tested}
+            if was == {repr(value)}:
+                continue
+            digests = [arm for arm in self.tested if any(_is_of(key, n) for n in arm.inputs)]
+            if len(digests) < len(self.tested):
+                old = " or ".join(sorted(was))
+                yield f"{key}={value} (the author: {old})"
+        for arm in self.tested:
+            here = input_digests(self.config(arm, reader), arm.environment)
+            for name, digest in arm.inputs.items():
+                if here.get(name, digest) != digest:
+                    yield f"the file of {name} is not the author's"
+
+    def refuse_question(self, reader: ReaderOptions) -> None:
+        """Refuse an option of the reader's in which the arms differ: it is the question.
+
+        Raises
+        ------
+        ConfigError
+            The message is one line with the option.
+        """
+        for key in reader.of(*ASKED_GROUPS):
+            values = {repr(_value(arm.config, key)) for arm in self.tested}
+            require(
+                len(values) == 1,
+                f"{key}: the author's arms differ in it ({', '.join(sorted(values))}), so it is "
+                "the question",
+            )
+
+    def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
+        """Return an arm's config with the author's claims and the reader's design.
+
+        Raises
+        ------
+        ConfigError
+            This version of labkit lacks an option, or options contradict each other.
+        """
+        base, config = self.tested[0], self.config(arm, reader)
+        plain = {
+            "model": {"shape": {}},
+            **config,
+            "design": self._design(reader, time_s),
+            "ablation": {
+                "name": self.name,
+                "question": self.manifest.get("question") or "",
+                "baseline": base.name,
+                "arms": {one.name: self._overrides(one, reader) for one in self.tested},
+                "metric": list(self.manifest["design"].get("metrics") or ()) or None,
+                "claims": {
+                    "identity": base.identity,
+                    "engaged": {one.name: list(one.engaged) for one in self.tested if one.engaged},
+                    "quality": dict(base.quality),
+                    "all_served": base.all_served,
+                    "out_of_memory": [one.name for one in self.tested if one.out_of_memory],
+                },
+            },
+        }
+        try:
+            return from_plain(Experiment, plain)
+        except ConfigError as error:
+            raise ConfigError(
+                f"arm {arm.name}, written by labkit {self.version}: {error}"
+            ) from None
+
+    def composed(self, reader: ReaderOptions, time_s: float) -> ComposedCell:
+        """Return the cell to run here; raises ``ConfigError`` if an arm cannot run here."""
+        experiments = {arm.name: self.experiment(arm, reader, time_s) for arm in self.tested}
+        return checked_cell(
+            experiments[self.tested[0].name],
+            lambda arm, overrides: experiments[arm],
+            self.name,
+            overrides=tuple(self.manifest.get("overrides") or ()),
+            blocks_given="design.blocks" in reader.values,
+        )
+
+    def _overrides(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
+        environment = dict(arm.environment)
+        if reader.requirements:
+            own = environment.get("requirements", ())
+            environment["requirements"] = [*reader.requirements, *own]
+        rest = {key: value for key, value in arm.overrides.items() if key != "environment"}
+        return rest | ({"environment": environment} if environment else {})
+
+    def _design(self, reader: ReaderOptions, time_s: float) -> dict[str, Any]:
+        author = self.manifest["design"]
+        separate = author.get("isolation", "process") == "process"
+        isolation = author.get("isolation", "process")
+        if reader.requirements and not separate:
+            isolation = "auto"  # arms with environments of their own never share a process
+        design = {
+            "name": "replication",
+            "time": time_s,
+            "blocks": 0,
+            "runs_per_block": author["runs_per_block"] if separate else 1,
+            "control": any(arm.name == CONTROL for arm in self.arms),
+            "margin_pct": author["margin_pct"],
+            "alpha": author["alpha"],
+            "isolation": isolation,
+        }
+        return design | {k.partition(".")[2]: v for k, v in reader.of("design").items()}
+
+
+def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> list[AuthorsCell]:
+    """Return the cells that a study asks about, without those that only confirm others.
+
+    Raises
+    ------
+    RecordError
+        A cell's files do not hold its question: its manifest was lost, or it has one arm.
+    """
+    asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
+    cells = [_read(folder) for folder in asked]
+    if all(len(cell.tested) < 2 for cell in cells):
+        raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
+    return [cell for cell in cells if len(cell.tested) > 1]
+
+
+def _read(folder: StudyPath) -> AuthorsCell:
+    manifest, arms = read_cell(folder), tuple(read_arms(folder))
+    if not arms or arms[0].role != "baseline":
+        raise RecordError(f"{folder / 'arms'} has no baseline arm")
+    for key in ("runs_per_block", "margin_pct", "alpha"):
+        if key not in manifest.get("design", {}):
+            raise RecordError(f"{folder / 'cell.json'}: design has no {key}")
+    versions = (manifest.get("environment") or {}).get("versions") or {}
+    return AuthorsCell(
+        folder.name, manifest, arms, str(versions.get("labkit", "of another version"))
+    )
+
+
+def _is_of(key: str, name: str) -> bool:
+    return name == key or name.startswith(f"{key}/")
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    place = config
+    for group in groups:
+        place = place.setdefault(group, {})
+        require(isinstance(place, dict), f"{key}: the author's config has no such group")
+    place[name] = value

@@ -1,0 +1,77 @@
+"""What this machine cannot run of an author's question, and what the archive would have run here.
+
+Each obstacle is one line, named before anything starts, with what to install or set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from labkit.config import ConfigError, Experiment
+from labkit.config.environment_text import EXPRESSION
+from labkit.experiment.compose.cell_composer import obstacles
+from labkit.experiment.compose.input_digests import class_paths
+from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
+
+SERVER_OPTIONS = ("command", "python", "url", "args")
+SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_bytes"
+
+
+def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
+    """Yield what an author's arms would run or read here besides labkit itself, one text each."""
+    for arm in cell.tested:
+        for key, path in class_paths(arm.config).items():
+            yield f"arm {arm.name}: the class {key}={path}"
+        server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
+        for name in SERVER_OPTIONS:
+            if server.get(name):
+                yield f"arm {arm.name}: engine.server.{name}={server[name]}"
+        for name, value in arm.environment.items():
+            yield f"arm {arm.name}: environment.{name}={value}"
+        for found in sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config))))):
+            yield f"arm {arm.name}: the environment variable {found}"
+
+
+def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions, time_s: float) -> Iterator[str]:
+    """Yield a line for each reason why an arm of a cell cannot run on this machine."""
+    for arm in cell.tested:
+        try:
+            experiment = cell.experiment(arm, reader, time_s)
+        except ConfigError as error:
+            yield str(error)
+            continue
+        known = False
+        for error in obstacles(experiment):
+            known = True
+            yield f"arm {arm.name}: {error}{_digest_text(arm.inputs)}"
+        if not known:
+            yield from (f"arm {arm.name}: {text}" for text in _server_and_memory(experiment))
+
+
+def _digest_text(inputs: Mapping[str, str]) -> str:
+    """Return the digest of the author's model or prompts, by which the reader finds the same."""
+    texts = [f"{name} {digest}" for name, digest in inputs.items() if not name.endswith(".py")]
+    return f" (the author's files, SHA-256: {', '.join(texts[:2])})" if texts else ""
+
+
+def _server_and_memory(experiment: Experiment) -> Iterator[str]:
+    from labkit import workload
+    from labkit.engine import openai
+    from labkit.machine.facts import memory_capacity
+
+    try:
+        if experiment.engine.name == "openai":
+            openai.check_installed(experiment.engine)
+        needed = workload.estimate(experiment).bytes
+    except ConfigError as error:
+        yield str(error)
+        return
+    total = memory_capacity.this_machine().total
+    if needed > total:
+        yield (
+            f"it needs about {needed / 2**30:.1f} GiB of memory, and this machine has "
+            f"{total / 2**30:.1f}; a smaller {SMALLER} asks a smaller question, which is "
+            "counted as another"
+        )

@@ -1,0 +1,293 @@
+"""``python -m labkit.replicate``: planted studies, archived and repeated in another folder."""
+
+import json
+import math
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from planted_runs import PlantedRuns, kernel_fields
+
+from labkit import archive as archive_command
+from labkit import post, report
+from labkit.analysis.model.replication_model import Replication
+from labkit.analysis.pages import matplotlib_figures
+from labkit.cli import command_line, study_composer, study_runner
+from labkit.cli.study_runner import StudyRunner
+from labkit.records import RecordError, open_study
+from labkit.replicate import article_archives
+from labkit.replicate.__main__ import AuthorsStudy, _reader, main
+from labkit.replicate.authors_question import ReaderOptions, authors_cells
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "engine=paged", "ablation=seq_map", "workload.repeats=1", "design.looks=[]", "design.blocks=8",
+    "workload.cases=[{name:one,decode:2,context:16}]",
+]  # fmt: skip
+ARMS = {"control": "binary_search"}
+ENVIRONMENT = {
+    "cpu_model": "A CPU", "cores": 2, "memory_bytes": 2**34, "os": "Linux", "host": "secret-host",
+    "versions": {"labkit": "0.1.0", "numpy": "1.2.3"},
+}  # fmt: skip
+
+
+class Planted(PlantedRuns):
+    """Arm ``seq_map`` takes ``exp(effect)`` times as long."""
+
+    def __init__(self, effect, noise=0.002, **environment):
+        super().__init__()
+        self.effect, self.noise = effect, noise
+        self.environment = {**ENVIRONMENT, **environment}
+
+    def fields(self, run, cell):
+        log = random.Random(f"{self.effect} {run.name}").gauss(0, self.noise)
+        us = 100 * math.exp(log + (self.effect if run.arm == "seq_map" else 0.0))
+        minute = f"2026-11-20T20:{run.block:02d}:00Z"
+        counters = dict.fromkeys(("engine.paged", f"resolver.{ARMS.get(run.arm, run.arm)}"), 1.0)
+        facts = {"environment": self.environment, "counters": counters, "started": minute}
+        facts["seconds"] = {"process": 10.0}
+        return {**kernel_fields(us), **facts}
+
+
+def silence(patch, folder):
+    """Prepare and draw nothing, and take a timing lock of the test's own."""
+    patch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
+    patch.setattr("labkit.workload.prepare", lambda experiment: None)
+    patch.setattr(tempfile, "tempdir", str(folder))
+    patch.chdir(folder)
+
+
+def study(out, launcher, words=WORDS):
+    study_composer.register()
+    cells = study_composer.compose_cells(command_line.parse(words))
+    runner = StudyRunner(out, cells, launcher)
+    for cell in cells:
+        runner.run(cell.name, out / cell.name)
+    assert runner.finish() == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory):
+    """Return the folder of an author's study of one row, in which ``seq_map`` takes longer."""
+    folder = tmp_path_factory.mktemp("author")
+    with pytest.MonkeyPatch.context() as patch:
+        silence(patch, folder)
+        return study(folder / "author", Planted(0.2))
+
+
+@pytest.fixture
+def archive(author, tmp_path, monkeypatch):
+    silence(monkeypatch, tmp_path)
+    archive_command.archive_study(author, tmp_path / "author.zip")
+    return tmp_path / "author.zip"
+
+
+@pytest.fixture
+def replicate(monkeypatch, archive):
+    """Return a function that replicates the archive with planted runs, and returns the page."""
+
+    def run(launcher, out, *words):
+        monkeypatch.setattr(
+            study_runner, "StudyRunner", lambda folder, cells: StudyRunner(folder, cells, launcher)
+        )
+        assert main([str(archive), f"out={out}", "design.blocks=8", *words]) == 0
+        return Replication.read(Path(out) / "replication.json")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("effect", "words"),
+    [
+        (0.2, {"replicated": 1}),
+        (0.1, {"same direction, other size": 1}),
+        (-0.2, {"not replicated": 1}),
+    ],
+)
+def test_a_planted_study_is_replicated_in_another_folder(effect, words, replicate, capsys):
+    page = replicate(Planted(effect, cpu_model="Another CPU"), "mine")
+    (row,) = page.rows
+    assert page.counts == words and page.changes == ()
+    assert row.ratio == pytest.approx(effect / 0.2, abs=0.05)
+    assert page.author.archive_sha256 and "cpu model: A CPU, here Another CPU" in page.differences
+    for name in ("replication.json", "replication.md", "replication.html"):
+        text = Path("mine", name).read_text("utf-8")
+        assert "secret-host" not in text and "Another CPU" in text
+    html = Path("mine", "replication.html").read_text("utf-8")
+    assert html.count('class="reader"') >= 2 and "http" not in html.replace("http://www.w3", "")
+    assert next(iter(words)) in capsys.readouterr().out
+
+
+def test_noise_leaves_it_undecided_and_the_page_says_how_long_it_would_take(replicate):
+    page = replicate(Planted(0.2, noise=0.1), "noisy")
+    assert page.counts == {"not decided": 1}
+    assert page.rows[0].needed_s > 24 * 10
+    assert "not decided (design.time=" in Path("noisy/replication.md").read_text("utf-8")
+
+
+def test_a_changed_option_is_another_question_and_reports_are_one_table(replicate, capsys):
+    page = replicate(Planted(0.2), "r/a", "workload.head_dim=64")
+    assert page.changes == ("workload.head_dim=64 (the author: 128)",)
+    replicate(Planted(-0.2), "r/b")
+    Path("r/broken-replication.json").write_text('{"schema_version": 1, "rows": 3}')
+    capsys.readouterr()
+    assert report.main(["r"]) == 0
+    lines = Path("r/replications.md").read_text("utf-8").splitlines()
+    a, b, broken = (next(x for x in lines if name in x) for name in ("a/rep", "b/rep", "broken"))
+    assert "another: workload.head_dim=64" in a and "| the same |" in b
+    assert [cell.strip() for cell in b.split("|")][-6:-1] == ["0", "0", "1", "0", "0"]
+    assert "cannot be read" in broken and "replications.html" in capsys.readouterr().out
+
+
+def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, capsys):
+    before = set(tmp_path.iterdir())
+    assert main([str(archive), "plan=true", "out=planned"]) == 0
+    out = capsys.readouterr().out
+    assert "design.time" in out and "9:00" in out
+    assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
+
+
+def unanswerable(archive, tmp_path, what):
+    """Return an archive that is cut, edited, foreign or of another version, and a word of why."""
+    content = archive.read_bytes()
+    if what == "cut":
+        content = content[:-200]
+    if what == "edited":
+        content = content.replace(b"PK\x03\x04", b"PK\x03\x05", 1)[:40] + b"x" + content[41:]
+    if what == "foreign":
+        content = b"PK nothing"
+    path = tmp_path / f"{what}.zip"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("cut", "its end is missing"), ("edited", "altered or damaged"), ("foreign", "not a study")],
+)
+def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, capsys):
+    assert main([str(unanswerable(archive, tmp_path, what)), "out=x"]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and error.count("\n") == 1 and not Path("x").exists()
+
+
+def edited(author, tmp_path, change):
+    """Return a copy of the author's folder with edited arms, as another machine would have them."""
+    shutil.copytree(author, tmp_path / "edited")
+    folder = next((tmp_path / "edited").glob("*/arms"))
+    for path in folder.glob("*.json"):
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+    (folder.parent / "SHA256SUMS").unlink()
+    return tmp_path / "edited"
+
+
+def set_in(*keys, value):
+    def change(data):
+        place = data["config"]
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_in("engine", "attention", "device", value="metal"), "there is no Metal"),
+        (set_in("workload", "speed_of_light", value=1), "no such option"),
+        (set_in("engine", "attention", "resolver", value="evil.code:Run"), "--trust runs it"),
+        (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
+        (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
+        (lambda data: data.update(schema_version=99), "schema"),
+    ],
+)
+def test_what_cannot_run_here_is_named_before_anything_starts(
+    change, reason, author, archive, tmp_path, capsys
+):
+    path = edited(author, tmp_path, change)
+    assert main([str(path), "out=x", "plan=true"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("labkit.replicate: ") for line in lines)
+    assert any(reason in line for line in lines) and not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["engine.attention.resolver=seq_map"], "it is the question"),
+        (["ablation.metric=x"], "the author's study fixes it"),
+        (["workload=chat"], "no such option"),
+        (["workload.num_requests=1,2"], "a single value"),
+        (["more.zip"], "2 studies"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
+    assert main([str(archive), "out=x", *words]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and error.count("\n") == 1 and not Path("x").exists()
+
+
+def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monkeypatch):
+    from labkit.analysis.studies.study_analysis import cell_dirs
+
+    opened = open_study(archive)
+    (cell,) = authors_cells(opened, cell_dirs(opened))
+    own = AuthorsStudy(opened, (cell,), Path("x"))
+    monkeypatch.setattr("labkit.machine.facts.fingerprint.versions", lambda: {"numpy": "2.0"})
+    reader = _reader(own, ReaderOptions(), "theirs")
+    experiment = cell.experiment(cell.tested[0], reader, 60.0)
+    arms = experiment.ablation.arms
+    assert {arm: own["environment"]["requirements"] for arm, own in arms.items()} == {
+        "binary_search": ["numpy==1.2.3"], "seq_map": ["numpy==1.2.3"],
+    }  # fmt: skip
+    assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
+
+
+def test_an_archive_carries_sources_and_prompts_only_if_asked(author, tmp_path, monkeypatch):
+    code = (
+        "from labkit.engine.attention.resolvers import SeqMap\n\n\nclass Mine(SeqMap):\n    pass\n"
+    )
+    (tmp_path / "own_maps.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = edited(author, tmp_path, set_in("engine", "attention", "resolver", value="own_maps:Mine"))
+    names = []
+    for flags in ([], ["--with-sources"]):
+        path = tmp_path / f"own{len(flags)}.zip"
+        assert archive_command.main([str(own), str(path), *flags]) == 0
+        names.append([n for n in open_study(path).archive.files if n.startswith("sources/")])
+    assert names == [[], ["sources/own_maps.py"]]
+    assert main([str(path), "out=x"]) == 2
+
+
+def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_them(
+    archive, tmp_path, capsys
+):
+    article = tmp_path / "post.md"
+    article.write_text('# A\n\n{{ table("author.zip") }}\n')
+    assert post.main([str(article)]) == 0
+    text = article.read_text("utf-8")
+    assert "Repeat it: `python -m labkit.replicate author.zip`" in text
+    assert article_archives.table_archives(article) == [archive.resolve()]
+    assert main([str(article), "plan=true"]) == 0
+    article.write_text("# No table\n")
+    with pytest.raises(RecordError, match="no table"):
+        article_archives.table_archives(article)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gqa_sharing", "radix_sharing"])
+def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "outputs" / "reference" / f"{name}.zip"
+    assert main([str(path), "out=mine", "design.blocks=1", "workload.repeats=1"]) == 0
+    page = Replication.read(tmp_path / "mine" / "replication.json")
+    assert page.counts == {"not decided": 4} and page.rows[0].reader.effect_pct is not None
+    assert [change.partition("=")[0] for change in page.changes] == ["workload.repeats"]
