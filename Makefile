@@ -25,7 +25,7 @@ $(READY): pyproject.toml
 		test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 		$(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; \
 	fi
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[mlx]'
 	@touch $@
 
 $(DEV): $(READY)

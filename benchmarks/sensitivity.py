@@ -185,7 +185,9 @@ def main() -> int:
         return 0
     package, extra = NEEDED.get(options.kind, (None, None))
     if package is not None and importlib.util.find_spec(package) is None:
-        sys.exit(f"{options.kind}: not installed: {package}; run: pip install 'labkit[{extra}]'")
+        sys.exit(
+            f"{options.kind}: not installed: {package}; run: pip install 'mlx-labkit[{extra}]'"
+        )
     results = []
     with beside(options.busy):
         if options.busy and options.kind == "live-servers":

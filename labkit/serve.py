@@ -8,7 +8,6 @@ line on stderr), 130 if ctrl-C was pressed before the server was ready.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 from labkit.cli.program import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
+from labkit.config.extras import MLX_PACKAGES, require_packages
 
 # Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (
@@ -95,8 +95,7 @@ def become_server(config: ServeConfig) -> NoReturn:
     """
     from labkit.machine import worker_environment
 
-    missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    require(not missing, f"not installed: {', '.join(missing)}; run: pip install 'labkit[server]'")
+    require_packages((*REQUIRED_PACKAGES, *MLX_PACKAGES), "server")
     cores = worker_environment.core_count()
     environment, _ = worker_environment.worker_environment(
         os.environ, threads=config.engine.threads or cores, cores=cores

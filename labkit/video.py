@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ConfigError, FramePicks, require
+from labkit.config.extras import install_hint
 from labkit.config.option_index import did_you_mean
 
 
@@ -63,7 +64,7 @@ def frames(
         from labkit.workload.video.frame_selection import Undecodable
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the module {error.name} is not installed; run: pip install 'labkit[video]'"
+            f"the module {error.name} is not installed; {install_hint('video')}"
         ) from None
     file = Path(path)
     if not file.is_file():

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ConfigError, FramePicks, require
+from labkit.config.extras import DISTRIBUTION
 
 LOADERS = {f"labkit_{how.value}": how for how in FramePicks}
 
@@ -40,7 +41,8 @@ def register() -> tuple[str, ...]:
         registry, base = vllm.VIDEO_LOADER_REGISTRY, vllm.VideoLoader
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the module {error.name} is not installed; run: pip install vllm 'labkit[video]'"
+            f"the module {error.name} is not installed; run: "
+            f"pip install vllm '{DISTRIBUTION}[video]'"
         ) from None
     except AttributeError as error:
         raise ConfigError(f"this vLLM has no registry of video loaders: {error}") from None

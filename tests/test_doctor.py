@@ -54,7 +54,7 @@ LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0
 def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None, **others):
     measured = {**json.loads(json.dumps(QUIET)), **(shares or {})}
     measured["noise"].update(noise or {})
-    measured["mlx"].update(mlx or {})
+    measured["mlx"] = None if mlx is False else measured["mlx"] | (mlx or {})
     machine = MemoryProfile("a test's", 32 * GIB, free, 32 * GIB, metal=False)
     return machine_caveats.MachineFacts(environment, machine, measured, **others)
 
@@ -74,6 +74,7 @@ def test_a_quiet_machine_has_no_caveats(environment):
         ({"free": GIB}, "only 1.0 GiB", "close programs"),
         ({"on_battery": True}, "battery", "plug it in"),
         ({"mlx": {"metal": False}}, "there is no Metal here", "on a Mac"),
+        ({"mlx": False}, "there is no Metal here", "on a Mac"),
         ({"mlx": {"blas_reason": "patchelf is not installed"}}, "reference BLAS", "patchelf"),
         ({"environment": {**MAC, "low_power_mode": True}}, "low power", "System Settings"),
         ({"environment": {**MAC, "thermal": "serious"}}, "serious", "cool down"),

@@ -46,7 +46,9 @@ def test_a_missing_extra_is_named_and_no_file_written(name, without_extras, tmp_
         capture_output=True,
         text=True,
     )
-    message = f"labkit: hydra/launcher={name} is not installed; run: pip install 'labkit[{name}]'\n"
+    message = (
+        f"labkit: hydra/launcher={name} is not installed; run: pip install 'mlx-labkit[{name}]'\n"
+    )
     assert (done.returncode, done.stderr) == (2, message)
     assert list(tmp_path.iterdir()) == []
 
@@ -200,5 +202,5 @@ def test_a_missing_sweeper_is_named_with_its_extra():
     if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
         pytest.skip("hydra-optuna-sweeper is installed")
     study_composer.register()
-    with pytest.raises(ConfigError, match=r"pip install 'labkit\[optuna\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mlx-labkit\[optuna\]'"):
         study_composer.compose_cells(command_line.parse(["hydra/sweeper=optuna", "-m"]))

@@ -133,7 +133,7 @@ NOT_EVERYWHERE = {
     "ablation.claims.quality.kl_mean=null ablation.claims.quality.top1_agreement=null "
     "design.isolation=live '+ablation.arms.llama_cpp={engine: openai, engine.server.preset: "
     "llama_server}' -m": "the program llama-server is not installed",
-    "python -m labkit hydra/launcher=ray workload=chat,ragged -m": "pip install 'labkit[ray]'",
+    "python -m labkit hydra/launcher=ray workload=chat,ragged -m": "pip install 'mlx-labkit[ray]'",
 }
 # What a reader replaces, and what stands for it here.
 PLACEHOLDERS = {
@@ -602,7 +602,7 @@ def test_make_has_its_targets_and_their_commands_compose(reader, places):
 def test_what_is_installed_exists(command):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras = extras["project"]["optional-dependencies"]
-    for name in re.findall(r"labkit\[(\w+)\]", command):
+    for name in re.findall(r"mlx-labkit\[(\w+)\]", command):
         assert name in extras
     for pinned in re.findall(r"\S+==\S+", command):
         assert pinned in (ROOT / "conf/model/smollm2.yaml").read_text("utf-8")

@@ -78,7 +78,7 @@ def test_help_lists_every_option(capsys):
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(serve, "REQUIRED_PACKAGES", ("starlette", "no_such_package"))
     with pytest.raises(
-        ConfigError, match=r"not installed: no_such_package; run: pip install 'labkit"
+        ConfigError, match=r"not installed: no_such_package; run: pip install 'mlx-labkit"
     ):
         serve.become_server(serve.compose([]))
 

@@ -97,8 +97,9 @@ def _memory(facts: MachineFacts) -> Iterator[MachineCaveat]:
 
 
 def _blas(facts: MachineFacts) -> Iterator[MachineCaveat]:
-    reason = facts.measured["mlx"]["blas_reason"]
-    if reason is not None:
+    mlx = facts.measured["mlx"]
+    reason = mlx and mlx["blas_reason"]
+    if reason:
         text = "MLX uses the reference BLAS: its matrix products are 30 to 60 times slower"
         yield MachineCaveat(text, str(reason))
 
@@ -153,7 +154,8 @@ def _container(facts: MachineFacts) -> Iterator[MachineCaveat]:
 
 
 def _metal(facts: MachineFacts) -> Iterator[MachineCaveat]:
-    if not facts.measured["mlx"]["metal"]:
+    mlx = facts.measured["mlx"]
+    if not (mlx and mlx["metal"]):
         yield MachineCaveat(
             "there is no Metal here: timings of CPU kernels say nothing about a Mac's GPU",
             "run the same command on a Mac to publish Metal numbers",

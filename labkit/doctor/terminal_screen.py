@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.model.time_model import PART_NAMES, PartShare
 from labkit.config import count_text
+from labkit.config.extras import install_hint
 from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.engine_profile import HALF_PCT, EngineProfile
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
@@ -25,13 +26,11 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
     """Return lines that describe this machine: chip, memory, MLX, BLAS, power and noise."""
     environment, measured = facts.environment, facts.measured
     mlx, bandwidth = measured["mlx"], measured["bandwidth"]
-    device = _gpu(mlx) or "the CPU; no Metal: its kernels run in the emulator"
-    read_gb_s = mlx.get("gpu_gb_s", bandwidth["gb_s"])
+    read_gb_s = (mlx or {}).get("gpu_gb_s", bandwidth["gb_s"])
     return [
         ("chip", _chip(environment)),
         ("memory", _memory(environment, facts.machine)),
-        ("MLX", f"{mlx['version']} on {device}"),
-        ("matmul", f"{_blas(mlx)}: {mlx['gflop_s']:,.0f} GFLOP/s (float32, {mlx['side']} wide)"),
+        *_mlx(mlx),
         ("bandwidth", f"{read_gb_s:.1f} GB/s (reading {bandwidth['mib']} MiB)"),
         ("wired", wired_text(facts.machine)),
         ("power", _power(facts)),
@@ -189,6 +188,16 @@ def _memory(environment: Mapping[str, Any], machine: MemoryProfile) -> str:
     if environment.get("compressed_bytes"):
         parts.append(f"{_gib(environment['compressed_bytes'])} compressed")
     return "; ".join(parts)
+
+
+def _mlx(mlx: Mapping[str, Any] | None) -> list[LabelledLine]:
+    if mlx is None:
+        return [("MLX", f"not installed; {install_hint('mlx')}")]
+    device = _gpu(mlx) or "the CPU; no Metal: its kernels run in the emulator"
+    return [
+        ("MLX", f"{mlx['version']} on {device}"),
+        ("matmul", f"{_blas(mlx)}: {mlx['gflop_s']:,.0f} GFLOP/s (float32, {mlx['side']} wide)"),
+    ]
 
 
 def _gpu(mlx: Mapping[str, Any]) -> str:

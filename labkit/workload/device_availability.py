@@ -1,8 +1,9 @@
-"""Check, before a run starts, that this machine has the device that an arm needs."""
+"""Check, before a run starts, that this machine has the device and packages of an arm."""
 
 from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
+from labkit.config.extras import MLX_PACKAGES, require_packages
 from labkit.machine.facts.mlx_gpu import mlx_gpu
 
 
@@ -16,7 +17,8 @@ def queued(attention: Attention) -> bool:
 
 
 def check(experiment: Experiment) -> None:
-    """Raise ``ConfigError`` if this machine lacks the arm's device or a compiler for it."""
+    """Raise ``ConfigError`` if this machine lacks the arm's device a compiler or packages."""
+    _check_packages(experiment)
     device, mlx_device = experiment.engine.attention.device, mlx_gpu()
     if device is Device.metal:
         require(
@@ -45,3 +47,11 @@ def check(experiment: Experiment) -> None:
             find_gxx()
         except EmulatorUnavailable as error:
             raise ConfigError(f"engine.attention.{error}") from None
+
+
+def _check_packages(experiment: Experiment) -> None:
+    """Check that MLX and the readers of models are installed, if the arm imports them."""
+    attention, workload = experiment.engine.attention, experiment.workload
+    on_mlx = attention.device is not Device.cpu or attention.backend in ("sdpa", "gather")
+    if workload.kind != "video" and (on_mlx or not workload.times_kernels):
+        require_packages(MLX_PACKAGES, "mlx", f"workload={workload.name}")

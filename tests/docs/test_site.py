@@ -12,7 +12,7 @@ from headless_browser import CHROMIUM, DESKTOP, PHONE, HeadlessBrowser
 from docs.generators import site
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_MKDOCS = "mkdocs is not installed (pip install 'labkit[docs]')"
+WITHOUT_MKDOCS = "mkdocs is not installed (pip install 'mlx-labkit[docs]')"
 
 
 def entries(nav):

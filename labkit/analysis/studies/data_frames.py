@@ -12,6 +12,7 @@ from labkit.analysis.comparison.observations import run_value
 from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, limit_fields
 from labkit.analysis.model.json_form import fields_to_json
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, undigested_note
+from labkit.config.extras import require_packages
 from labkit.records import (
     ArchivePath,
     RecordError,
@@ -73,6 +74,7 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         A record is not valid or was edited, the archive was altered, there is no cell, or
         ``table`` is unknown.
     """
+    require_packages(("pandas",), "pandas")
     import pandas as pd
 
     if table not in _TABLES:

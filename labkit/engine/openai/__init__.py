@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
+from labkit.config.extras import require_packages
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine
@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 def check_http_extra() -> None:
     """Raise ``ConfigError`` if the HTTP client's libraries are not installed."""
-    missing = [name for name in ("httptools", "uvloop") if find_spec(name) is None]
-    config.require(
-        not missing,
-        f"engine=openai: not installed: {', '.join(missing)}; run: pip install 'labkit[http]'",
-    )
+    require_packages(("httptools", "uvloop"), "http", "engine=openai")
 
 
 def check_installed(options: config.Engine) -> None:

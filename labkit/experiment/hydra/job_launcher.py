@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from labkit.config import ConfigError, require
+from labkit.config.extras import install_hint
 
 # The extra of labkit that installs each of Hydra's plugins.
 EXTRAS = {
@@ -129,7 +130,7 @@ def is_search(hydra: Any) -> bool:
 
 def not_installed(name: str, extra: str, group: str = "hydra/launcher") -> str:
     """Return the message that a plugin is not installed, with the extra that installs it."""
-    return f"{group}={name} is not installed; run: pip install 'labkit[{extra}]'"
+    return f"{group}={name} is not installed; {install_hint(extra)}"
 
 
 def _is_installed(module: str) -> bool:

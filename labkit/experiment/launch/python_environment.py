@@ -37,7 +37,10 @@ KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/runtime/kerne
 # Imports what a worker imports, and prints what the parent must know about it.
 IMPORT_SCRIPT = dedent("""
     import importlib, importlib.util, json, sys
-    import mlx.core, numba, numpy, safetensors, tokenizers
+    import numba, numpy
+    for package in "mlx", "safetensors", "tokenizers":  # of the extra mlx
+        if importlib.util.find_spec(package):
+            importlib.import_module("mlx.core" if package == "mlx" else package)
     import labkit.experiment.worker
     from labkit.config import Experiment, from_plain, to_plain
     VERSION = None

@@ -7,6 +7,7 @@ find the uncommitted changes, before and after each run.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 from functools import cache
@@ -20,11 +21,17 @@ GIT_TIMEOUT_S = 10
 
 @cache
 def commit(checkout: Path = CHECKOUT) -> str | None:
-    """Return the commit of the checkout that labkit runs from, or None outside a checkout."""
+    """Return the commit of the checkout that labkit runs from, or that pip installed it from.
+
+    None for a release, and wherever no commit is known.
+    """
     folder = checkout / ".git"
     if folder.is_file():  # a worktree: "gitdir: PATH"
         folder = checkout / folder.read_text().split(":", 1)[1].strip()
     if not folder.is_dir():
+        for origin in checkout.glob("mlx_labkit-*.dist-info/direct_url.json"):  # pip's, of git+URL
+            found = json.loads(origin.read_text("utf-8")).get("vcs_info", {}).get("commit_id")
+            return None if found is None else str(found)
         return None
     head = (folder / "HEAD").read_text().strip()
     if not head.startswith("ref: "):

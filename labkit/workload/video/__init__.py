@@ -6,10 +6,10 @@ Arms differ in how frames are picked and decoded (``workload.picks``, ``workload
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 
-from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload, require
+from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload
+from labkit.config.extras import require_packages
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
@@ -29,12 +29,8 @@ class VideoKind:
         from labkit.workload.video import clip_library, video_quiz
 
         workload = experiment.workload
-        for module in ("av", *(["cv2"] if workload.decoder is Decoder.opencv else [])):
-            require(
-                importlib.util.find_spec(module) is not None,
-                f"workload={workload.name}: the module {module} is not installed; "
-                "run: pip install 'labkit[video]'",
-            )
+        modules = ("av", *(["cv2"] if workload.decoder is Decoder.opencv else []))
+        require_packages(modules, "video", f"workload={workload.name}")
         if workload.clips is not None:
             video_quiz.check(
                 workload, [path.name for path in clip_library.files_of(workload.clips)]

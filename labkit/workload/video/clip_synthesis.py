@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from labkit.config import Clip, ConfigError, to_plain
+from labkit.config.extras import DISTRIBUTION
 from labkit.machine import cache_dir
 from labkit.workload.video.clip_reader import Pixels
 from labkit.workload.video.planted_events import event_frames
@@ -63,7 +64,7 @@ def synthesise(clip: Clip, path: Path) -> None:
     if ENCODER not in av.codecs_available:
         raise ConfigError(
             f"workload.made: this PyAV has no {ENCODER}; install its wheel "
-            "(pip install --only-binary av 'labkit[video]'), or set workload.clips=DIR"
+            f"(pip install --only-binary av '{DISTRIBUTION}[video]'), or set workload.clips=DIR"
         )
     gop = clip.gop or clip.length + 1
     with av.open(str(path), "w", format="mp4", options={"fflags": "+bitexact"}) as container:

@@ -127,8 +127,8 @@ def test_chat_needs_conversations():
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
-    from labkit.engine import openai
+    from labkit.config import extras
 
-    monkeypatch.setattr(openai, "find_spec", lambda name: None)
-    with pytest.raises(config.ConfigError, match=r"pip install 'labkit\[http\]'"):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(config.ConfigError, match=r"pip install 'mlx-labkit\[http\]'"):
         request_workload.KIND.check(experiment())
