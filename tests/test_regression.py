@@ -62,8 +62,18 @@ def test_the_summary_is_a_table():
     results = list(row_results("chat", cell("worse", -4.0, -1.0), "head"))
     text = markdown("b against a", results, 2)
     assert text.startswith("### Worse: b against a\n")
-    row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
-    assert text.splitlines()[-1] == row
+    row = r"| chat | a\|b | total_tok_s | 1,234.5 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
+    assert text.splitlines()[6] == row
+
+
+def test_the_summary_has_a_picture_in_characters():
+    results = [*row_results("chat", cell("worse", -4.0, -1.0), "head")]
+    *_, fence, bar, scale, end = markdown("b against a", results, 2).splitlines()
+    assert (fence, end) == ("```text", "```")
+    assert bar == "chat a|b total_tok_s  ├─────────────────┤     │●          ┊"
+    assert scale == "                      -4 %                    0                    +4 %"
+    assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("-")
+    assert "```" not in markdown("b against a", [], 2)
 
 
 @pytest.fixture
