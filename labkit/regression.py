@@ -3,10 +3,10 @@
 BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
 or an ablation, labkit's or one in ``--config-dir DIR``; the arms of an ablation are tested one by
 one. Every test is an ordinary study of the arms ``base`` and ``head`` with an A/A control, in live
-processes that take turns. Arguments
-``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
-primary row is worse by the margin or more; 1 if a row is; 125 if a row is undecided, or a revision
-does not run; 2 for a mistake in the command; 130 if interrupted.
+processes that take turns. Arguments ``key=value`` are overrides of these studies, which share the
+time of ``--minutes``. Exit codes, as ``git bisect run`` reads them: 0 if no primary row is worse by
+the margin or more; 1 if a row is; 125 if a row is undecided, or a revision does not run; 2 for a
+mistake in the command; 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -163,6 +163,12 @@ def _parser() -> Program:
     parser.add_argument(
         "--margin", type=float, default=2.0, metavar="PCT", help="design.margin_pct (default 2)"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="time for measuring, shared by all studies (default: design.time for each)",
+    )
     parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the studies")
     return parser
@@ -184,6 +190,8 @@ def _run(options: argparse.Namespace) -> int:
     study_composer.register()
     found = subjects(names, base, head, options.config_dir)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
+    if options.minutes is not None:
+        design.append(f"design.time={60 * options.minutes / len(found):g}")
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
     out = options.out or study_command.study_folder(command_line.parse([]))[0]

@@ -1,7 +1,10 @@
 """The regression program: exit codes, the studies that it composes, and its summary."""
 
 import os
+import re
+import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from planted_cells import planted_cell
@@ -16,6 +19,9 @@ from labkit.experiment.launch.python_environment import Imports, RevisionError, 
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine.facts import code_revision
 from labkit.records import RecordError
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "regression.md").read_text("utf-8")
 
 
 def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
@@ -62,8 +68,18 @@ def test_the_summary_is_a_table():
     results = list(row_results("chat", cell("worse", -4.0, -1.0), "head"))
     text = markdown("b against a", results, 2)
     assert text.startswith("### Worse: b against a\n")
-    row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
-    assert text.splitlines()[-1] == row
+    row = r"| chat | a\|b | total_tok_s | 1,234.5 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
+    assert text.splitlines()[6] == row
+
+
+def test_the_summary_has_a_picture_in_characters():
+    results = [*row_results("chat", cell("worse", -4.0, -1.0), "head")]
+    *_, fence, bar, scale, end = markdown("b against a", results, 2).splitlines()
+    assert (fence, end) == ("```text", "```")
+    assert bar == "chat a|b total_tok_s  ├─────────────────┤     │●          ┊"
+    assert scale == "                      -4 %                    0                    +4 %"
+    assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("-")
+    assert "```" not in markdown("b against a", [], 2)
 
 
 @pytest.fixture
@@ -76,7 +92,10 @@ def studies(tmp_path, monkeypatch):
     folder = tmp_path / "checkout"
     folder.mkdir()
     who = ["-c", "user.name=n", "-c", "user.email=e"]
-    for words in (["init", "-q"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2):
+    for words in (
+        ["init", "-q", "-b", "main"],
+        *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2,
+    ):
         subprocess.run(["git", "-C", folder, *who, *words], check=True)
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
@@ -100,6 +119,36 @@ def studies(tmp_path, monkeypatch):
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies
+
+
+@pytest.fixture
+def page(studies, tmp_path, monkeypatch):
+    """Return the checkout, with the page's files, as the working folder of the page's commands."""
+    for name, text in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.S | re.M):
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkout" / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "checkout")
+    return tmp_path / "checkout"
+
+
+COMMANDS = re.findall(r"^    (.*python -m labkit.regression .*--repository .*)$", PAGE, re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_runs_as_it_stands(command, studies, page):
+    assert len(COMMANDS) == 4
+    words = shlex.split(command.partition("python -m labkit.regression ")[2])
+    code, (one,) = studies(*(word.replace("GOOD", "main") for word in words))
+    engine = one.experiment.engine
+    assert code == 0 and one.experiment.workload.name == "eight_at_a_time"
+    assert engine.name == "mine.toy:Toy" or "mine.toy_server" in engine.server.command
+
+
+def test_the_studies_of_a_command_share_its_minutes_and_have_the_metrics_that_are_named(studies):
+    words = ["--on", "chat", "ragged", "--minutes", "3", "ablation.metric=[ttft_p50_ms,request_s]"]
+    code, cells = studies("HEAD~1", *words)
+    assert code == 0 and [one.experiment.design.time for one in cells] == [90, 90]
+    assert cells[0].experiment.ablation.metric == ["ttft_p50_ms", "request_s"]
 
 
 def test_a_workload_is_one_study_of_two_revisions_and_a_control(studies, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import unit_name, value_text
 
 
 class Outcome(Enum):
@@ -30,6 +31,7 @@ TITLES = {
     Outcome.worse: "Worse",
     Outcome.undecided: "Undecided",
 }
+HALF_WIDTH = 24  # of the picture, in characters on either side of 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def total(results: Sequence[RowResult]) -> Outcome:
 
 
 def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str:
-    """Return the Markdown summary for a pull request: a table with one line per row."""
+    """Return the Markdown summary for a pull request: a table and a picture, a line per row."""
     outcome = total(results)
     lines = [
         f"### {TITLES[outcome]}: {title}",
@@ -104,12 +106,44 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
         p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
         effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
         reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
-        median = row.median(one.baseline)
-        base = "" if median is None else f"{median:,.4g} {row.unit}"
+        base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
         cells = (result.subject, row.case, row.metric, base, effect, interval, p)
         words = " | ".join(str(cell).replace("|", "\\|") for cell in cells)
         lines.append(f"| {words} | {TITLES[result.outcome].lower()}{reason} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_picture(results, margin_pct)]) + "\n"
+
+
+def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
+    """Yield the changes with their intervals as characters, which every forge and terminal shows.
+
+    The margin is dotted, and the scale ends at the largest number.
+    """
+    drawn = [result for result in results if result.comparison.effect_pct is not None]
+    if not drawn:
+        return
+    names = [" ".join((r.subject, r.row.case, r.row.metric)) for r in drawn]
+    limit = max(margin_pct, *(abs(pct) for r in drawn for pct in r.comparison.known_pct))
+    indent = " " * max(map(len, names))
+    yield from ("", "```text")
+    for name, result in zip(names, drawn, strict=True):
+        yield f"{name:{len(indent)}}  {_bar(result.comparison, margin_pct, limit)}".rstrip()
+    ends = f"-{limit:.3g} %", f"+{limit:.3g} %"
+    yield f"{indent}  {ends[0]:<{HALF_WIDTH}}0{ends[1]:>{HALF_WIDTH}}"
+    yield "```"
+
+
+def _bar(one: Comparison, margin_pct: float, limit: float) -> str:
+    def place(pct: float) -> int:
+        return HALF_WIDTH + round(pct / limit * HALF_WIDTH)
+
+    line = [" "] * (2 * HALF_WIDTH + 1)
+    line[place(-margin_pct)] = line[place(margin_pct)] = "┊"
+    line[HALF_WIDTH] = "│"
+    if one.ci_pct is not None:
+        low, high = map(place, one.ci_pct)
+        line[low : high + 1] = ["├", *"─" * (high - low - 1), "┤"][: high - low + 1]
+    line[place(one.effect_pct or 0.0)] = "●"
+    return "".join(line)
 
 
 def publish_summary(text: str, file: Path | None) -> None:
