@@ -29,6 +29,7 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
         ("chip", _chip(environment)),
         ("memory", _memory(environment, facts.machine)),
         ("MLX", f"{mlx['version']} on {device}"),
+        *([("GPU", mlx["gpu"])] if "gpu" in mlx else []),
         ("matmul", f"{_blas(mlx)}: {mlx['gflop_s']:,.0f} GFLOP/s (float32, {mlx['side']} wide)"),
         ("bandwidth", f"{read_gb_s:.1f} GB/s (reading {bandwidth['mib']} MiB)"),
         ("wired", wired_text(facts.machine)),
