@@ -29,6 +29,7 @@ from labkit.experiment.schedule.doctor_noise import PilotNoise
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 from labkit.machine.facts.wired_advice import WiredAdvice
+from labkit.metal.gpu_properties import EMULATED
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -641,7 +642,13 @@ def test_both_kinds_for_real():
     ],
 )
 def test_the_device_of_mlx_is_shown(gpu, text):
-    lines = dict(terminal_screen.machine_lines(facts(mlx=gpu)))
+    sizes = {"gpu": EMULATED.text} if any(gpu.values()) else {}
+    lines = dict(terminal_screen.machine_lines(facts(mlx={**gpu, **sizes})))
     assert text in lines["MLX"]
+    assert lines.get("GPU") == (
+        "14 GPU cores, threadgroups of up to 1,024 threads and 32 KiB, simdgroups of 32"
+        if sizes
+        else None
+    )
     blas = lines["matmul"].split(":")[0]
     assert blas == (text.removeprefix("on ") if any(gpu.values()) else "accelerate")

@@ -45,7 +45,7 @@ MAY = {
     },
     "doctor": {
         "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",
-        "experiment", "models", "machine", "records", "workload",
+        "experiment", "metal", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
 MAX_MODULES = 15

@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.config.design import Design
 from labkit.config.engine import EXTERNAL_ENGINES, PRESET_LAYOUTS, Engine
-from labkit.config.engine.attention import Device
+from labkit.config.engine.attention import MLX_POOL_BACKENDS, Device
 from labkit.config.engine.budget import BudgetPolicy
 from labkit.config.engine.kv_cache import KVDType, Precision
 from labkit.config.model import Model, ModelShape
@@ -375,7 +375,7 @@ class Experiment(Group):
         require(
             workload.dtype is Precision.float32
             or attention.device is not Device.cpu
-            or attention.backend in ("gather", "reference"),
+            or attention.backend in (*MLX_POOL_BACKENDS, "reference"),
             f"workload.dtype={workload.dtype.value}: engine.attention.backend={attention.backend} "
             "on engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
             "backend=gather, or leave workload.dtype=float32",

@@ -76,6 +76,8 @@ def mlx() -> dict[str, Any]:
     import mlx.core as mx
 
     from labkit.experiment.worker import mlx_known_answer_test
+    from labkit.metal.executor_factory import executor_for
+    from labkit.metal.gpu_properties import gpu_properties
 
     metal, cuda = bool(mx.metal.is_available()), bool(mx.cuda.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))
@@ -91,6 +93,8 @@ def mlx() -> dict[str, Any]:
         "side": MATMUL_SIZE,
     }
     if metal or cuda:
+        device = "metal" if metal else "cuda"
+        result["gpu"] = gpu_properties(device, executor_for(device)).text
         stream = mx.ones(STREAM_BYTES // 4)
         mx.eval(stream)
         result["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9

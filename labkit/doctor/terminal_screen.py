@@ -196,6 +196,7 @@ def _mlx(mlx: Mapping[str, Any] | None) -> list[LabelledLine]:
     device = _gpu(mlx) or "the CPU; no Metal: its kernels run in the emulator"
     return [
         ("MLX", f"{mlx['version']} on {device}"),
+        *([("GPU", mlx["gpu"])] if "gpu" in mlx else []),
         ("matmul", f"{_blas(mlx)}: {mlx['gflop_s']:,.0f} GFLOP/s (float32, {mlx['side']} wide)"),
     ]
 

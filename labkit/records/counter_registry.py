@@ -223,7 +223,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("compile.reused", "calls", "calls that reused a compiled graph"),
     # Attention: sums over launches. A unit is a threadgroup of the kernel's grid.
     Counter("kernel.*", "launches", "launches of this kernel", None,
-            ("decode", "tiled", "reduce", "reference", "gather", "sdpa")),
+            ("decode", "tiled", "reduce", "reference", "gather", "gather_padded",
+             "masked", "sdpa")),
     _family_of("engine.attention.resolver", "resolver.*", "launches",
                "launches with this resolver"),
     _family_of("engine.attention.device", "device.*", "launches",
@@ -251,7 +252,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("attention.map_us", "us", "host time spent building the resolver's maps, without "
             "their conversion for a GPU"),
     Counter("attention.keys", "keys", "keys read by MLX's own attention, padding included"),
-    Counter("attention.keys_padded", "keys", "of those, keys that hold no token"),
+    Counter("attention.keys_padded", "keys", "of those, keys that hold no token of the request"),
     Counter("window.skipped_blocks", "blocks",
             "KV blocks outside the sliding window that were skipped"),
     Counter("window.masked_blocks", "blocks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
+from labkit.config.engine.attention import MLX_POOL_BACKENDS
 from labkit.config.extras import MLX_PACKAGES, require_packages
 from labkit.machine.facts.mlx_gpu import mlx_gpu
 
@@ -13,7 +14,9 @@ def queued(attention: Attention) -> bool:
     Only a GPU has such a queue; labkit's CPU kernels and MLX on a CPU have none.
     """
     gpu = mlx_gpu()
-    return gpu is not None and (attention.backend == "gather" or attention.device.value == gpu)
+    return gpu is not None and (
+        attention.backend in MLX_POOL_BACKENDS or attention.device.value == gpu
+    )
 
 
 def check(experiment: Experiment) -> None:

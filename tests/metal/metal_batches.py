@@ -133,7 +133,7 @@ class Launcher(MetalBackend):
 
     def _choose_kernel(self, plan, layer):
         self.dispatch = kernel_dispatch.choose_kernel(
-            plan, layer, self._switches, kernel_dispatch.METAL_LIMITS, self.kernel
+            plan, layer, self._switches, self._limits, self.kernel
         )
         return self.dispatch
 

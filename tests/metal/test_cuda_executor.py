@@ -15,6 +15,7 @@ from metal_batches import RESOLVERS, attend, batch, check
 from labkit.engine.attention.backends.metal_backend import MetalBackend
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.metal import cuda_executor
+from labkit.metal.gpu_properties import EMULATED
 from labkit.metal.kernel_call import KernelCall
 
 CUDA_TYPES = {
@@ -174,10 +175,11 @@ def test_resolvers_are_bit_equal_in_the_cuda_text(resolver, compiler):
     assert out.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("device", "partitions"), [("metal", 1), ("emulated", 1), ("cuda", 2)])
-def test_a_gpu_of_more_cores_splits_the_keys_of_larger_batches(device, partitions):
+@pytest.mark.parametrize(("cores", "partitions"), [(14, 1), (132, 2)])
+def test_a_gpu_of_more_cores_splits_the_keys_of_larger_batches(cores, partitions):
     b = batch([1] * 64, [1000] * 64)
-    backend = MetalBackend(KernelSwitches(split_kv="auto"), device, executor=pytest.fail)
+    properties = replace(EMULATED, cores=cores)
+    backend = MetalBackend(KernelSwitches(split_kv="auto"), "cuda", pytest.fail, properties)
     backend.adopt([b.k_pool], [b.v_pool])
     backend.bind(0, scale=1.0, heads=4)
     metadata = backend.plan(

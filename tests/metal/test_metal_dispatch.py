@@ -38,7 +38,7 @@ def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, *
     switches = KernelSwitches(**{"unit": "head", **switches})
     metadata = planned(*batch, resolver)
     return kernel_dispatch.choose_kernel(
-        metadata, kind or layer(), switches, on or kernel_dispatch.METAL_LIMITS, kernel
+        metadata, kind or layer(), switches, on or kernel_dispatch.gpu_limits(14), kernel
     )
 
 
@@ -96,6 +96,10 @@ def test_split_kv():
     assert chosen.reason.endswith("split_kv=auto: unsplit units (32) would leave cores idle")
     assert choose(([1, 1], [512, 512]), split_kv="auto").partitions == 1
     assert choose(([3, 1], [2048, 2048]), split_kv="auto", kernel="decode").partitions == 1
+    unknown = kernel_dispatch.gpu_limits(None)
+    assert choose(DECODE, split_kv=3, on=unknown, unit="auto").partitions == 3
+    with pytest.raises(ValueError, match="cores could not be counted; set a number of partitions"):
+        choose(DECODE, split_kv="auto", on=unknown)
 
 
 @pytest.mark.parametrize(
@@ -111,19 +115,30 @@ def test_the_unit_sets_the_grid_and_what_is_shared(heads, kv_heads, shared):
             assert chosen.sharing_heads == sharing
 
 
-def test_a_cpu_unit_reads_several_kv_heads_if_there_are_enough_units():
-    many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
-    on, kind = kernel_dispatch.cpu_limits(2), layer(16, 8, 256, "float32")
-    for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
-        chosen = choose(some, kind, on=on, unit="auto")
-        assert (chosen.heads_per_unit, chosen.sharing_heads, chosen.grid[0]) == (
-            2 * heads,
-            2,
-            8 // heads,
-        )
-        assert choose(some, kind, on=on).grid == (16, len(some[0]))
-    assert choose(PREFILL, kind, on=on, unit="auto").grid[0] == 8
-    assert choose(PREFILL, kind, on=on).grid[0] == 16
+@pytest.mark.parametrize(
+    ("workers", "tokens", "kind", "kv_heads"),
+    [
+        # Measured on two cores: all heads of a token in one unit take .3 to .9 of the time.
+        (2, 1, (16, 4, 128), 4),
+        (2, 7, (16, 8, 128), 8),
+        (2, 1, (16, 8, 256), 4),  # 4,096 bytes are 4 heads of 256
+        (2, 9, (9, 3, 64), 3),
+        # More cores than half the units would serve: a token's heads are divided.
+        (16, 1, (16, 8, 128), 1),
+        (16, 4, (16, 8, 128), 4),
+        (16, 7, (16, 8, 128), 4),
+        (16, 8, (16, 8, 128), 8),
+    ],
+)
+def test_a_cpu_unit_reads_all_kv_heads_that_fit_and_leave_half_of_the_cores_busy(
+    workers, tokens, kind, kv_heads
+):
+    on, kind = kernel_dispatch.cpu_limits(workers), layer(*kind, "float32")
+    group = kind.num_q_heads // kind.num_kv_heads
+    chosen = choose(([1] * tokens, [64] * tokens), kind, on=on, unit="auto")
+    assert (chosen.heads_per_unit, chosen.sharing_heads) == (group * kv_heads, group)
+    assert chosen.grid == (kind.num_kv_heads // kv_heads, tokens)
+    assert choose(PREFILL, kind, on=on, unit="auto").grid[0] == kind.num_kv_heads
 
 
 def test_identity_needs_one_token_for_each_sequence_not_just_as_many():

@@ -15,7 +15,9 @@ from labkit.config.option import (
     require,
 )
 
-ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
+# Over blocks, by MLX's attention: request by request, in one padded rectangle, under one mask.
+MLX_POOL_BACKENDS = ("gather", "gather_padded", "masked")
+ATTENTION_BACKENDS = ("fused", *MLX_POOL_BACKENDS, "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 UNITS = ("auto", "head", "kv_head", "token")
 

@@ -25,6 +25,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     ----------
     backend
         ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
+        ``gather_padded`` (the same in one rectangle), ``masked`` (all blocks in use, masked),
         ``reference`` (the float64 oracle in NumPy) or ``package.module:Class`` (a user's class,
         which is called with the argument ``resolver``).
     device
@@ -55,9 +56,15 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
         from labkit.engine.attention.backends.gather import GatherBackend
 
         return GatherBackend()
+    if backend in ("gather_padded", "masked"):
+        from labkit.engine.attention.backends import batched_gather
+
+        padded = backend == "gather_padded"
+        return batched_gather.PaddedGatherBackend() if padded else batched_gather.MaskedBackend()
     if backend != "fused":
         raise ValueError(
-            f"backend={backend}: must be fused, gather, reference or package.module:Class"
+            f"backend={backend}: must be fused, gather, gather_padded, masked, reference or "
+            "package.module:Class"
         )
     if device == "cpu":
         from labkit.engine.attention.backends.cpu_backend import CpuBackend

@@ -61,18 +61,24 @@ class KernelSwitches:
 class DeviceLimits:
     """The properties of a device that the choice of kernel and grid depends on."""
 
-    saturating_units: int  # number of units that keeps every core busy
+    cores: int | None  # that work on units (None: unknown)
+    units_per_core: int  # units that keep a core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
     # Whether the query heads of a KV head share loads in the tiled kernel. If so, ``unit=auto`` is
     # ``kv_head`` there, else ``head``.
     tiled_sharing: bool
     # The rule of ``unit=auto`` in the decode kernel: upper limit on the bytes of one token's keys
-    # that a unit reads. In batches of saturating_units or more query tokens, a unit serves as many
-    # adjacent KV heads as fit. With 0, and in smaller batches, it serves one.
+    # that a unit reads. A unit serves as many adjacent KV heads as fit and leave enough units.
+    # With 0 it serves one.
     decode_unit_bytes: int
     # The tiled kernel supports keys of at most this many bytes per token and head in the pools,
     # because its matrices must fit the registers.
     max_tile_row_bytes: int
+
+    @property
+    def saturating_units(self) -> int | None:
+        """The number of units that keeps every core busy."""
+        return None if self.cores is None else self.cores * self.units_per_core
 
 
 def cpu_limits(workers: int) -> DeviceLimits:
@@ -82,13 +88,12 @@ def cpu_limits(workers: int) -> DeviceLimits:
     computes several KV heads, because the keys of a token's heads are contiguous and reading them
     in order is fastest. It reads at most 4 KB of keys per token, which fit the cache.
     """
-    return DeviceLimits(4 * workers, 1 << 30, True, 4096, 1 << 30)
+    return DeviceLimits(workers, 4, 1 << 30, True, 4096, 1 << 30)
 
 
-# Eight threadgroups for each of 14 cores; eight query heads fill a threadgroup's registers.
-METAL_LIMITS = DeviceLimits(112, 8, False, 0, 512)
-# Eight thread blocks of 256 threads for each of an H100's 132 multiprocessors.
-CUDA_LIMITS = DeviceLimits(1056, 8, False, 0, 512)
+def gpu_limits(cores: int | None) -> DeviceLimits:
+    """Return the limits of a GPU: eight units per core, whose registers hold eight query heads."""
+    return DeviceLimits(cores, 8, 8, False, 0, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +133,8 @@ def choose_kernel(
     max_sharing = limits.max_sharing_heads if limits.tiled_sharing or not tiled else 1
     sharing = _largest_divisor(group, max_sharing)
     heads = {"head": 1, "kv_head": group, "token": layer.num_q_heads}.get(switches.unit, sharing)
-    if switches.unit == "auto" and not tiled and metadata.total_q >= limits.saturating_units:
-        fitting = limits.decode_unit_bytes // (4 * layer.head_dim)
-        heads = sharing * _largest_divisor(layer.num_kv_heads, max(1, fitting))
+    if switches.unit == "auto" and not tiled:
+        heads = sharing * _adjacent_kv_heads(layer, metadata.total_q, limits)
     sharing = min(sharing, heads)
     columns = layer.num_q_heads // heads
     if tiled:
@@ -171,14 +175,30 @@ def _largest_divisor(number: int, limit: int) -> int:
     return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
 
 
+def _adjacent_kv_heads(layer: AttentionLayer, total_q: int, limits: DeviceLimits) -> int:
+    """Return the KV heads of a decode unit under ``unit=auto``.
+
+    They read a token's keys in order, in about half the time that a unit for each head takes. So
+    dividing them among units pays only if more than half of the cores would have no unit.
+    """
+    fitting = limits.decode_unit_bytes // (4 * layer.head_dim)
+    units_wanted = -(-(limits.cores or 1) // 2)
+    columns = -(-units_wanted // max(1, total_q))
+    return _largest_divisor(layer.num_kv_heads, max(1, min(fitting, layer.num_kv_heads // columns)))
+
+
 def _partitions(
-    metadata: AttentionMetadata, switches: KernelSwitches, units: int, saturating_units: int
+    metadata: AttentionMetadata, switches: KernelSwitches, units: int, saturating_units: int | None
 ) -> tuple[int, str]:
     """Return the number of partitions of each query's keys, and text for ``Dispatch.reason``."""
     if switches.split_kv == "off":
         return 1, ""
     if switches.split_kv != "auto":
         return int(switches.split_kv), f"; split_kv={switches.split_kv}"
+    if saturating_units is None:
+        raise ValueError(
+            "split_kv=auto: this GPU's cores could not be counted; set a number of partitions"
+        )
     partitions = min(-(-metadata.max_seq_len // SPLIT_TOKENS), MAX_PARTITIONS)
     if metadata.max_query_len > 1 or units >= saturating_units or partitions < 2:
         return 1, "; split_kv=auto: not split"

@@ -44,6 +44,8 @@ _SDPA_COUNTERS = {
     "padded_keys": "attention.keys_padded",
     "bytes": "attention.bytes",
 }
+# Calls of MLX's attention over keys in rows, some of which are not of the query's request.
+_DENSE_KERNELS = ("sdpa", "gather_padded", "masked")
 _SUMMED = ("launches", "evaluations", *{**_COUNTERS, **_SDPA_COUNTERS})
 
 
@@ -54,8 +56,8 @@ class LaunchReport:
     Identical launches have the same fields except counts, stamp and layer.
     """
 
-    # decode (one query token per unit), tiled (``BQ`` query rows per unit), reference, gather or
-    # sdpa (MLX's attention over contiguous keys).
+    # decode (one query token per unit), tiled (``BQ`` query rows per unit), reference, gather,
+    # gather_padded, masked or sdpa (MLX's attention over contiguous keys).
     kernel: str
     # Units launched along each axis: (heads or groups of heads, query tokens) for decode, (heads or
     # groups of heads, Q-blocks) for tiled, (query tokens,) for reference; a padded grid adds the
@@ -110,7 +112,7 @@ class LaunchReport:
         """Return the counters of these launches. They may be summed over reports."""
         count = self.launches
         evaluations = {"mlx.evaluations": self.evaluations} if self.evaluations else {}
-        if self.kernel == "sdpa":
+        if self.kernel in _DENSE_KERNELS:
             labels = self._labelled("kernel", "kv_dtype")
             return {**evaluations, **labels, **self._counted(_SDPA_COUNTERS)}
         counters = {

@@ -167,15 +167,33 @@ def recommended_working_set() -> int | None:
     if sys.platform != "darwin":
         return None
     try:
-        metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
-        metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
-        device = metal.MTLCreateSystemDefaultDevice()
+        device = _metal_device()
         size = (
             _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
         )
     except OSError:
         return None
     return int(size) or None
+
+
+def threadgroup_limits() -> tuple[int, int]:
+    """Return Metal's limits of a threadgroup: threads, and bytes of its memory."""
+
+    class Size(ctypes.Structure):
+        _fields_ = [(axis, ctypes.c_ulong) for axis in ("width", "height", "depth")]
+
+    device = _metal_device()
+    if not device:
+        raise ValueError("Metal has no device")
+    threads = _send_message(device, "maxThreadsPerThreadgroup", Size).width
+    return int(threads), int(_send_message(device, "maxThreadgroupMemoryLength", ctypes.c_ulong))
+
+
+def _metal_device() -> int | None:
+    metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
+    metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
+    device: int | None = metal.MTLCreateSystemDefaultDevice()
+    return device
 
 
 def _process_info(selector: str) -> int:

@@ -53,3 +53,25 @@ def test_oracle_keeps_half_precision(make_batch):
     half, _ = batch.attend("reference")
     assert half.dtype == np.float16
     assert np.abs(half - wide).max() < 4e-3
+
+
+@pytest.mark.parametrize("backend", ["gather", "gather_padded", "masked"])
+@pytest.mark.parametrize("options", OPTIONS[:-1])
+def test_one_call_of_mlx_for_all_requests_equals_the_oracle(make_batch, lengths, backend, options):
+    """Unused slots hold numbers here: MLX multiplies a masked value by 0, which keeps a NaN."""
+    batch = make_batch(lengths, heads=8, kv_heads=4, head_dim=32, poison=False)
+    out, report = batch.attend(backend, **options)
+    expected, _ = batch.attend("reference", **options)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=2e-6)
+    assert report.counters()[f"kernel.{backend}"] == 1
+
+
+def test_cells_that_a_query_reads_for_nothing_are_counted(make_batch):
+    batch = make_batch([(1, 40), (3, 10), (1, 20)], poison=False)
+    counters = {
+        backend: batch.attend(backend)[1].counters() for backend in ("gather_padded", "masked")
+    }
+    rectangle, pool = 3 * 3 * 16, 3 * 7 * 16  # three blocks in each row; all blocks and block 0
+    for backend, cells in (("gather_padded", rectangle), ("masked", pool)):
+        assert counters[backend]["attention.keys"] == cells
+        assert counters[backend]["attention.keys_padded"] == cells - 70

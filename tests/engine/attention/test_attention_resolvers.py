@@ -129,7 +129,9 @@ def test_dependent_loads_of_a_known_batch(make_batch):
     """A search of two or of three steps per unit, one load per mapped unit, else none."""
     batch = make_batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
     loads = {
-        resolver: batch.attend(resolver=resolver)[1].counters()["attention.dependent_loads"]
+        resolver: batch.attend(resolver=resolver, unit="kv_head")[1].counters()[
+            "attention.dependent_loads"
+        ]
         for resolver in ("binary_search", "seq_map", "work_plan", "identity", "padded_grid")
     }
     assert loads == {
@@ -170,7 +172,7 @@ def test_identity_takes_pure_decode_only(make_batch):
 def test_counters_of_a_known_batch(make_batch):
     """One search per unit and KV head; surplus blocks exit; a block counts per KV head."""
     batch = make_batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
-    _, report = batch.attend()
+    _, report = batch.attend(unit="kv_head")
     assert report.grid == (2, 2)
     assert report.kv_blocks_visited == 2 * (1 + 2)
     assert report.search_iterations == 2 * (1 + 2)

@@ -19,6 +19,7 @@ from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPre
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
 from labkit.engine.attention.launch_report import Launch, Reports, report_launches
 from labkit.kernel_constants import RESOLVER_IDS
+from labkit.metal.gpu_properties import GpuProperties, gpu_properties
 from labkit.metal.kernel_call import Executor, KernelCall, executor_for
 from labkit.metal.kernels import header, source
 
@@ -35,19 +36,24 @@ _INPUTS = (
 class MetalBackend(MlxBackend):
     """Paged attention by the Metal kernels, on a Mac, an NVIDIA GPU or ``emulated``.
 
-    ``executor`` runs the kernels (None: the executor of device ``name``). Raises ``ValueError`` if
-    the device is not available. The message names what is missing.
+    ``executor`` runs the kernels (None: the executor of device ``name``) on a GPU with
+    ``properties`` (None: those of the device). Raises ``ValueError`` if the device is not
+    available. The message names what is missing.
     """
 
     def __init__(
-        self, switches: KernelSwitches, name: str, executor: Executor | None = None
+        self,
+        switches: KernelSwitches,
+        name: str,
+        executor: Executor | None = None,
+        properties: GpuProperties | None = None,
     ) -> None:
         super().__init__(switches.resolver)
         self.name = self.device = name
         self._switches = switches
         self._executor = executor or executor_for(name)
-        cuda = name == "cuda"
-        self._limits = kernel_dispatch.CUDA_LIMITS if cuda else kernel_dispatch.METAL_LIMITS
+        properties = properties or gpu_properties(name, self._executor)
+        self._limits = kernel_dispatch.gpu_limits(properties.cores)
 
     def _check_supported(self, layer: AttentionLayer) -> None:
         input_validation.check_fused_layer(layer, self.name, MAX_HEAD_DIM)
