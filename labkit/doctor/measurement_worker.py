@@ -76,8 +76,8 @@ def mlx() -> dict[str, Any]:
     import mlx.core as mx
 
     from labkit.experiment.worker import mlx_known_answer_test
-    from labkit.metal.executor_factory import executor_for
     from labkit.metal.gpu_properties import gpu_properties
+    from labkit.metal.kernel_call import executor_for
 
     metal, cuda = bool(mx.metal.is_available()), bool(mx.cuda.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))

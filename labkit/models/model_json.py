@@ -13,8 +13,10 @@ from labkit.models.safetensors_header import LFS_ADVICE, LFS_POINTER
 
 # The keys of config.json that hold the length of the context. The last two are those of OLMo and
 # OpenELM.
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-CONTEXT_KEYS = (*CONTEXT_KEYS, "max_sequence_length", "max_context_length")
+CONTEXT_KEYS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
+    "max_sequence_length", "max_context_length",
+)  # fmt: skip
 
 
 def read_object(path: Path, where: str | None = None) -> dict[str, Any]:

@@ -101,9 +101,9 @@ def archived_files(config: Mapping[str, Any], environment: Mapping[str, Any]) ->
         if isinstance(named.get(key), str):
             path = Path(named[key]).expanduser()
             files |= {f"inputs/{key}/{path.name}": path} if path.is_file() else {}
-    for path in class_paths(config).values() if "revision" not in environment else ():
-        sources = source_files(path.partition(":")[0])
-        files |= {f"sources/{name}": file for name, file in sources.items()}
+    for name in class_paths(config).values() if "revision" not in environment else ():
+        sources = source_files(name.partition(":")[0])
+        files |= {f"sources/{source}": file for source, file in sources.items()}
     return files
 
 
