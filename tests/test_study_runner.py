@@ -172,6 +172,7 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     study_composer.register()
     words = ["ablation=composition", "design.control=false", "design.isolation=process"]
+    words += ["workload.num_requests=null"]  # no pilot
     (today,) = study_composer.compose_cells(command_line.parse(words))
     design = dataclasses.replace(
         today.experiment.design, blocks=5, runs_per_block=2, looks=[config.PlannedLook(4, 0.02)]

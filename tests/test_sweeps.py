@@ -82,7 +82,7 @@ def cell_of(study):
 def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     launcher = Planted({1: 400.0, 2: 500.0, 4: 520.0})
     study, code = run_study(launcher, THREADS, plots=True)
-    assert code == 0 and len(launcher.launched) == 24 + 3  # the pilot's
+    assert code == 0 and len(launcher.launched) == 24
     cell = cell_of(study)
     (best,) = cell["best"]
     assert cell["sweep"] == {"engine.threads": [1, 2, 4]}

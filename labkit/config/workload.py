@@ -150,7 +150,8 @@ class Workload(Group, place="workload"):
     num_requests: int | None = option(
         None,
         "Number of requests to serve, from the first. 0: as many as design.time allows, at most "
-        "all; all if each is a row, or if they arrive at once or from a trace.",
+        "all; all if the command sets design.blocks, if each is a row, or if they arrive at once "
+        "or from a trace.",
         ge=0,
         null_means="all",
         read_by=REQUESTS,
@@ -256,7 +257,8 @@ class Workload(Group, place="workload"):
     num_windows: int | None = option(
         None,
         "Number of windows to score, from the first. 0: with limits on quality and a design.time, "
-        "as many as decide them, at looks after 1/4, 1/2 and all; else all.",
+        "as many as decide them, at looks after 1/4, 1/2 and all; else, and if the command sets "
+        "design.blocks, all.",
         ge=0,
         null_means="all",
         read_by=SCORING,

@@ -138,6 +138,8 @@ class ReadyCell:
     blocks_from_time
         Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
         ``design.time``.
+    units_from_time
+        Whether the number of requests or windows in a run may follow from ``design.time``.
     plans
         By block, the plan from that block on. Empty: ``workload.repeats`` of the arms, unless it
         is null, when the plans still have to be found.
@@ -161,6 +163,7 @@ class ReadyCell:
     said_s: float = 0.0
     estimates: Mapping[str, float] = field(default_factory=dict)
     blocks_from_time: bool = False
+    units_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
     arms_dir: str = "arms"
 
@@ -199,7 +202,8 @@ class ReadyCell:
     @property
     def counts_units(self) -> bool:
         """Whether the number of requests or windows in a run follows from ``design.time``."""
-        return self.design.time is not None and all(_open_units(arm) for arm in self.arms)
+        timed = self.units_from_time and self.design.time is not None
+        return timed and all(_open_units(arm) for arm in self.arms)
 
     @property
     def window_looks(self) -> bool:

@@ -89,7 +89,8 @@ def make(tmp_path, make_cell):
         arms = [("base", "baseline"), ("new", "arm"), ("control", "control")]
         made = tuple(Arm(name, role, {"n": name}, {**plain, "seed": 7}) for name, role in arms)
         design = config.Design(time=time, blocks=blocks or 6, isolation=Isolation(isolation))
-        return ReadyCell(tmp_path / folder, folder, made, design, 7, blocks_from_time=not blocks)
+        of_time = {"blocks_from_time": not blocks, "units_from_time": True}
+        return ReadyCell(tmp_path / folder, folder, made, design, 7, **of_time)
 
     return make
 

@@ -413,7 +413,8 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     design = as_begun(separate, Isolation.process, folder, blocks_given=False)
     design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
     name = cell.name + PROCESSES_SUFFIX
-    return [cell, replace(cell, dir=folder, name=name, design=design, blocks_from_time=False)]
+    confirming = replace(cell, dir=folder, name=name, design=design, blocks_from_time=False)
+    return [cell, replace(confirming, units_from_time=False)]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
@@ -429,6 +430,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
         arms=rounds_as_begun(composed.arms, folder),
         design=with_reachable_looks(design, arms, folder, given and not from_time),
         blocks_from_time=from_time,
+        units_from_time=from_time or not given,
         seed=experiment.seed,
         question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,

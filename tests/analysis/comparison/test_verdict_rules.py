@@ -190,7 +190,7 @@ def test_the_identity_gate_is_tested_at_the_design_s_alpha(make_cell, monkeypatc
     levels = []
     original = cell_analysis.gates.identical
     monkeypatch.setattr(
-        cell_analysis.gates, "identical", lambda *args: levels.append(args[-1]) or original(*args)
+        cell_analysis.gates, "identical", lambda *args: levels.append(args[3]) or original(*args)
     )
     analyse(make_cell(alpha=0.03))
     assert levels == [0.03]
