@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
@@ -199,6 +199,14 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always chosen, after bias and penalties."""
         return self.temperature == 0
+
+    def changed_outside(self, supported: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield name and value of the parameters not in ``supported`` that are not at default."""
+        default = SamplingParams()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.init and item.name not in supported and value != getattr(default, item.name):
+                yield item.name, value
 
 
 @dataclass(frozen=True, slots=True)

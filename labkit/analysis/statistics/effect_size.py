@@ -32,7 +32,7 @@ from typing import Protocol
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation_test import Floats, pool_by_block, relabellings
+from labkit.analysis.statistics.permutation_test import Floats
 
 
 def to_percent(log_ratio: float) -> float:
@@ -116,23 +116,6 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
     return Breakpoints(
         shifts=np.sort(points), n_observed=int(np.count_nonzero(~other)), count=labels.count
     )
-
-
-def confidence_interval(
-    baseline: Floats, arm: Floats, alpha: float = 0.05
-) -> tuple[float, float] | None:
-    """Return the interval of the shift from ``baseline`` to ``arm`` at level ``1 - alpha``.
-
-    None if p cannot reach ``alpha``.
-
-    Parameters
-    ----------
-    baseline, arm : float64 [blocks, runs]
-    """
-    baseline, arm = np.asarray(baseline, np.float64), np.asarray(arm, np.float64)
-    labels = relabellings(*baseline.shape)
-    null_distribution = labels.mean_differences(pool_by_block(baseline, arm))
-    return breakpoints(null_distribution, labels).interval(alpha)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_top_k, apply_top_p, make_sampler
@@ -18,7 +16,6 @@ Sampler = Callable[[mx.array], mx.array]
 # Shared by all greedy requests: mlx_lm samples a whole batch in one call only if all rows have the
 # same sampler object.
 GREEDY_SAMPLER: Sampler = make_sampler(temp=0.0)
-DEFAULT_PARAMS = SamplingParams()
 SUPPORTED_PARAMS = (
     "temperature",
     "top_k",
@@ -73,13 +70,7 @@ def check_supported(params: SamplingParams) -> None:
 
     Raises ``EngineError`` if a parameter outside ``SUPPORTED_PARAMS`` differs from its default.
     """
-    for item in dataclasses.fields(params):
-        value: Any = getattr(params, item.name)
-        if (
-            item.init
-            and item.name not in SUPPORTED_PARAMS
-            and value != getattr(DEFAULT_PARAMS, item.name)
-        ):
-            raise EngineError(
-                f"{item.name}={value}: not supported by engine=mlx_lm; leave it at its default"
-            )
+    for name, value in params.changed_outside(SUPPORTED_PARAMS):
+        raise EngineError(
+            f"{name}={value}: not supported by engine=mlx_lm; leave it at its default"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Any
 
 from labkit.config import Api, EosHandling, OpenAIServer
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.models.server_detokenizer import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
-DEFAULT_PARAMS = SamplingParams()
 SUPPORTED_PARAMS = (
     "temperature",
     "top_k",
@@ -80,7 +78,11 @@ class PayloadBuilder:
 
     def _build(self, request: Request) -> RequestPayload:
         params = request.params
-        _check_supported(params)
+        for name, value in params.changed_outside(SUPPORTED_PARAMS):
+            raise EngineError(
+                f"{name}={value}: engine=openai does not send this parameter; leave it at its "
+                "default"
+            )
         if params.prompt_logprobs is not None:
             return self._build_scored(request)
         prompt, same_ids = self._prompt(request)
@@ -136,17 +138,3 @@ class PayloadBuilder:
                 "logit_bias": {str(token): SUPPRESSING_LOGIT_BIAS for token in self._eos_token_ids}
             }
         return {}
-
-
-def _check_supported(params: SamplingParams) -> None:
-    for item in dataclasses.fields(params):
-        value: Any = getattr(params, item.name)
-        if (
-            item.init
-            and item.name not in SUPPORTED_PARAMS
-            and value != getattr(DEFAULT_PARAMS, item.name)
-        ):
-            raise EngineError(
-                f"{item.name}={value}: engine=openai does not send this parameter; leave it at its "
-                "default"
-            )
