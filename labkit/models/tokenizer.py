@@ -100,13 +100,13 @@ class Tokenizer:
         ids += [token for turn in others for token in self.encode_pieces(["", turn])]
         return [*whole[:start], *ids, *whole[start + len(bare) :]]
 
-    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
 
         Raises ``ConfigError`` if the model has no chat template, or the template refuses the
-        conversation or the tools.
+        conversation.
         """
-        return self.encode(self.render_chat(messages, tools), special=False)
+        return self.encode(self.render_chat(messages), special=False)
 
     def render_chat(
         self, messages: Sequence[Message], tools: Tools = (), options: RenderOptions | None = None

@@ -37,8 +37,6 @@ class Shell:
         The stream for replies and messages. None: standard output.
     read
         Shows the prompt it is called with and returns the typed line. EOFError ends the shell.
-    clock
-        Returns the current time (seconds).
     """
 
     def __init__(
@@ -49,14 +47,12 @@ class Shell:
         *,
         out: TextIO | None = None,
         read: Callable[[str], str] = input,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._params = SamplingParams(max_tokens=max_tokens)
         self._out = out or sys.stdout
         self._read = read
-        self._clock = clock
         self._history: list[dict[str, str]] = []
         self._request_numbers = itertools.count()
 
@@ -95,14 +91,14 @@ class Shell:
         except ConfigError as error:
             self._print(str(error))
             return
-        start, first_token, texts = self._clock(), None, []
+        start, first_token, texts = time.perf_counter(), None, []
         status = ""
         try:
             for text, engine_error in self._generate(prompt):
                 if engine_error is not None:
                     self._print(engine_error)
                     return
-                first_token = self._clock() if first_token is None else first_token
+                first_token = time.perf_counter() if first_token is None else first_token
                 texts.append(text)
                 self._out.write(text)
                 self._out.flush()
@@ -142,7 +138,7 @@ class Shell:
         if first_token is None:
             return "no token"
         text = f"{count} token{'s' * (count != 1)}, the first after {first_token - start:.2f} s"
-        decode_s = self._clock() - first_token
+        decode_s = time.perf_counter() - first_token
         if count > 1 and decode_s > 0:
             text = f"{text}, {(count - 1) / decode_s:.1f} tok/s"
         return text

@@ -15,9 +15,9 @@ def text_or_empty(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def broken_name(name: str, max_length: int = 10) -> str:
-    """Return a long name with line breaks after its underscores and hyphens."""
-    return re.sub(r"([_-])(?=\w)", r"\1\n", name) if len(name) > max_length else name
+def broken_name(name: str) -> str:
+    """Return a name of more than ten letters with line breaks after underscores and hyphens."""
+    return re.sub(r"([_-])(?=\w)", r"\1\n", name) if len(name) > 10 else name
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,13 @@ class ChangePoint:
     p: float
 
 
-def change_points(values: Floats, alpha: float, seed: int = 0) -> list[ChangePoint]:
+def change_points(values: Floats, alpha: float) -> list[ChangePoint]:
     """Return the change points of a series in their order.
 
     ``values``: float64 [n], in order of time. ``alpha``: upper bound of the probability that any
-    segment without a change is split. ``seed``: seed of the Monte Carlo orders.
+    segment without a change is split. The Monte Carlo orders depend on the length alone.
     """
-    rng = np.random.default_rng([seed, len(values)])
+    rng = np.random.default_rng([0, len(values)])
     level_per_value = alpha / max(1, len(values))
     changes = _segments(values, 0, level_per_value, rng)
     number = 0

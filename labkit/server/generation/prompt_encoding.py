@@ -20,13 +20,12 @@ from labkit.server.types.api_error import ApiError, invalid
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
-async def encode_text(service: Service, text: str, param: str = "prompt") -> list[int]:
+async def encode_text(service: Service, text: str) -> list[int]:
     """Return a text's token ids, computed in a thread so that the event loop goes on.
 
-    ``param`` is the request's field that contains the text, for error messages. Raises ``ApiError``
-    if the text has more characters than the longest prompt can have.
+    Raises ``ApiError`` if the text has more characters than the longest prompt can have.
     """
-    _check_characters(service, len(text), param)
+    _check_characters(service, len(text), "prompt")
     return await service.run_in_thread(service.tokenizer.encode, text, long=is_long(text))
 
 
