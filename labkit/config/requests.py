@@ -119,7 +119,10 @@ class ListedRequest(Group):
     def __post_init__(self) -> None:
         """Check that either a prompt or messages are set, and that the text is valid."""
         super().__post_init__()
-        require((self.prompt is None) != (self.messages is None), "prompt: set either prompt or messages")
+        require(
+            (self.prompt is None) != (self.messages is None),
+            "prompt: set either prompt or messages",
+        )
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
         text = "".join(one or "" for one in texts)
         name = "prompt" if self.messages is None else "messages"
