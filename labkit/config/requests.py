@@ -119,10 +119,8 @@ class ListedRequest(Group):
     def __post_init__(self) -> None:
         """Check that either a prompt or messages are set, and that the text is valid."""
         super().__post_init__()
-        require(
-            (self.prompt is None) != (self.messages is None),
-            "prompt: set either prompt or messages",
-        )
+        either = (self.prompt is None) != (self.messages is None)
+        require(either, "prompt: set either prompt or messages")
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
         text = "".join(one or "" for one in texts)
         name = "prompt" if self.messages is None else "messages"
