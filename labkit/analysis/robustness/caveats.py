@@ -219,7 +219,7 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
         if unserved:
             refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
             total, first = sum(n["requests"] for n in notes), unserved[0]
-            error = first["error"].removeprefix(f"request {first['id']}: ")
+            error = str(first["error"]).removeprefix(f"request {first['id']}: ")
             yield (
                 f"{arm}: {refused} of {count_text(total, 'request')} were refused and {failed} "
                 f"failed (request {first['id']}: {error}); its numbers describe the rest"
