@@ -202,6 +202,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, run_app):
     assert "cannot be created" in err and "out=DIR" in err
 
 
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, run_app, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file"))
+    code, _, err = run_app("out=new", "design=quick", "workload.num_requests=2")
+    *progress, line = err.splitlines()
+    assert code == 2 and line.startswith("labkit: cannot write ") and "set LABKIT_CACHE" in line
+    assert not [one for one in progress if "overrides" in one], err
+
+
 def test_without_words_the_command_shows_its_help(run_app):
     code, out, _ = run_app()
     assert code == 0 and "python -m labkit" in out and "Exit codes" in out

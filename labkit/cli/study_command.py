@@ -90,16 +90,25 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
 
     import hydra
 
+    errors: list[Exception] = []
+
     def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         from labkit.experiment.hydra.hydra_composer import unresolved
+        from labkit.experiment.hydra.job_launcher import is_search
 
         facts = HydraConfig.get()
         hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
-        if study is not None:
+        if study is None:
+            return None
+        try:
             return run_job(study, hydra, task, facts)
-        return None
+        except Exception as error:
+            if is_search(facts) or not study.is_first_process:
+                raise
+            errors.append(error)  # Hydra would print a line of its own before it is raised
+            return None
 
     logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
     # The name that Hydra's completion completes; of ``python -m labkit`` it would be `python FILE`.
@@ -109,6 +118,8 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
+    if errors:
+        raise errors[0]
 
 
 def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -> float | None:

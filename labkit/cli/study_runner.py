@@ -50,7 +50,7 @@ class StudyRunner:
         self._composed = {cell.name: cell for cell in composed}
         self._launcher = launcher
         self._analysis_cache: AnalysisCache | None = None
-        self._is_first_process = True
+        self.is_first_process = True
         self._report_due = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class StudyRunner:
             **self.__dict__,
             "_composed": {},
             "_analysis_cache": None,
-            "_is_first_process": False,
+            "is_first_process": False,
         }
 
     def refuse_changes(self) -> None:
@@ -108,11 +108,11 @@ class StudyRunner:
             if compose is None:
                 raise KeyError(name)
             composed = compose()
-        if self._is_first_process:
+        if self.is_first_process:
             self._composed[name] = composed
         progress = (
             progress_display.create_progress(sys.stderr)
-            if self._is_first_process
+            if self.is_first_process
             else progress_display.PlainProgress(sys.stderr)
         )
         try:
@@ -140,7 +140,7 @@ class StudyRunner:
         )
         analysis.write_cell(cell.dir, analysis_cache)
         analysis.print_cell(cell.dir, analysis_cache=analysis_cache)
-        if self._is_first_process and time.monotonic() >= self._report_due:
+        if self.is_first_process and time.monotonic() >= self._report_due:
             start = time.monotonic()
             analysis.write_study(cell.dir.parent, plots=False, analysis_cache=analysis_cache)
             spent = time.monotonic() - start

@@ -117,10 +117,8 @@ class ListedRequest(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            (self.prompt is None) != (self.messages is None),
-            "prompt: set either prompt or messages",
-        )
+        either = (self.prompt is None) != (self.messages is None)
+        require(either, "prompt: set either prompt or messages")
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
         text = "".join(one or "" for one in texts)
         name = "prompt" if self.messages is None else "messages"

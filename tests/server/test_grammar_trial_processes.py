@@ -100,6 +100,16 @@ def test_a_grammar_with_slow_masks_is_refused(chat_model, monkeypatch):
     assert "masks take longer" in grammar_trial_worker.try_grammar(compiler, GOOD)
 
 
+def test_a_tokenizer_that_llguidance_refuses_is_the_answer_to_every_grammar(
+    chat_model, monkeypatch
+):
+    monkeypatch.setattr(os, "nice", lambda niceness: 0)  # this process goes on as it was
+    path = str(chat_model / "tokenizer.json")
+    setup = {"tokenizer_json": path, "vocab_size": 4096, "eos_token_ids": [100_000]}
+    answer = grammar_trial_worker.prepare(setup)
+    assert "the tokenizer: EOS token ID 100000 is out of range" in answer(dataclasses.asdict(GOOD))
+
+
 async def answer_nothing(process, task):
     return None
 

@@ -30,12 +30,19 @@ MAX_MASK_CPU_S = 0.01
 
 
 def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Read the tokenizer and return the function that tries a grammar."""
+    """Read the tokenizer and return the function that tries a grammar.
+
+    If llguidance does not support the tokenizer, that is the answer to every task.
+    """
     os.nice(NICENESS)
     compiler = GrammarCompiler(
         Path(setup["tokenizer_json"]), setup["vocab_size"], setup["eos_token_ids"]
     )
-    _ = compiler.tokenizer
+    try:
+        _ = compiler.tokenizer
+    except GrammarError as error:
+        reason = str(error)
+        return lambda task: reason
     return lambda task: try_grammar(compiler, GrammarSource(**task))
 
 
