@@ -169,7 +169,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
         region = region_of(found[0], interval, margin)
         equal = one.verdict.word in ("equivalent", "trivial")
         level = data.criteria.alpha / len(claims)
-        blocks = found[1] * times_as_long(found[0], region, level, is_equal=equal)
+        blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
         need = "the author's study is too short to show it; a large change can be shown"
         if blocks <= MAX_BLOCKS:
             count = count_text(max(1, math.ceil(blocks)), "block")
