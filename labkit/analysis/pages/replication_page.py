@@ -112,7 +112,7 @@ def _head(page: Replication) -> str:
 def _body(page: Replication) -> str:
     versions = "the author's" if page.package_versions == "theirs" else "those of this machine"
     lines = ["## The author's table and this one", "", markdown_table(_table(page)), ""]
-    lines += [METHOD.format(alpha=page.alpha), "", *(f"{note}.\n" for note in page.notes)]
+    lines += [METHOD.format(alpha=page.alpha), ""]
     lines += ["## What differs", "", f"- package versions: {versions}"]
     lines += [f"- the question: {change}" for change in page.changes]
     lines += [f"- {difference}" for difference in page.differences]
