@@ -281,7 +281,7 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gqa_sharing", "radix_sharing"])
+@pytest.mark.parametrize("name", ["gqa_sharing", "seq_map"])
 def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
     name, tmp_path, monkeypatch
 ):
@@ -289,5 +289,6 @@ def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
     path = ROOT / "outputs" / "reference" / f"{name}.zip"
     assert main([str(path), "out=mine", "design.blocks=1", "workload.repeats=1"]) == 0
     page = Replication.read(tmp_path / "mine" / "replication.json")
-    assert page.counts == {"not decided": 4} and page.rows[0].reader.effect_pct is not None
+    assert page.counts == {"not decided": len(page.rows)} and len(page.rows) >= 4
+    assert all(row.reader.effect_pct is not None for row in page.rows)
     assert [change.partition("=")[0] for change in page.changes] == ["workload.repeats"]
