@@ -43,9 +43,9 @@ def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions, time_s: float) -> I
             yield str(error)
             continue
         known = False
-        for error in obstacles(experiment):
+        for reason in obstacles(experiment):
             known = True
-            yield f"arm {arm.name}: {error}{_digest_text(arm.inputs)}"
+            yield f"arm {arm.name}: {reason}{_digest_text(arm.inputs)}"
         if not known:
             yield from (f"arm {arm.name}: {text}" for text in _server_and_memory(experiment))
 

@@ -138,7 +138,8 @@ def _check(read: Replication) -> None:
     for row in read.rows:
         ReplicationWord(row.verdict)
     texts: list[Any] = [read.question, *read.changes, *read.differences, read.package_versions]
-    for owner in (read.author, read.reader, *read.rows):
+    owners: tuple[ReplicationSide | ReplicatedRow, ...] = (read.author, read.reader, *read.rows)
+    for owner in owners:
         owner_texts = (f.name for f in fields(owner) if f.type == "str")
         texts += [getattr(owner, name) for name in owner_texts]
     wrong = next((text for text in texts if not isinstance(text, str)), None)

@@ -150,7 +150,7 @@ def checked_cell(
     overrides: tuple[str, ...] = (),
     blocks_given: bool = False,
     config_dirs: tuple[str, ...] = (),
-    dropped: Collection[str] = (),
+    dropped: Sequence[str] = (),
 ) -> ComposedCell:
     """Compose and check the arms of a cell. Parameters are as in :class:`ComposedCell`.
 
@@ -501,7 +501,7 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
     from labkit.models import resolve
     from labkit.workload import device_availability
 
-    checks: tuple[Callable[[Experiment], None], ...] = (
+    checks: tuple[Callable[[Experiment], object], ...] = (
         device_availability.check,
         check_workload_class,
         workload.check,
