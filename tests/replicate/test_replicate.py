@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -249,20 +251,34 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
 
 
-def test_an_archive_carries_sources_and_prompts_only_if_asked(author, tmp_path, monkeypatch):
-    code = (
-        "from labkit.engine.attention.resolvers import SeqMap\n\n\nclass Mine(SeqMap):\n    pass\n"
-    )
-    (tmp_path / "own_maps.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = edited(author, tmp_path, set_in("engine", "attention", "resolver", value="own_maps:Mine"))
+def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
+    author, tmp_path, monkeypatch, capsys
+):
+    silence(monkeypatch, tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own_maps.py").write_text("class Mine:\n    pass\n")
+    change = set_in("engine", "attention", "resolver", value="own_maps:Mine")
+    folder = edited(author, tmp_path, lambda data: data["arm"] == "seq_map" and change(data))
     names = []
-    for flags in ([], ["--with-sources"]):
-        path = tmp_path / f"own{len(flags)}.zip"
-        assert archive_command.main([str(own), str(path), *flags]) == 0
-        names.append([n for n in open_study(path).archive.files if n.startswith("sources/")])
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path / "mine"))
+        for flags in ([], ["--with-sources"]):
+            path = tmp_path / f"own{len(flags)}.zip"
+            assert archive_command.main([str(folder), str(path), *flags]) == 0
+            names.append([n for n in open_study(path).archive.files if n.startswith("sources/")])
     assert names == [[], ["sources/own_maps.py"]]
-    assert main([str(path), "out=x"]) == 2
+    assert main([str(path), "out=x"]) == 2 and not Path("x").exists()
+    assert main([str(path), "out=x", "--trust", "plan=true"]) == 2
+    assert "would unpack" in capsys.readouterr().err and not Path("x").exists()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(
+        study_runner, "StudyRunner", lambda out, cells: StudyRunner(out, cells, Planted(0.2))
+    )
+    assert main([str(path), "out=x", "--trust", "design.blocks=8"]) == 0
+    assert "from the archive: " in capsys.readouterr().err
+    assert Path("x/from_author/sources/own_maps.py").is_file()
+    assert os.environ["PYTHONPATH"] == str(Path("x/from_author/sources").resolve())
 
 
 def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_them(
