@@ -91,8 +91,8 @@ def _run(options: argparse.Namespace) -> int:
     time_s = TIME_S / sum(len(one.cells) for one in studies)
     pairs = [(one, _reader(one, given, options.versions)) for one in studies]
     for one, reader in () if lines else pairs:
+        one.changes(reader)  # refuses an option that is the question
         for cell in one.cells:
-            cell.refuse_question(reader)
             lines += obstacles_here.cell_obstacles(cell, reader, time_s)
     for line in dict.fromkeys(lines):
         print_error(PROG, line)

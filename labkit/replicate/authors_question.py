@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -107,36 +107,27 @@ class AuthorsCell:
         """Yield what the reader's options change of the question, one text each.
 
         A file whose digest is the author's is no change, wherever it lies.
+
+        Raises
+        ------
+        ConfigError
+            The arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            was = {repr(_value(arm.config, key)) for arm in self.tested}
-            if was == {repr(value)}:
-                continue
-            digests = [arm for arm in self.tested if any(_is_of(key, n) for n in arm.inputs)]
-            if len(digests) < len(self.tested):
-                old = " or ".join(sorted(was))
+            values = {repr(_value(arm.config, key)) for arm in self.tested}
+            old = ", ".join(sorted(values))
+            require(
+                len(values) == 1,
+                f"{key}: the author's arms differ in it ({old}), so it is the question",
+            )
+            known = all(any(_is_of(key, n) for n in arm.inputs) for arm in self.tested)
+            if old != repr(value) and not known:
                 yield f"{key}={value} (the author: {old})"
         for arm in self.tested:
             here = input_digests(self.config(arm, reader), arm.environment)
             for name, digest in arm.inputs.items():
                 if here.get(name, digest) != digest:
                     yield f"the file of {name} is not the author's"
-
-    def refuse_question(self, reader: ReaderOptions) -> None:
-        """Refuse an option of the reader's in which the arms differ: it is the question.
-
-        Raises
-        ------
-        ConfigError
-            The message is one line with the option.
-        """
-        for key in reader.of(*ASKED_GROUPS):
-            values = {repr(_value(arm.config, key)) for arm in self.tested}
-            require(
-                len(values) == 1,
-                f"{key}: the author's arms differ in it ({', '.join(sorted(values))}), so it is "
-                "the question",
-            )
 
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
         """Return an arm's config with the author's claims and the reader's design.
@@ -170,18 +161,18 @@ class AuthorsCell:
             return from_plain(Experiment, plain)
         except ConfigError as error:
             version = self.versions.get("labkit", "of another version")
-            raise ConfigError(f"arm {arm.name}, written by labkit {version}: {error}") from None
+            raise ConfigError(f"written by labkit {version}: {error}") from None
 
     def composed(self, reader: ReaderOptions, time_s: float) -> ComposedCell:
         """Return the cell to run here; raises ``ConfigError`` if an arm cannot run here."""
         experiments = {arm.name: self.experiment(arm, reader, time_s) for arm in self.tested}
-        return checked_cell(
+        cell = checked_cell(
             experiments[self.tested[0].name],
             lambda arm, overrides: experiments[arm],
             self.name,
-            overrides=tuple(self.manifest.get("overrides") or ()),
-            blocks_given="design.blocks" in reader.values,
         )
+        named, given = tuple(self.manifest.get("overrides") or ()), "design.blocks" in reader.values
+        return replace(cell, overrides=named, blocks_given=given)
 
     def _overrides(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         environment = dict(arm.environment)

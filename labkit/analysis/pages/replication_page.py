@@ -185,17 +185,15 @@ def write_replication(folder: Path, page: Replication) -> None:
 
 
 def replication_files(root: Path) -> list[Path]:
-    """Return the files that readers sent back: ``*replication*.json`` below a folder, sorted."""
+    """Return the files that readers sent back: ``*replication*.json`` below a folder, sorted.
+
+    A study or a cell is no such folder.
+    """
+    if not root.is_dir() or is_cell(root) or root in study_dirs(root):
+        return []
     levels = ("*/" * depth for depth in range(MAX_DEPTH + 1))
     found = {path for level in levels for path in root.glob(f"{level}*replication*.json")}
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
-
-
-def holds_replications(folder: Path) -> bool:
-    """Return whether a folder is neither a study nor a cell, but holds replications."""
-    if not folder.is_dir() or is_cell(folder) or folder in study_dirs(folder):
-        return False
-    return bool(replication_files(folder))
 
 
 def _index(root: Path) -> str:
