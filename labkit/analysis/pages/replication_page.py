@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -45,24 +46,16 @@ def decision_text(row: ReplicatedRow) -> str:
     """Return a row's decision: with the ratio of another size, or what a decision would take."""
     if row.verdict == ReplicationWord.other_size.value and row.ratio is not None:
         return f"{row.verdict} ({significant_text(row.ratio, 2)} times)"
-    if row.verdict != ReplicationWord.not_decided.value:
-        return row.verdict
-    if row.reason is not None:
-        return f"{row.verdict}: {row.reason}"
+    if row.verdict != ReplicationWord.not_decided.value or row.reason is not None:
+        return ": ".join(filter(None, (row.verdict, row.reason)))
     if row.needed_s is None:
         return row.verdict
-    return f"{row.verdict} (design.time={_time_text(row.needed_s)} would)"
-
-
-def _time_text(seconds: float) -> str:
-    """Return a time that ``design.time`` takes, rounded up."""
-    minutes = -(-seconds // 60)
-    return f"{minutes:.0f}m" if minutes < 120 else f"{-(-minutes // 60):,.0f}h"
+    minutes = math.ceil(row.needed_s / 60)
+    time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+    return f"{row.verdict} (design.time={time} would)"
 
 
 def _table(page: Replication) -> Table[ReplicatedRow]:
-    several = len({row.cell for row in page.rows}) > 1
-
     def text(heading: str, value: Callable[[ReplicatedRow], str]) -> Column[ReplicatedRow]:
         return Column(heading, value, numeric=False)
 
@@ -71,28 +64,24 @@ def _table(page: Replication) -> Table[ReplicatedRow]:
         yield Column("effect", lambda row: percent_text(of(row).effect_pct))
         yield Column("interval", lambda row: interval_text(of(row).ci_low_pct, of(row).ci_high_pct))
 
-    change: tuple[Column[ReplicatedRow], ...] = (
+    def region(row: ReplicatedRow) -> str:
+        return UNKNOWN if row.region_pct is None else f"±{magnitude_text(row.region_pct)}%"
+
+    columns = (
+        text("cell", lambda row: row.cell),
+        text("row", lambda row: row.case),
+        text("metric", lambda row: row.metric),
+        text("arm", lambda row: row.arm),
+        *side("author", lambda row: row.author),
+        *side("here", lambda row: row.reader),
         Column("change", lambda row: percent_text(row.change_pct)),
         Column("interval", lambda row: interval_text(row.change_low_pct, row.change_high_pct)),
-        Column(
-            "same within",
-            lambda row: "" if row.region_pct is None else f"±{magnitude_text(row.region_pct)}%",
-        ),
+        Column("same within", region),
         Column("p", lambda row: p_text(row.p_adjusted)),
+        text("decision", decision_text),
     )
-    return Table(
-        (
-            *([text("cell", lambda row: row.cell)] if several else []),
-            text("row", lambda row: row.case),
-            text("metric", lambda row: row.metric),
-            text("arm", lambda row: row.arm),
-            *side("author", lambda row: row.author),
-            *side("here", lambda row: row.reader),
-            *change,
-            text("decision", decision_text),
-        ),
-        page.rows,
-    )
+    several = len({row.cell for row in page.rows}) > 1
+    return Table(columns if several else columns[1:], page.rows)
 
 
 def _medians(row: ReplicatedRow, side: MeasuredEffect) -> str:
@@ -159,8 +148,7 @@ def replication_html(page: Replication) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markdown_it import MarkdownIt
 
-    chart = _picture(page)
-    left_out = len(page.rows) - MAX_DRAWN
+    chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
     render = MarkdownIt("commonmark", {"html": False}).enable("table").render
     pages = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
