@@ -114,15 +114,15 @@ class AuthorsCell:
             The arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            values = {repr(_value(arm.config, key)) for arm in self.tested}
-            old = ", ".join(sorted(values))
+            values = [_value(arm.config, key) for arm in self.tested]
+            old = ", ".join(dict.fromkeys(map(_shown, values)))
             require(
-                len(values) == 1,
+                all(one == values[0] for one in values),
                 f"{key}: the author's arms differ in it ({old}), so it is the question",
             )
             known = all(any(_is_of(key, n) for n in arm.inputs) for arm in self.tested)
-            if old != repr(value) and not known:
-                yield f"{key}={value} (the author: {old})"
+            if value != values[0] and not known:
+                yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             here = input_digests(self.config(arm, reader), arm.environment)
             for name, digest in arm.inputs.items():
@@ -221,6 +221,11 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
 
 def _is_of(key: str, name: str) -> bool:
     return name == key or name.startswith(f"{key}/")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for the page and the file, which name no folder of a machine."""
+    return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:

@@ -249,6 +249,8 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
         "binary_search": ["numpy==1.2.3"], "seq_map": ["numpy==1.2.3"],
     }  # fmt: skip
     assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
+    moved = ReaderOptions({"model.path": "/home/ann/other", "workload.dtype": "float32"})
+    assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
 
 
 def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
