@@ -28,6 +28,7 @@ from labkit.records import (
     StudyPath,
     check_digests,
     open_study,
+    regular_files,
 )
 from labkit.replicate import article_archives, obstacles_here
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
@@ -135,17 +136,18 @@ def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
     ConfigError
         The command only plans, so that nothing may be written.
     """
-    files = study.path.archive.files if isinstance(study.path, ArchivePath) else ()
+    path = study.path
+    files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
     names = [name for name in files if name.startswith(("sources/", "inputs/"))]
     if not names:
         return study
     require(not plan, "plan=true writes nothing, and --trust would unpack the archive's sources")
     folder = (study.out / "from_author").resolve()
     for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((study.path / name).read_bytes())
-        print(f"labkit.replicate: from the archive: {path}", file=sys.stderr)
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((path / name).read_bytes())
+        print(f"labkit.replicate: from the author: {target}", file=sys.stderr)
     root = str(folder / "sources")
     sys.path.insert(0, root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

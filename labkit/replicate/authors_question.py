@@ -213,6 +213,8 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
         missing = [key for key in DESIGN_KEYS if key not in cell.manifest.get("design", {})]
         if missing or not cell.arms or cell.arms[0].role != "baseline":
             raise RecordError(f"{folder}: it has no {missing[0] if missing else 'baseline arm'}")
+        if any("workload" not in arm.config for arm in cell.arms):
+            raise RecordError(f"{folder}: another tool measured it, and labkit cannot repeat that")
     comparing = tuple(cell for cell in cells if len(cell.tested) > 1)
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")

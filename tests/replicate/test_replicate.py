@@ -18,7 +18,7 @@ from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
-from labkit.records import RecordError, open_study
+from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate import article_archives
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import ReaderOptions, authors_cells
@@ -207,6 +207,7 @@ def set_in(*keys, value):
         (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
         (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
         (lambda data: data.update(schema_version=99), "schema"),
+        (lambda data: data.update(config={"tool": "vllm"}), "another tool"),
     ],
 )
 def test_what_cannot_run_here_is_named_before_anything_starts(
@@ -277,8 +278,9 @@ def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
     monkeypatch.setattr(
         study_runner, "StudyRunner", lambda out, cells: StudyRunner(out, cells, Planted(0.2))
     )
-    assert main([str(path), "out=x", "--trust", "design.blocks=8"]) == 0
-    assert "from the archive: " in capsys.readouterr().err
+    unpack_archive(path, tmp_path / "unpacked")  # the folder is as good as the archive
+    assert main(["unpacked", "out=x", "--trust", "design.blocks=8"]) == 0
+    assert "from the author: " in capsys.readouterr().err
     assert Path("x/from_author/sources/own_maps.py").is_file()
     assert os.environ["PYTHONPATH"] == str(Path("x/from_author/sources").resolve())
 
