@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,21 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="unpack an archive instead: --unpack STUDY.zip DIR, where DIR does not exist",
     )
-    parser.add_argument(
-        "--with-sources",
-        action="store_true",
-        help="add the sources of your own classes, and the prompt files, as they were measured",
-    )
+    help_text = "add the sources of your own classes, and the prompt files, as they were measured"
+    parser.add_argument("--with-sources", action="store_true", help=help_text)
 
     def body(options: argparse.Namespace) -> None:
         if options.unpack:
             unpack_archive(options.source, options.target)
             print(f"{options.source} unpacked into {options.target}")
         else:
-            archived = archive_study(
-                options.source, options.target, with_sources=options.with_sources
-            )
-            print(archived.summary)
+            source, sources = options.source, options.with_sources
+            print(archive_study(source, options.target, with_sources=sources).summary)
 
     return parser.run(argv, body, refused=(RecordError,))
 
@@ -142,17 +136,16 @@ def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
     """Return the own classes and prompts of all arms, checked against the arms' digests."""
     from labkit.experiment.compose.input_digests import archived_files, input_digests
 
-    sys.path[:0] = [] if "" in sys.path or os.getcwd() in sys.path else [os.getcwd()]
     found: dict[str, bytes] = {}
     for cell in cells:
         for arm in read_arms(cell):
             now = input_digests(arm.config, arm.environment)
-            for name, digest in arm.inputs.items():
-                if name in now and now[name] != digest:
-                    raise RecordError(
-                        f"{cell / 'arms' / arm.name}.json: the file of {name} has changed since "
-                        "the study; restore it, or archive without --with-sources"
-                    )
+            changed = [name for name in now if arm.inputs.get(name, now[name]) != now[name]]
+            if changed:
+                raise RecordError(
+                    f"{cell / 'arms' / arm.name}.json: the file of {changed[0]} has changed since "
+                    "the study; restore it, or archive without --with-sources"
+                )
             files = archived_files(arm.config, arm.environment)
             found |= {name: path.read_bytes() for name, path in files.items()}
     return found

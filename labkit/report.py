@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.pages.replication_page import holds_replications, write_replications
+    from labkit.analysis.pages.replication_page import replication_files, write_replications
     from labkit.analysis.pages.report_files import FORMATS, FormatError, render
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.analysis.studies.study_index import holds_studies
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body(options: argparse.Namespace) -> None:
         analysis_cache = AnalysisCache()
         several = holds_studies(options.dir)
-        sent_back = options.format is None and holds_replications(options.dir)
+        sent_back = options.format is None and replication_files(options.dir)
         if sent_back:
             print(write_replications(options.dir))
         if several:

@@ -41,7 +41,7 @@ MAY = {
     },
     "replicate": {
         "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program",
-        "config", "engine", "experiment", "machine", "records", "workload",
+        "config", "engine", "experiment", "machine", "models", "records", "workload",
     },
     "doctor": {
         "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",

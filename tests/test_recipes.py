@@ -532,6 +532,7 @@ TINY_BENCHMARKS = {
     "benchmarks/mlx_evaluation_exception.py": ("", "on cpu: 8 of 8 arrays are right"),
     "benchmarks/search_error_rate.py": ("1 --permutations 20", "| 16 | unequal |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),
+    "benchmarks/replication_error_rates.py": ("1", "| 1 | 6, 6 | 2 %, 2 % | +6.2 % | opposite |"),
     "benchmarks/verdict_error_rate.py": ("1", "| processes, 96 % | 12 | 16 |"),
     "benchmarks/best_arm_coverage.py": ("1 --permutations 20", "| 5 x 2 | 12 |"),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from labkit.records import (
     StudyPath,
     check_digests,
     open_study,
+    regular_files,
 )
 from labkit.replicate import article_archives, obstacles_here
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
@@ -43,6 +45,10 @@ class AuthorsStudy:
     path: StudyPath
     cells: tuple[AuthorsCell, ...]
     out: Path
+
+    def changes(self, reader: ReaderOptions) -> list[str]:
+        """Return what the reader's options change of the question."""
+        return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,57 +81,50 @@ def _run(options: argparse.Namespace) -> int:
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
-    words = [word for word in options.words if word not in sources]
     study_composer.register()
-    command = command_line.parse(words)
-    reader = ReaderOptions.parse(command.overrides)
-    out = study_command.study_folder(command)[0]
+    command = command_line.parse([word for word in options.words if word not in sources])
+    given, out = ReaderOptions.parse(command.overrides), study_command.study_folder(command)[0]
     studies = _studies(Path(sources[0]), out)
+    plan = bool(given.values.get("plan"))
+    lines = [] if options.trust else [part for one in studies for part in _untrusted(one)]
     if options.trust:
-        studies = [_with_inputs(study, bool(reader.values.get("plan"))) for study in studies]
-    lines = [] if options.trust else _untrusted(studies)
-    time_s = TIME_S / sum(len(study.cells) for study in studies)
-    readers = [_reader(study, reader, options.versions) for study in studies]
-    if not lines:
-        for study, own in zip(studies, readers, strict=True):
-            for cell in study.cells:
-                cell.refuse_question(own)
-                lines += obstacles_here.cell_obstacles(cell, own, time_s)
+        studies = [_with_inputs(one, plan) for one in studies]
+    time_s = TIME_S / sum(len(one.cells) for one in studies)
+    pairs = [(one, _reader(one, given, options.versions)) for one in studies]
+    for one, reader in () if lines else pairs:
+        one.changes(reader)  # refuses an option that is the question
+        for cell in one.cells:
+            lines += obstacles_here.cell_obstacles(cell, reader, time_s)
+    for line in dict.fromkeys(lines):
+        print_error(PROG, line)
     if lines:
-        for line in dict.fromkeys(lines):
-            print_error(PROG, line)
         return 2
-    pairs = zip(studies, readers, strict=True)
-    if reader.values.get("plan"):
-        for study, own in pairs:
-            _plan(study, own, time_s)
+    if plan:
+        for one, reader in pairs:
+            _plan(one, reader, time_s)
         return 0
-    return _replicate_all(list(pairs), options, time_s, out)
+    return _replicate_all(pairs, options, time_s, out)
 
 
 def _studies(source: Path, out: Path) -> list[AuthorsStudy]:
     """Open the source's studies; raise ``RecordError`` if one is not valid."""
     from labkit.analysis.studies.study_analysis import cell_dirs, study_name
 
-    if source.is_file() and source.suffix != ARCHIVE_SUFFIX:
-        paths = article_archives.table_archives(source)
-    else:
-        paths = [source]
+    article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     found = []
-    for path in paths:
+    for path in article_archives.table_archives(source) if article else [source]:
         opened = open_study(path)
         folders = cell_dirs(opened)
         for folder in folders:
-            check_digests(folder) if isinstance(folder, Path) else None
-        own = out / study_name(opened) if len(paths) > 1 else out
-        found.append(AuthorsStudy(opened, tuple(authors_cells(opened, folders)), own))
+            if isinstance(folder, Path):  # an archive was checked when it was opened
+                check_digests(folder)
+        own = out / study_name(opened) if article else out
+        found.append(AuthorsStudy(opened, authors_cells(opened, folders), own))
     return found
 
 
-def _untrusted(studies: Sequence[AuthorsStudy]) -> list[str]:
-    parts = [
-        part for s in studies for cell in s.cells for part in obstacles_here.trusted_parts(cell)
-    ]
+def _untrusted(study: AuthorsStudy) -> list[str]:
+    parts = [part for cell in study.cells for part in obstacles_here.trusted_parts(cell)]
     return [f"{part}: it is the author's, not labkit's; --trust runs it" for part in parts]
 
 
@@ -137,60 +136,40 @@ def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
     ConfigError
         The command only plans, so that nothing may be written.
     """
-    if not isinstance(study.path, ArchivePath):
-        return study
-    archive = study.path.archive
-    names = [name for name in archive.files if name.startswith(("sources/", "inputs/"))]
+    path = study.path
+    files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
+    names = [name for name in files if name.startswith(("sources/", "inputs/"))]
     if not names:
         return study
-    require(
-        not plan, "plan=true writes nothing, and the archive has sources to unpack; leave it out"
-    )
-    folder = study.out / "from_author"
+    require(not plan, "plan=true writes nothing, and --trust would unpack the archive's sources")
+    folder = (study.out / "from_author").resolve()
     for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(archive.read(name))
-        print(f"labkit.replicate: from the archive: {path}", file=sys.stderr)
-    root = str((folder / "sources").resolve())
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((path / name).read_bytes())
+        print(f"labkit.replicate: from the author: {target}", file=sys.stderr)
+    root = str(folder / "sources")
     sys.path.insert(0, root)
-    known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *known])
-    texts = [name for name in names if name.startswith("inputs/")]
-    inputs = {name.partition("/")[2]: str((folder / name).resolve()) for name in texts}
-    cells = tuple(replace(cell, inputs=inputs) for cell in study.cells)
-    return replace(study, cells=cells)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    inputs = {n.partition("/")[2]: str(folder / n) for n in names if n.startswith("inputs/")}
+    return replace(study, cells=tuple(replace(cell, inputs=inputs) for cell in study.cells))
 
 
 def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> ReaderOptions:
-    """Return the reader's options, with the author's packages if they are to be installed.
-
-    Raises
-    ------
-    ConfigError
-        The author's versions are not known.
-    """
-    if versions == OURS:
-        return reader
+    """Return the reader's options, with the author's packages if they are to be installed."""
     from importlib import metadata
 
     from labkit.machine.facts import fingerprint
 
-    theirs = next((v for cell in study.cells if (v := _versions_of(cell))), {})
+    if versions == OURS:
+        return reader
+    theirs = next((cell.versions for cell in study.cells if cell.versions), {})
     require(bool(theirs), f"{study.path}: its records name no versions of packages")
     here = fingerprint.versions()
-    differing = {
-        name: version
-        for name, version in theirs.items()
-        if name != "labkit" and version is not None and here.get(name) not in (None, version)
-    }
+    differing = {n: v for n, v in theirs.items() if n != "labkit" and here.get(n, v) != v}
     backends = {dist.name for dist in metadata.distributions()} & set(MLX_BACKENDS)
     differing |= {name: differing["mlx"] for name in sorted(backends) if "mlx" in differing}
     return replace(reader, requirements=tuple(f"{n}=={v}" for n, v in differing.items()))
-
-
-def _versions_of(cell: AuthorsCell) -> dict[str, str]:
-    return dict((cell.manifest.get("environment") or {}).get("versions") or {})
 
 
 def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
@@ -201,16 +180,9 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
     from labkit.machine import cache_dir
 
     with cache_dir.recorded_entries() as written:
-        composed = [cell.composed(reader, time_s) for cell in study.cells]
-        print_plan(composed, study.out, written)
-    for line in forecast_lines(AnalysisCache().study(study.path)):
-        print(line)
-    for change in _changes(study, reader):
-        print(f"another question: {change}")
-
-
-def _changes(study: AuthorsStudy, reader: ReaderOptions) -> list[str]:
-    return list(dict.fromkeys(text for cell in study.cells for text in cell.changes(reader)))
+        print_plan([cell.composed(reader, time_s) for cell in study.cells], study.out, written)
+    changed = (f"another question: {change}" for change in study.changes(reader))
+    print("\n".join([*forecast_lines(AnalysisCache().study(study.path)), *changed]))
 
 
 def _replicate_all(
@@ -226,9 +198,10 @@ def _replicate_all(
         for study, reader in pairs:
             status = max(status, _replicate(study, reader, options.versions, time_s))
     except KeyboardInterrupt:
-        words = " ".join([*options.words, *(["--trust"] if options.trust else [])])
-        again = words if f"out={out}" in options.words else f"{words} out={out}"
-        print(f"labkit.replicate: interrupted; continue with: {PROG} {again}", file=sys.stderr)
+        words = [word for word in options.words if not word.startswith("out=")]
+        words += [f"out={out}", f"--versions={options.versions}", *["--trust"] * options.trust]
+        again = f"{PROG} {shlex.join(words)}"
+        print(f"labkit.replicate: interrupted; continue with: {again}", file=sys.stderr)
         raise
     if len(pairs) > 1:
         print(write_replications(out))
@@ -242,17 +215,15 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.cli.study_runner import StudyRunner
 
-    changes = _changes(study, reader)
     composed = [cell.composed(reader, time_s) for cell in study.cells]
-    runner = StudyRunner(study.out, composed)
+    runner, changes = StudyRunner(study.out, composed), study.changes(reader)
     runner.refuse_changes()
     study.out.mkdir(parents=True, exist_ok=True)
     for cell in composed:
         runner.run(cell.name, study.out / cell.name)
-    status = runner.finish()
-    cache = AnalysisCache()
-    author, here = cache.study(study.path), cache.study(study.out)
-    page = replication_of((study.path, author), (study.out, here), changes, versions)
+    status, cache = runner.finish(), AnalysisCache()
+    author, here = ((path, cache.study(path)) for path in (study.path, study.out))
+    page = replication_of(author, here, changes, versions)
     write_replication(study.out, page)
     for row in page.rows:
         print(f"{row.name}: {decision_text(row)}")

@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labkit.records import ARCHIVE_SUFFIX, RecordError
+from labkit.records import RecordError
 
-NAMED = (
-    re.compile(r"\{\{\s*(?:table|settings)\(\s*\"(?P<study>[^\"\n]+)\""),
-    re.compile(r"labkit\.replicate (?P<study>\S+\.zip)"),
-)
-REPEAT = "python -m labkit.replicate {study}"
+NAMED = re.compile(r"\{\{\s*(?:table|settings)\(\s*\"([^\"\n]+)\"|labkit\.replicate ([^\s`]+\.zip)")
 
 
 def table_archives(article: Path) -> list[Path]:
@@ -28,17 +24,14 @@ def table_archives(article: Path) -> list[Path]:
         text = article.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{article} is neither a study nor an article: {error}") from None
-    places = sorted((m.start(), m["study"]) for pattern in NAMED for m in pattern.finditer(text))
-    names = list(dict.fromkeys(name for _, name in places))
+    names = dict.fromkeys(named or line for named, line in NAMED.findall(text))
     if not names:
         raise RecordError(f"{article}: no table of it names a study's archive")
-    return list(dict.fromkeys(_found(article, name) for name in names))
-
-
-def _found(article: Path, name: str) -> Path:
     folder = article.resolve().parent
-    for place in (folder, *folder.parents):
-        path = place / name
-        if path.is_dir() or (path.is_file() and path.suffix == ARCHIVE_SUFFIX):
-            return path.resolve()
-    raise RecordError(f"{article}: {name} is not in the article's folder or above it")
+    found: dict[Path, None] = {}
+    for name in names:
+        path = next((f / name for f in (folder, *folder.parents) if (f / name).exists()), None)
+        if path is None:
+            raise RecordError(f"{article}: {name} is not in the article's folder or above it")
+        found[path.resolve()] = None
+    return list(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -20,6 +20,7 @@ from labkit.experiment.compose.legacy_design import with_present_names
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
+DESIGN_KEYS = ("runs_per_block", "margin_pct", "alpha")
 ASKED_GROUPS = ("engine", "model", "workload", "seed")
 
 
@@ -79,8 +80,12 @@ class AuthorsCell:
     name: str
     manifest: Mapping[str, Any]
     arms: tuple[Arm, ...]
-    version: str
     inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions of the author's packages; empty if the files do not name them."""
+        return (self.manifest.get("environment") or {}).get("versions") or {}
 
     @property
     def tested(self) -> tuple[Arm, ...]:
@@ -102,36 +107,27 @@ class AuthorsCell:
         """Yield what the reader's options change of the question, one text each.
 
         A file whose digest is the author's is no change, wherever it lies.
+
+        Raises
+        ------
+        ConfigError
+            The arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            was = {repr(_value(arm.config, key)) for arm in self.tested}
-            if was == {repr(value)}:
-                continue
-            digests = [arm for arm in self.tested if any(_is_of(key, n) for n in arm.inputs)]
-            if len(digests) < len(self.tested):
-                old = " or ".join(sorted(was))
-                yield f"{key}={value} (the author: {old})"
+            values = [_value(arm.config, key) for arm in self.tested]
+            old = ", ".join(dict.fromkeys(map(_shown, values)))
+            require(
+                all(one == values[0] for one in values),
+                f"{key}: the author's arms differ in it ({old}), so it is the question",
+            )
+            known = all(any(_is_of(key, n) for n in arm.inputs) for arm in self.tested)
+            if value != values[0] and not known:
+                yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             here = input_digests(self.config(arm, reader), arm.environment)
             for name, digest in arm.inputs.items():
                 if here.get(name, digest) != digest:
                     yield f"the file of {name} is not the author's"
-
-    def refuse_question(self, reader: ReaderOptions) -> None:
-        """Refuse an option of the reader's in which the arms differ: it is the question.
-
-        Raises
-        ------
-        ConfigError
-            The message is one line with the option.
-        """
-        for key in reader.of(*ASKED_GROUPS):
-            values = {repr(_value(arm.config, key)) for arm in self.tested}
-            require(
-                len(values) == 1,
-                f"{key}: the author's arms differ in it ({', '.join(sorted(values))}), so it is "
-                "the question",
-            )
 
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
         """Return an arm's config with the author's claims and the reader's design.
@@ -164,20 +160,19 @@ class AuthorsCell:
         try:
             return from_plain(Experiment, plain)
         except ConfigError as error:
-            raise ConfigError(
-                f"arm {arm.name}, written by labkit {self.version}: {error}"
-            ) from None
+            version = self.versions.get("labkit", "of another version")
+            raise ConfigError(f"written by labkit {version}: {error}") from None
 
     def composed(self, reader: ReaderOptions, time_s: float) -> ComposedCell:
         """Return the cell to run here; raises ``ConfigError`` if an arm cannot run here."""
         experiments = {arm.name: self.experiment(arm, reader, time_s) for arm in self.tested}
-        return checked_cell(
+        cell = checked_cell(
             experiments[self.tested[0].name],
             lambda arm, overrides: experiments[arm],
             self.name,
-            overrides=tuple(self.manifest.get("overrides") or ()),
-            blocks_given="design.blocks" in reader.values,
         )
+        named, given = tuple(self.manifest.get("overrides") or ()), "design.blocks" in reader.values
+        return replace(cell, overrides=named, blocks_given=given)
 
     def _overrides(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         environment = dict(arm.environment)
@@ -189,53 +184,50 @@ class AuthorsCell:
 
     def _design(self, reader: ReaderOptions, time_s: float) -> dict[str, Any]:
         author = self.manifest["design"]
-        separate = author.get("isolation", "process") == "process"
         isolation = author.get("isolation", "process")
+        separate = isolation == "process"
         if reader.requirements and not separate:
             isolation = "auto"  # arms with environments of their own never share a process
-        design = {
+        design = {key: author[key] for key in DESIGN_KEYS} | {
             "name": "replication",
             "time": time_s,
             "blocks": 0,
-            "runs_per_block": author["runs_per_block"] if separate else 1,
             "control": any(arm.name == CONTROL for arm in self.arms),
-            "margin_pct": author["margin_pct"],
-            "alpha": author["alpha"],
             "isolation": isolation,
         }
-        return design | {k.partition(".")[2]: v for k, v in reader.of("design").items()}
+        own = {key.partition(".")[2]: value for key, value in reader.of("design").items()}
+        return design | ({} if separate else {"runs_per_block": 1}) | own
 
 
-def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> list[AuthorsCell]:
+def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[AuthorsCell, ...]:
     """Return the cells that a study asks about, without those that only confirm others.
 
     Raises
     ------
     RecordError
-        A cell's files do not hold its question: its manifest was lost, or it has one arm.
+        A cell's files do not hold its question, or no cell compares arms.
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
-    cells = [_read(folder) for folder in asked]
-    if all(len(cell.tested) < 2 for cell in cells):
+    cells = [AuthorsCell(one.name, read_cell(one), tuple(read_arms(one))) for one in asked]
+    for folder, cell in zip(asked, cells, strict=True):
+        missing = [key for key in DESIGN_KEYS if key not in cell.manifest.get("design", {})]
+        if missing or not cell.arms or cell.arms[0].role != "baseline":
+            raise RecordError(f"{folder}: it has no {missing[0] if missing else 'baseline arm'}")
+        if any("workload" not in arm.config for arm in cell.arms):
+            raise RecordError(f"{folder}: another tool measured it, and labkit cannot repeat that")
+    comparing = tuple(cell for cell in cells if len(cell.tested) > 1)
+    if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
-    return [cell for cell in cells if len(cell.tested) > 1]
-
-
-def _read(folder: StudyPath) -> AuthorsCell:
-    manifest, arms = read_cell(folder), tuple(read_arms(folder))
-    if not arms or arms[0].role != "baseline":
-        raise RecordError(f"{folder / 'arms'} has no baseline arm")
-    for key in ("runs_per_block", "margin_pct", "alpha"):
-        if key not in manifest.get("design", {}):
-            raise RecordError(f"{folder / 'cell.json'}: design has no {key}")
-    versions = (manifest.get("environment") or {}).get("versions") or {}
-    return AuthorsCell(
-        folder.name, manifest, arms, str(versions.get("labkit", "of another version"))
-    )
+    return comparing
 
 
 def _is_of(key: str, name: str) -> bool:
     return name == key or name.startswith(f"{key}/")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for the page and the file, which name no folder of a machine."""
+    return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:

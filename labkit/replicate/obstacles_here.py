@@ -36,24 +36,22 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
 
 def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions, time_s: float) -> Iterator[str]:
     """Yield a line for each reason why an arm of a cell cannot run on this machine."""
+    from labkit.models import resolve
+
     for arm in cell.tested:
+        found: list[object] = []
         try:
             experiment = cell.experiment(arm, reader, time_s)
+            if experiment.model.shape is None:
+                resolve(experiment.model)
+            found += obstacles(experiment)
+            found += () if found else _server_and_memory(experiment)
         except ConfigError as error:
-            yield str(error)
-            continue
-        known = False
-        for obstacle in obstacles(experiment):
-            known = True
-            yield f"arm {arm.name}: {obstacle}{_digest_text(arm.inputs)}"
-        if not known:
-            yield from (f"arm {arm.name}: {text}" for text in _server_and_memory(experiment))
-
-
-def _digest_text(inputs: Mapping[str, str]) -> str:
-    """Return the digest of the author's model or prompts, by which the reader finds the same."""
-    texts = [f"{name} {digest}" for name, digest in inputs.items() if not name.endswith(".py")]
-    return f" (the author's files, SHA-256: {', '.join(texts[:2])})" if texts else ""
+            found.append(error)
+        # By the digests the reader finds the same model or prompts.
+        names = (f"{name} {digest}" for name, digest in arm.inputs.items())
+        digests = f" (the author's files, SHA-256: {', '.join(names)})" if arm.inputs else ""
+        yield from (f"arm {arm.name}: {reason}{digests}" for reason in found)
 
 
 def _server_and_memory(experiment: Experiment) -> Iterator[str]:
@@ -61,14 +59,9 @@ def _server_and_memory(experiment: Experiment) -> Iterator[str]:
     from labkit.engine import openai
     from labkit.machine.facts import memory_capacity
 
-    try:
-        if experiment.engine.name == "openai":
-            openai.check_installed(experiment.engine)
-        needed = workload.estimate(experiment).bytes
-    except ConfigError as error:
-        yield str(error)
-        return
-    total = memory_capacity.this_machine().total
+    if experiment.engine.name == "openai":
+        openai.check_installed(experiment.engine)
+    needed, total = workload.estimate(experiment).bytes, memory_capacity.this_machine().total
     if needed > total:
         yield (
             f"it needs about {needed / 2**30:.1f} GiB of memory, and this machine has "

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
-from labkit.records import RecordError, open_study
+from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate import article_archives
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import ReaderOptions, authors_cells
@@ -205,6 +207,7 @@ def set_in(*keys, value):
         (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
         (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
         (lambda data: data.update(schema_version=99), "schema"),
+        (lambda data: data.update(config={"tool": "vllm"}), "another tool"),
     ],
 )
 def test_what_cannot_run_here_is_named_before_anything_starts(
@@ -247,22 +250,39 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
         "binary_search": ["numpy==1.2.3"], "seq_map": ["numpy==1.2.3"],
     }  # fmt: skip
     assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
+    moved = ReaderOptions({"model.path": "/home/ann/other", "workload.dtype": "float32"})
+    assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
 
 
-def test_an_archive_carries_sources_and_prompts_only_if_asked(author, tmp_path, monkeypatch):
-    code = (
-        "from labkit.engine.attention.resolvers import SeqMap\n\n\nclass Mine(SeqMap):\n    pass\n"
-    )
-    (tmp_path / "own_maps.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = edited(author, tmp_path, set_in("engine", "attention", "resolver", value="own_maps:Mine"))
+def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
+    author, tmp_path, monkeypatch, capsys
+):
+    silence(monkeypatch, tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own_maps.py").write_text("class Mine:\n    pass\n")
+    change = set_in("engine", "attention", "resolver", value="own_maps:Mine")
+    folder = edited(author, tmp_path, lambda data: data["arm"] == "seq_map" and change(data))
     names = []
-    for flags in ([], ["--with-sources"]):
-        path = tmp_path / f"own{len(flags)}.zip"
-        assert archive_command.main([str(own), str(path), *flags]) == 0
-        names.append([n for n in open_study(path).archive.files if n.startswith("sources/")])
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path / "mine"))
+        for flags in ([], ["--with-sources"]):
+            path = tmp_path / f"own{len(flags)}.zip"
+            assert archive_command.main([str(folder), str(path), *flags]) == 0
+            names.append([n for n in open_study(path).archive.files if n.startswith("sources/")])
     assert names == [[], ["sources/own_maps.py"]]
-    assert main([str(path), "out=x"]) == 2
+    assert main([str(path), "out=x"]) == 2 and not Path("x").exists()
+    assert main([str(path), "out=x", "--trust", "plan=true"]) == 2
+    assert "would unpack" in capsys.readouterr().err and not Path("x").exists()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(
+        study_runner, "StudyRunner", lambda out, cells: StudyRunner(out, cells, Planted(0.2))
+    )
+    unpack_archive(path, tmp_path / "unpacked")  # the folder is as good as the archive
+    assert main(["unpacked", "out=x", "--trust", "design.blocks=8"]) == 0
+    assert "from the author: " in capsys.readouterr().err
+    assert Path("x/from_author/sources/own_maps.py").is_file()
+    assert os.environ["PYTHONPATH"] == str(Path("x/from_author/sources").resolve())
 
 
 def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_them(
@@ -281,7 +301,7 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gqa_sharing", "radix_sharing"])
+@pytest.mark.parametrize("name", ["gqa_sharing", "seq_map"])
 def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
     name, tmp_path, monkeypatch
 ):
@@ -289,5 +309,6 @@ def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
     path = ROOT / "outputs" / "reference" / f"{name}.zip"
     assert main([str(path), "out=mine", "design.blocks=1", "workload.repeats=1"]) == 0
     page = Replication.read(tmp_path / "mine" / "replication.json")
-    assert page.counts == {"not decided": 4} and page.rows[0].reader.effect_pct is not None
+    assert page.counts == {"not decided": len(page.rows)} and len(page.rows) >= 4
+    assert all(row.reader.effect_pct is not None for row in page.rows)
     assert [change.partition("=")[0] for change in page.changes] == ["workload.repeats"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.analysis.model.json_form import fields_to_json, from_json
 from labkit.analysis.statistics.replication_test import ReplicationWord
-from labkit.records import RecordError, StudyPath, read_json
+from labkit.records import MACHINE_FIELDS, RecordError, StudyPath, read_json
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,9 @@ class ReplicationSide:
     @property
     def machine_text(self) -> str:
         """The kind of machine: ``AMD EPYC, 2 cores, 24 GiB, Linux``."""
-        of, memory = self.machine, self.machine.get("memory_bytes")
-        cores = of.get("cores")
-        parts = (
-            of.get("cpu_model"),
-            f"{cores} cores" if cores else None,
-            f"{memory / 2**30:.0f} GiB" if memory else None,
-            of.get("os"),
-            of.get("accelerator"),
-        )
-        return ", ".join(str(part) for part in parts if part) or "unknown"
+        cpu, cores, memory, *others = (self.machine.get(name) for name in MACHINE_FIELDS)
+        sizes = (cores and f"{cores} cores", memory and f"{memory / 2**30:.0f} GiB")
+        return ", ".join(str(part) for part in (cpu, *sizes, *others) if part) or "unknown"
 
 
 @dataclass(frozen=True)
@@ -103,7 +96,6 @@ class Replication:
     package_versions: str = "ours"
     changes: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     rows: tuple[ReplicatedRow, ...] = ()
 
     @property
@@ -145,14 +137,11 @@ def _check(read: Replication) -> None:
     """Raise an error unless texts are texts, numbers numbers, and verdicts known words."""
     for row in read.rows:
         ReplicationWord(row.verdict)
-        for owner in (row, row.author, row.reader):
-            for one in fields(owner):
-                value, text = getattr(owner, one.name), one.type in ("str", "str | None")
-                if isinstance(value, MeasuredEffect) or value is None:
-                    continue
-                if not isinstance(value, str if text else float | int):
-                    raise ValueError(f"{one.name} is {value!r}")
-    for side in (read.author, read.reader):
-        side.machine_text.encode(), side.study.encode(), side.date.encode()
-    if not isinstance(read.question, str) or not all(isinstance(t, str) for t in read.changes):
-        raise ValueError("the question and the changes must be texts")
+    texts: list[Any] = [read.question, *read.changes, *read.differences, read.package_versions]
+    owners: tuple[ReplicationSide | ReplicatedRow, ...] = (read.author, read.reader, *read.rows)
+    for owner in owners:
+        owner_texts = (f.name for f in fields(owner) if f.type == "str")
+        texts += [getattr(owner, name) for name in owner_texts]
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None or not (read.author.machine_text and read.reader.machine_text):
+        raise ValueError(f"{wrong!r} is not a text")

@@ -254,6 +254,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(x) for x in adjusted]
 
 
+def holm_levels(p: Sequence[float], alpha: float) -> list[float]:
+    """Return the level at which Holm's method tests each hypothesis, in the order of ``p``.
+
+    An interval at this level excludes a hypothesis if and only if it is rejected at ``alpha``.
+    """
+    rejected = sum(one <= alpha for one in holm(p))
+    ranks = np.argsort(np.argsort(p, kind="stable"), kind="stable")
+    return [alpha / (len(p) - min(int(rank), rejected)) for rank in ranks]
+
+
 def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[float]]:
     """Adjust the p-values of "no effect" over the rows of many cells by single-step max-T.
 

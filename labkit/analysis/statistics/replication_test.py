@@ -27,12 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 from scipy.special import stdtrit
 
 from labkit.analysis.statistics.difference_in_differences import EffectChange, StudyEffect
 from labkit.analysis.statistics.effect_size import breakpoints
-from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.power import detectable_errors
 
 Interval = tuple[float, float]
@@ -73,11 +72,6 @@ class ReplicationRow:
         """Whether the author's interval lies within the margin."""
         return _within(self.author, self.margin)
 
-    @property
-    def region(self) -> float:
-        """The largest change that counts as none."""
-        return region_of(self.effects[0], self.author, self.margin)
-
 
 def region_of(author: StudyEffect, interval: Interval, margin: float) -> float:
     """Return the largest change of an author's effect that counts as none (log ratios)."""
@@ -90,18 +84,20 @@ def region_of(author: StudyEffect, interval: Interval, margin: float) -> float:
     return min((interval[1] - interval[0]) / 2 + margin, half)
 
 
-def times_as_long(author: StudyEffect, region: float, level: float, *, is_equal: bool) -> float:
-    """Return how much longer than the author's a study must be that replicates a row, at its noise.
+def times_as_long(
+    author: StudyEffect, reader: StudyEffect, gap: float, level: float, *, is_equal: bool
+) -> float:
+    """Return how many times as long the reader's study must be to tell a gap from 0, at 80 % power.
 
-    ``is_equal``: the author claims no difference. The result is infinite if the author's study is
-    too short, or its noise is not known.
+    The result is infinite if the author's study is too short, or the noise is not known.
+    ``is_equal``: the author claims no difference, which the reader's own interval decides.
     """
-    df = 2 * author.degrees_of_freedom
+    df = author.degrees_of_freedom + reader.degrees_of_freedom
     errors = detectable_errors(float(stdtrit(df, 1 - level / 2)), df) if df > 0 else None
-    if errors is None or not math.isfinite(author.variance):
+    if errors is None or not math.isfinite(author.variance + reader.variance):
         return math.inf
-    spare = (region / errors) ** 2 - (0.0 if is_equal else author.variance)
-    return author.variance / spare if spare > 0 else math.inf
+    spare = (gap / errors) ** 2 - (0.0 if is_equal else author.variance)
+    return reader.variance / spare if spare > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -109,9 +105,8 @@ class ReplicationDecision:
     """The decision on a row, with the figures that decided it (log ratios).
 
     ``interval`` is that of the change, at the level at which Holm's method tested the row; None if
-    it is unbounded. ``p_adjusted`` is that of "the effect did not change". ``more`` is how many
-    times as long the reader's study would have to be for 80 % power: above 1, infinite if the
-    author's study is too short, None if it is unknown or the row is decided.
+    it is unbounded. ``p_adjusted`` is that of "the effect did not change". ``more`` is
+    :func:`times_as_long` of a row that is not decided, else None.
     """
 
     word: ReplicationWord
@@ -126,25 +121,22 @@ def decide_replication(rows: Sequence[ReplicationRow], alpha: float) -> list[Rep
     if not rows or alpha <= 0:
         return [ReplicationDecision(ReplicationWord.not_decided, None, 1.0, 0.0) for _ in rows]
     ps = [row.change.p for row in rows]
-    adjusted = holm(ps)
-    rejected = sum(p <= alpha for p in adjusted)
-    ranks = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
-    return [
-        _decide(row, alpha, len(rows), p, alpha / (len(rows) - min(ranks[i], rejected)))
-        for i, (row, p) in enumerate(zip(rows, adjusted, strict=True))
-    ]
+    figures = zip(rows, holm(ps), holm_levels(ps, alpha), strict=True)
+    return [_decide(row, alpha, len(rows), p, level) for row, p, level in figures]
 
 
 def _decide(
     row: ReplicationRow, alpha: float, size: int, p_adjusted: float, level: float
 ) -> ReplicationDecision:
     points = breakpoints(row.change.null_distribution, row.change)
-    region = row.region
+    region = region_of(row.effects[0], row.author, row.margin)
     p_same = 2 * max(points.p_greater(-region), points.p_less(region))
     word = _word(row, size * p_same <= alpha, p_adjusted <= alpha)
     more = None
-    if word is ReplicationWord.not_decided:
-        more = _times_as_long(row, region, alpha / size)
+    if word is ReplicationWord.not_decided:  # the nearer of two decisions: same, or changed
+        gap = max(region, abs(row.change.estimate))
+        equal = row.claims_none
+        more = max(1.0, times_as_long(*row.effects, gap, alpha / size, is_equal=equal))
     return ReplicationDecision(word, points.interval(level), p_adjusted, region, more)
 
 
@@ -152,39 +144,16 @@ def _word(row: ReplicationRow, same: bool, changed: bool) -> ReplicationWord:
     reader = row.reader
     if reader is None:
         return ReplicationWord.not_decided
-    if row.claims_none:
-        if _within(reader, row.margin):
-            return ReplicationWord.replicated
-        differs = _excludes_zero(reader) and changed
-        return ReplicationWord.not_replicated if differs else ReplicationWord.not_decided
-    if same:
+    if _within(reader, row.margin) if row.claims_none else same:
         return ReplicationWord.replicated
     if not changed:
         return ReplicationWord.not_decided
     if _within(reader, row.margin):
         return ReplicationWord.not_replicated
-    if _excludes_zero(reader):
-        up = row.author[0] > 0
-        other_side = reader[1] < 0 if up else reader[0] > 0
-        return ReplicationWord.not_replicated if other_side else ReplicationWord.other_size
-    return ReplicationWord.not_decided
-
-
-def _times_as_long(row: ReplicationRow, region: float, level: float) -> float | None:
-    """Return how many times as long the reader's study must be to decide the row.
-
-    The nearer of two decisions counts: that nothing changed, and that the estimated change is real.
-    A claim of no difference needs the reader's own interval only.
-    """
-    author, reader = row.effects
-    df = row.change.degrees_of_freedom
-    errors = detectable_errors(float(stdtrit(df, 1 - level / 2)), df) if df > 0 else None
-    if errors is None or not math.isfinite(author.variance + reader.variance):
-        return None
-    fixed = 0.0 if row.claims_none else author.variance
-    gaps = (region, max(abs(row.change.estimate), 1e-9))
-    spare = max((gap / errors) ** 2 - fixed for gap in gaps)
-    return math.inf if spare <= 0 else max(1.0, reader.variance / spare)
+    if not _excludes_zero(reader):
+        return ReplicationWord.not_decided
+    same_side = not row.claims_none and (reader[0] > 0) == (row.author[0] > 0)
+    return ReplicationWord.other_size if same_side else ReplicationWord.not_replicated
 
 
 def _within(interval: Interval, margin: float) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, JudgedComparison
-from labkit.analysis.comparison.observations import MetricRow
 from labkit.analysis.model.replication_model import (
     MeasuredEffect,
     ReplicatedRow,
@@ -26,7 +25,7 @@ from labkit.analysis.number_format import (
     percent_text,
     round_significant,
 )
-from labkit.analysis.statistics.difference_in_differences import effect_change
+from labkit.analysis.statistics.difference_in_differences import StudyEffect, effect_change
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.replication_test import (
     Interval,
@@ -46,13 +45,14 @@ from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
     ArchivePath,
+    Record,
     RecordError,
     StudyPath,
 )
 
 CLAIMS = ("better", "worse", "equivalent", "trivial")
 MAX_BLOCKS = 200  # that a reader may be expected to run
-SAME = 1e-9  # log ratio: rounding of computed values
+FACTS = (*MACHINE_FIELDS, "cores_usable", "os_release", "architecture", "python", "git")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,17 @@ class _Pair:
     reader: CellAnalysis | None
     one: JudgedComparison
     other: JudgedComparison | None
+
+    @property
+    def claimed(self) -> Interval | None:
+        """The author's interval in percent, or None if the author claims nothing."""
+        return self.one.comparison.ci_pct if self.one.verdict.word in CLAIMS else None
+
+    @property
+    def effects(self) -> list[float]:
+        """The known effects, as log ratios."""
+        both = [one.comparison.effect_pct for one in (self.one, self.other) if one is not None]
+        return [to_log_ratio(effect) for effect in both if effect is not None and effect > -100]
 
     @property
     def reason(self) -> str | None:
@@ -79,43 +90,19 @@ class _Pair:
         return "; ".join(causes) or None
 
 
-def replicated_rows(
-    author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]
-) -> tuple[tuple[ReplicatedRow, ...], float]:
-    """Return a row for each arm in each primary row of the author's, and the family's alpha.
-
-    Raises
-    ------
-    RecordError
-        The author's study has no primary row with an arm under test.
-    """
-    here = {analysis.data.dir.name: analysis for analysis in reader}
-    pairs = [pair for analysis in asked_cells(author) for pair in _pairs(analysis, here)]
-    if not pairs:
-        raise RecordError("the author's study compares no arm with its baseline")
-    tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
-    alphas = [pairs[i].author.data.criteria.alpha for i in tested]
-    alphas += [a.data.criteria.alpha for i in tested if (a := pairs[i].reader) is not None]
-    alpha = min(alphas, default=0.0)
-    decisions = dict(zip(tested, decide_replication(list(tested.values()), alpha), strict=True))
-    rows = (
-        _row(pair, tested.get(i), decisions.get(i) or _untested(pair))
-        for i, pair in enumerate(pairs)
-    )
-    return tuple(rows), alpha
-
-
 def asked_cells(analyses: Sequence[CellAnalysis]) -> list[CellAnalysis]:
     """Return the cells that ask something: not those that only confirm others."""
     return [a for a in analyses if not a.data.dir.name.endswith(PROCESSES_SUFFIX)]
 
 
-def _pairs(author: CellAnalysis, here: dict[str, CellAnalysis]) -> Iterator[_Pair]:
-    reader = here.get(author.data.dir.name)
-    others = {_key(one): one for one in (reader.judged if reader is not None else ())}
-    for one in author.judged:
-        if one.row.primary and one.comparison.arm in author.data.treatment_arms:
-            yield _Pair(author, reader, one, others.get(_key(one)))
+def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> Iterator[_Pair]:
+    here = {analysis.data.dir.name: analysis for analysis in reader}
+    for cell in asked_cells(author):
+        other = here.get(cell.data.dir.name)
+        others = {_key(one): one for one in (other.judged if other is not None else ())}
+        for one in cell.judged:
+            if one.row.primary and one.comparison.arm in cell.data.treatment_arms:
+                yield _Pair(cell, other, one, others.get(_key(one)))
 
 
 def _key(one: JudgedComparison) -> tuple[Any, ...]:
@@ -124,28 +111,29 @@ def _key(one: JudgedComparison) -> tuple[Any, ...]:
 
 def _test_row(pair: _Pair) -> ReplicationRow | None:
     """Return what the test needs, or None if the author claims nothing or a study is not valid."""
-    one, other = pair.one, pair.other
-    limits = one.comparison.ci_pct
-    if one.verdict.word not in CLAIMS or limits is None or pair.reason is not None:
+    limits, other, effects = pair.claimed, pair.other, list[StudyEffect]()
+    if limits is None or other is None or pair.reader is None or pair.reason is not None:
         return None
-    assert other is not None and pair.reader is not None
-    effects = []
     stalls = may_have_stalled(pair.author, pair.reader)
     for analysis in (pair.author, pair.reader):
-        rows = analysis.rows_by_stalls(included=stalls)
-        row = next((row for row in rows if _same_row(row, one.row)), None)
-        effect = None if row is None else arm_effect(analysis, row, one.comparison.arm)
-        if effect is None:
-            return None
-        effects.append(effect[0])
-    author, reader = effects
+        for row in analysis.rows_by_stalls(included=stalls):
+            if (row.case, row.metric) == (pair.one.row.case, pair.one.row.metric):
+                effect = arm_effect(analysis, row, pair.one.comparison.arm)
+                effects += [effect[0]] if effect is not None else []
+    if len(effects) < 2:
+        return None
+    here = other.comparison.ci_pct
     return ReplicationRow(
-        (author, reader),
-        effect_change(author, reader),
+        (effects[0], effects[1]),
+        effect_change(effects[0], effects[1]),
         _logs(limits),
-        None if other.comparison.ci_pct is None else _logs(other.comparison.ci_pct),
+        None if here is None else _logs(here),
         to_log_ratio(pair.author.data.criteria.margin_pct),
     )
+
+
+def _logs(limits: Interval) -> Interval:
+    return to_log_ratio(limits[0]), to_log_ratio(limits[1])
 
 
 def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
@@ -153,66 +141,43 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
 
     The noise is taken to be the author's, so the blocks are those of the author's length.
     """
-    claims = [
-        pair
-        for analysis in asked_cells(author)
-        for pair in _pairs(analysis, {})
-        if pair.one.verdict.word in CLAIMS and pair.one.comparison.ci_pct is not None
-    ]
+    claims = [pair for pair in _pairs(author, ()) if pair.claimed is not None]
+    if not claims:
+        yield "the author's study claims no effect; only computed numbers can be compared"
     for pair in claims:
-        one, data = pair.one, pair.author.data
+        one, criteria, limits = pair.one, pair.author.data.criteria, pair.claimed
         found = arm_effect(pair.author, one.row, one.comparison.arm)
-        limits = one.comparison.ci_pct
         if found is None or limits is None:
             continue
-        margin, interval = to_log_ratio(data.criteria.margin_pct), _logs(limits)
-        region = region_of(found[0], interval, margin)
-        equal = one.verdict.word in ("equivalent", "trivial")
-        level = data.criteria.alpha / len(claims)
-        blocks = found[1] * times_as_long(found[0], region, level, is_equal=equal)
+        region = region_of(found[0], _logs(limits), to_log_ratio(criteria.margin_pct))
+        equal, level = one.verdict.word in ("equivalent", "trivial"), criteria.alpha / len(claims)
+        blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
         need = "the author's study is too short to show it; a large change can be shown"
         if blocks <= MAX_BLOCKS:
             count = count_text(max(1, math.ceil(blocks)), "block")
             need = f"about {count} as noisy as the author's can show it"
-        name = ", ".join(filter(None, (one.row.case, one.row.metric, one.comparison.arm)))
         yield (
-            f"{name}: the author has {percent_text(one.comparison.effect_pct)} "
-            f"({interval_text(*limits)}); replicated if the same within "
-            f"±{magnitude_text(to_percent(region))} %: {need}"
+            f"{', '.join(filter(None, _key(one)))}: the author has "
+            f"{percent_text(one.comparison.effect_pct)} ({interval_text(*limits)}); replicated if "
+            f"the same within ±{magnitude_text(to_percent(region))} %: {need}"
         )
-
-
-def _same_row(row: MetricRow, other: MetricRow) -> bool:
-    return (row.case, row.metric) == (other.case, other.metric)
-
-
-def _logs(limits: tuple[float, float]) -> Interval:
-    return to_log_ratio(limits[0]), to_log_ratio(limits[1])
 
 
 def _untested(pair: _Pair) -> ReplicationDecision:
     """Decide a row without a test: the author claims nothing, or values are computed."""
-    word = ReplicationWord.not_decided
-    effect = pair.one.comparison.effect_pct
-    found = pair.other.comparison.effect_pct if pair.other is not None else None
-    if pair.one.verdict.word == "computed" and effect is not None and effect > -100:
-        if found is not None and found > -100 and pair.reason is None:
-            word = _computed(effect, found, pair.author.data.criteria.margin_pct)
-    elif pair.one.verdict.word not in CLAIMS:
-        word = ReplicationWord.no_claim
+    word = ReplicationWord.not_decided if pair.claimed else ReplicationWord.no_claim
+    logs = pair.effects
+    if pair.one.verdict.word == "computed" and len(logs) == 2 and pair.reason is None:
+        word = ReplicationWord.not_replicated
+        if abs(logs[1] - logs[0]) <= to_log_ratio(pair.author.data.criteria.margin_pct):
+            word = ReplicationWord.replicated
+        elif logs[0] * logs[1] > 0:
+            word = ReplicationWord.other_size
     return ReplicationDecision(word, None, 1.0, 0.0)
 
 
-def _computed(effect: float, found: float, margin_pct: float) -> ReplicationWord:
-    author, reader = to_log_ratio(effect), to_log_ratio(found)
-    if abs(reader - author) <= to_log_ratio(margin_pct):
-        return ReplicationWord.replicated
-    if abs(author) > SAME and author * reader > 0:
-        return ReplicationWord.other_size
-    return ReplicationWord.not_replicated
-
-
 def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision) -> ReplicatedRow:
+    logs, undecided = pair.effects, decision.word is ReplicationWord.not_decided
     row = ReplicatedRow(
         cell=pair.author.data.dir.name,
         case=pair.one.row.case,
@@ -222,16 +187,14 @@ def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision
         author=_measured(pair.one, pair.author),
         reader=_measured(pair.other, pair.reader),
         verdict=decision.word.value,
-        reason=pair.reason if decision.word is ReplicationWord.not_decided else None,
-        ratio=_ratio(pair),
+        reason=pair.reason if undecided else None,
+        ratio=round_significant(logs[1] / logs[0]) if len(logs) == 2 and logs[0] else None,
     )
     if test is None:
         return row
     low, high = decision.interval or (None, None)
-    infinite = decision.more is not None and math.isinf(decision.more)
-    reason = "the author's study is too short to tell" if infinite else row.reason
-    seconds = _seconds(pair.reader)
-    known = decision.more is not None and not infinite and seconds is not None
+    spent = [record.seconds.get("process", math.nan) for record in _records(pair.reader)]
+    needed_s = (decision.more or math.nan) * sum(spent)
     return replace(
         row,
         change_pct=_percent(test.change.estimate),
@@ -239,22 +202,17 @@ def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision
         change_high_pct=_percent(high),
         region_pct=_percent(decision.region),
         p_adjusted=round_significant(decision.p_adjusted),
-        needed_s=(decision.more or 0.0) * (seconds or 0.0) if known else None,
-        reason=reason,
+        needed_s=needed_s if math.isfinite(needed_s) else None,
+        reason="the author's study is too short to tell" if needed_s == math.inf else row.reason,
     )
+
+
+def _records(analysis: CellAnalysis | None) -> Sequence[Record]:
+    return () if analysis is None else analysis.data.records
 
 
 def _percent(log_ratio: float | None) -> float | None:
     return None if log_ratio is None else round_significant(to_percent(log_ratio))
-
-
-def _ratio(pair: _Pair) -> float | None:
-    """Return the reader's effect over the author's, both as log ratios; None if it says nothing."""
-    effects = [one.comparison.effect_pct for one in (pair.one, pair.other) if one is not None]
-    known = [to_log_ratio(effect) for effect in effects if effect is not None and effect > -100]
-    if len(known) < 2 or abs(known[0]) <= SAME:
-        return None
-    return round_significant(known[1] / known[0])
 
 
 def _measured(one: JudgedComparison | None, analysis: CellAnalysis | None) -> MeasuredEffect:
@@ -271,14 +229,6 @@ def _measured(one: JudgedComparison | None, analysis: CellAnalysis | None) -> Me
     )
 
 
-def _seconds(analysis: CellAnalysis | None) -> float | None:
-    """Return the wall seconds of a cell's processes, or None if unknown."""
-    records = () if analysis is None else analysis.data.records
-    spent = [record.seconds.get("process") for record in records if record.ok]
-    known = [seconds for seconds in spent if seconds is not None]
-    return sum(known) if known and len(known) == len(spent) else None
-
-
 def replication_of(
     author: tuple[StudyPath, Sequence[CellAnalysis]],
     reader: tuple[StudyPath, Sequence[CellAnalysis]],
@@ -287,11 +237,24 @@ def replication_of(
 ) -> Replication:
     """Return the replication of the author's study by the reader's.
 
-    ``changes``: what the reader changed of the question. Raises as :func:`replicated_rows`.
+    ``changes``: what the reader changed of the question.
+
+    Raises
+    ------
+    RecordError
+        The author's study has no primary row with an arm under test.
     """
-    rows, alpha = replicated_rows(author[1], reader[1])
-    confirming = len(author[1]) - len(asked_cells(author[1]))
-    note = f"the author's {confirming} cells in separate processes were not repeated"
+    pairs = list(_pairs(author[1], reader[1]))
+    if not pairs:
+        raise RecordError(f"{author[0]}: it compares no arm with its baseline")
+    tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
+    sides = [one for i in tested for one in (pairs[i].author, pairs[i].reader) if one is not None]
+    alpha = min((one.data.criteria.alpha for one in sides), default=0.0)
+    decisions = dict(zip(tested, decide_replication(list(tested.values()), alpha), strict=True))
+    rows = (
+        _row(pair, tested.get(i), decisions.get(i) or _untested(pair))
+        for i, pair in enumerate(pairs)
+    )
     return Replication(
         schema_version=SCHEMA_VERSION,
         question=study_question(author[1]),
@@ -301,13 +264,16 @@ def replication_of(
         package_versions=package_versions,
         changes=tuple(changes),
         differences=tuple(_differences(author[1], reader[1])),
-        notes=(note,) if confirming else (),
-        rows=rows,
+        rows=tuple(rows),
     )
 
 
+def _environment(analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
+    return next((a.environment for a in analyses if a.environment), {})
+
+
 def _side(study: StudyPath, analyses: Sequence[CellAnalysis]) -> ReplicationSide:
-    environment = next((a.environment for a in analyses if a.environment), {})
+    environment = _environment(analyses)
     dates = (record.started for a in analyses for record in a.data.records)
     return ReplicationSide(
         study=study_name(study),
@@ -321,13 +287,9 @@ def _side(study: StudyPath, analyses: Sequence[CellAnalysis]) -> ReplicationSide
 
 def _differences(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> Iterator[str]:
     """Yield what differs between the machines and their software, one text each."""
-    old, new = (
-        next((a.environment for a in analyses if a.environment), {})
-        for analyses in (author, reader)
-    )
-    keys = (*MACHINE_FIELDS, "cores_usable", "os_release", "architecture", "python", "git")
     facts = [
-        {key: one.get(key) for key in keys} | (one.get("versions") or {}) for one in (old, new)
+        {key: one.get(key) for key in FACTS} | (one.get("versions") or {})
+        for one in map(_environment, (author, reader))
     ]
     for key in dict.fromkeys([*facts[0], *facts[1]]):
         before, after = (_fact(key, one.get(key)) for one in facts)

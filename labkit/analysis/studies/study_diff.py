@@ -37,7 +37,7 @@ from labkit.analysis.statistics.effect_size import (
     equivalence_test,
     to_percent,
 )
-from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.study_quality_diff import quality_change_notes
 from labkit.config import count_text
@@ -287,15 +287,11 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
     Bonferroni).
     """
     ps = [item.change.p for item in items if item.change is not None]
-    adjusted, row_count = holm(ps), len(items)
-    order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
-    comparisons = []
-    for i, item in enumerate(items):
-        criteria = item.pair.criteria
-        rejected = sum(p <= criteria.alpha for p in adjusted)
-        level = criteria.alpha / (row_count - min(order[i], rejected))
-        comparisons.append(_comparison(item, adjusted[i], level, row_count))
-    return comparisons
+    levels = {alpha: holm_levels(ps, alpha) for alpha in {one.pair.criteria.alpha for one in items}}
+    return [
+        _comparison(item, adjusted, levels[item.pair.criteria.alpha][i], len(items))
+        for i, (item, adjusted) in enumerate(zip(items, holm(ps), strict=True))
+    ]
 
 
 def _compare_control(item: _ArmPair) -> ArmComparison:

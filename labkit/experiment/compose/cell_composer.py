@@ -131,14 +131,11 @@ def compose_cell(
     def compose_arm(arm: str, overrides: Mapping[str, Any]) -> Experiment:
         return composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
 
-    return checked_cell(
-        experiment,
-        compose_arm,
-        cell_name(task_overrides),
+    return replace(
+        checked_cell(experiment, compose_arm, cell_name(task_overrides), _dropped_arms(cell)),
         overrides=tuple(named_overrides(task_overrides)),
         blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
         config_dirs=config_folders(hydra_overrides),
-        dropped=_dropped_arms(cell),
     )
 
 
@@ -146,21 +143,12 @@ def checked_cell(
     experiment: Experiment,
     compose_arm: Callable[[str, Mapping[str, Any]], Experiment],
     name: str,
-    *,
-    overrides: tuple[str, ...] = (),
-    blocks_given: bool = False,
-    config_dirs: tuple[str, ...] = (),
     dropped: Sequence[str] = (),
 ) -> ComposedCell:
-    """Compose and check the arms of a cell. Parameters are as in :class:`ComposedCell`.
+    """Compose and check the arms of the cell ``name``; raises as :func:`compose_cell`.
 
     ``compose_arm`` returns an arm's config, given its name and its overrides. ``dropped``: arms of
     the ablation that the cell leaves out.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`compose_cell`.
     """
     ablation = experiment.ablation
     baseline = ablation.baseline_arm
@@ -190,17 +178,7 @@ def checked_cell(
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
     isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
-    return ComposedCell(
-        name,
-        experiment,
-        tuple(arms),
-        experiments,
-        isolation,
-        reason,
-        overrides,
-        blocks_given,
-        config_dirs,
-    )
+    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason)
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
@@ -488,35 +466,24 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload, and have an environment",
         )
+    if arm.model.shape is None:
+        from labkit.models import resolve
+
+        resolve(arm.model)
     error = next(obstacles(arm), None)
     if error is not None:
         raise ConfigError(f"arm {name}: {error}")
 
 
 def obstacles(arm: Experiment) -> Iterator[ConfigError]:
-    """Yield a reason for each part of an arm that this machine cannot run.
-
-    Nothing else is checked if the model is not here.
-    """
+    """Yield a reason for each part of an arm, besides its model, that this machine cannot run."""
     from labkit import workload
     from labkit.engine import memory_budget, parallel
-    from labkit.models import resolve
     from labkit.workload import device_availability
 
-    checks: tuple[Callable[[Experiment], object], ...] = (
-        device_availability.check,
-        check_workload_class,
-        workload.check,
-        memory_budget.check,
-        parallel.check,
-    )
-    try:
-        if arm.model.shape is None:
-            resolve(arm.model)
-    except ConfigError as error:
-        yield error
-        return
-    for check in checks:
+    first, memory = (device_availability.check, check_workload_class), memory_budget.check
+    checks: tuple[Callable[[Experiment], object], ...] = (*first, workload.check, memory)
+    for check in (*checks, parallel.check):
         try:
             check(arm)
         except ConfigError as error:

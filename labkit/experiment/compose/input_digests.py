@@ -99,11 +99,11 @@ def archived_files(config: Mapping[str, Any], environment: Mapping[str, Any]) ->
     files: dict[str, Path] = {}
     for key in FILES:
         if isinstance(named.get(key), str):
-            path = Path(named[key]).expanduser()
-            files |= {f"inputs/{key}/{path.name}": path} if path.is_file() else {}
+            text = Path(named[key]).expanduser()
+            files |= {f"inputs/{key}/{text.name}": text} if text.is_file() else {}
     for name in class_paths(config).values() if "revision" not in environment else ():
         sources = source_files(name.partition(":")[0])
-        files |= {f"sources/{source}": file for source, file in sources.items()}
+        files |= {f"sources/{path}": file for path, file in sources.items()}
     return files
 
 

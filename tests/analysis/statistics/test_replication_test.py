@@ -87,8 +87,8 @@ def test_the_region_comes_from_the_interval_and_the_margin_and_leaves_half_of_th
     assert region_of(loss, (-0.9, -0.1), MARGIN) == pytest.approx(0.25)
     assert region_of(author, (-0.01, 0.01), MARGIN) == MARGIN
     noisy, _ = study(0.5, noise=0.1)
-    assert times_as_long(noisy, 0.02, ALPHA, is_equal=False) == math.inf
-    assert 1 < times_as_long(noisy, 0.02, ALPHA, is_equal=True) < math.inf
+    assert times_as_long(noisy, noisy, 0.02, ALPHA, is_equal=False) == math.inf
+    assert 1 < times_as_long(noisy, noisy, 0.02, ALPHA, is_equal=True) < math.inf
 
 
 @pytest.mark.parametrize(
