@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.path.insert(0, os.getcwd())  # where ``package.module:Class`` is found
     try:
         command = parse(words)
-        register()
         if command.only_prints:
             config_printer.print_config(command)
             sys.exit(0)
+        register()
         sys.exit(study_command.run(command))
     except KeyboardInterrupt:
         say("interrupted")

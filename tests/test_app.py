@@ -11,6 +11,7 @@ import pytest
 
 from labkit import app
 from labkit.cli import command_line, study_command, study_composer
+from labkit.cli.shell_completion import completion_script
 from labkit.config import ConfigError
 from labkit.models.gguf import gguf_writer
 
@@ -220,6 +221,14 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path, run_app):
     code, out, err = run_app("ablation=seq_map", "plan=true")
     assert code == 0, err
     text = " ".join(out.split())
+    for said in (
+        "ablation=seq_map Does a host-built token-to-request map beat",
+        "metric: time per launch (us, lower is better); equivalent within ±2 %",
+        "binary_search: the baseline: engine.attention.resolver=binary_search",
+        "seq_map: engine.attention.resolver=seq_map",
+        "control: a copy of binary_search",
+    ):
+        assert said in text
     assert "18 runs (6 blocks x 1 x 3 arms); estimated: 2 min 0 s" in text
     assert "a pilot will find the blocks and rounds for 2:00 (design.time), at least 6" in text
     assert "nothing was written" in out
@@ -256,8 +265,13 @@ def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monk
         ),
         (["--cfg", "job", "--resolve", "-p", "engine.kv.block_size", "-m"], "16\n"),
         (["--info", "defaults"], "workload/chat"),
-        # Of a module, Hydra would complete `python FILE.py` alone.
-        (["-sc", "install=bash"], "-F hydra_bash_completion labkit\n"),
+        (["--help"], "\n  engine.kv "),
+        (["--help", "engine.kv"], "\n  engine.kv.block_size=16\n      Token slots per block"),
+        (["--help", "ablation"], "  ablation=seq_map              Does a host-built"),
+        (["--help", "engine.kv", "engine.kv.block_size=8"], "\n  engine.kv.block_size=8\n"),
+        (["--help", "all"], "\n  engine.kv.block_size=16\n"),
+        (["-sc", "install=zsh"], "compdef _labkit labkit"),
+        (["-sc", "install=fish"], "complete -c labkit"),
     ],
 )
 def test_flags_that_only_print_exit_with_0(tmp_path, run_app, words, shows):
@@ -265,6 +279,46 @@ def test_flags_that_only_print_exit_with_0(tmp_path, run_app, words, shows):
     assert code == 0, err
     assert shows in out
     assert list(tmp_path.iterdir()) == []
+
+
+COMPLETE = """
+COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=("$2") COMP_CWORD=0
+eval "$LABKIT_COMPLETION"; _labkit_python python; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_bash_completes_keys_values_and_files_of_ones_own(tmp_path):
+    """Of ``labkit`` and of ``python -m labkit``, and without starting Python."""
+    (tmp_path / "mine/ablation").mkdir(parents=True)
+    (tmp_path / "mine/ablation/seq_mine.yaml").touch()
+    script = completion_script("bash")
+    for line, current, found in (
+        ("engine.k", "engine.k", ["engine.kv."]),
+        ("engine.kv.lay", "engine.kv.lay", ["engine.kv.layout="]),
+        ("engine.kv.layout=", "=", ["contiguous", "padded", "paged"]),
+        ("+engine.kv.layout=pad", "pad", ["padded"]),
+        ("ablation=seq_", "seq_", ["seq_map"]),
+        ("--config-dir mine ablation=seq_", "seq_", ["seq_map", "seq_mine"]),
+        ("ablation=seq_map workload=chat,chat_p", "chat,chat_p", ["chat,chat_poisson"]),
+        ("plan=t", "t", ["true"]),
+        ("--mul", "--mul", ["--multirun"]),
+        ("nothing.like.it", "nothing.like.it", [""]),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", COMPLETE, "bash", f"python -m labkit {line}", current],
+            cwd=tmp_path,
+            env={"PATH": os.defpath, "LABKIT_COMPLETION": script},
+            capture_output=True,
+            text=True,
+        )
+        assert sorted(done.stdout.split("\n")[:-1]) == found, (line, done.stderr)
+    with pytest.raises(ConfigError, match=r"install=ksh: must be one of: bash, zsh, fish"):
+        completion_script("ksh")
+
+
+def test_help_on_an_unknown_topic_names_a_known_one(run_app):
+    code, _, err = run_app("--help", "engine.vk")
+    assert code == 2 and err.startswith("labkit: --help engine.vk: no such topic (did you mean")
 
 
 def test_a_flag_that_only_prints_exits_with_0_in_a_process_of_its_own(tmp_path):

@@ -80,7 +80,7 @@ def test_every_name_that_is_to_be_installed_is_ours_and_exists():
     assert re.findall(r"(?<!mlx-)\blabkit\[\w+\]'", text) == []
     named = re.findall(r"(?:mlx-labkit|DISTRIBUTION\})\[(\w+)\]|install_hint\('(\w+)'\)", text)
     named = {name for pair in named for name in pair if name}
-    named |= set(re.findall(r"require_packages\(.*?, \"(\w+)\"", text))
+    named |= set(re.findall(r"require_packages\((?:\(.*?\)|\w+), \"(\w+)\"", text))
     assert {"mlx", "video", "server", "http", "slurm"} <= named <= EXTRAS
 
 

@@ -109,10 +109,12 @@ def _split_flag(word: str) -> list[str]:
 def _topic(flag: str, words: list[str]) -> list[str]:
     """Remove the flag's value from ``words``, and return it in a list (empty if there is none).
 
-    ``--cfg`` requires a value; after ``--info`` it is optional.
+    ``--cfg`` requires a value; after ``--info`` and ``--help`` it is optional.
     """
     allowed = PRINT_FLAGS[flag]
     if words and words[0] in allowed:
+        return [words.pop(0)]
+    if flag == "--help" and words and re.fullmatch(r"[\w./]+", words[0]):
         return [words.pop(0)]
     if flag == "--cfg":
         raise ConfigError(

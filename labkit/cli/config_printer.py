@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from labkit.cli.command_line import PRINT_FLAGS, Command
 from labkit.cli.study_command import run_hydra
-from labkit.cli.study_composer import initialized
+from labkit.cli.study_composer import initialized, register
 from labkit.config import require
+
+if TYPE_CHECKING:
+    from labkit.config.option_index import OptionEntry
 
 
 def print_config(command: Command) -> None:
@@ -16,10 +21,20 @@ def print_config(command: Command) -> None:
     Hydra does not know the overrides that a scale selects, so they are given to it. The config of
     a job is composed and printed here, because Hydra would compose it once more.
     """
+    overrides, flags = list(command.overrides), list(command.flags)
+    if "--help" in flags:
+        print(_help(command))
+        return
+    shells = [word for word in overrides if word.startswith("install=")]
+    if "--shell-completion" in flags and shells:
+        from labkit.cli.shell_completion import completion_script
+
+        print(completion_script(shells[-1].partition("=")[2]), end="")
+        return
+    register()
     from labkit.experiment.compose.cell_composer import with_scale_overrides
     from labkit.experiment.hydra.hydra_composer import Composer
 
-    overrides, flags = list(command.overrides), list(command.flags)
     topic = flags[flags.index("--cfg") + 1] if "--cfg" in flags else None
     if topic is None:
         run_hydra([*overrides, *flags])
@@ -34,6 +49,42 @@ def print_config(command: Command) -> None:
         return
     package = flags[flags.index("--package") + 1] if "--package" in flags else ""
     print(config_text(tree, package, "--resolve" in flags), end="")
+
+
+def _help(command: Command) -> str:
+    """Return the page that ``--help`` asks for; overrides beside it change the values shown."""
+    from labkit.cli import help_pages
+
+    flags, overrides = command.flags, command.overrides
+    topic = next((word for word in flags if not word.startswith("-")), None)
+    folders: list[Path] = []
+    if any(word.startswith("hydra.searchpath=") for word in overrides):
+        from labkit.experiment.hydra.hydra_composer import config_folders
+
+        folders = [Path(folder) for folder in config_folders(overrides)]
+    own = len(overrides) > bool(folders)
+    if topic is None and not own:
+        return help_pages.overview(folders)
+    if topic in (None, help_pages.ALL) or own:
+        return help_pages.topic_page(topic or help_pages.ALL, folders, _values(overrides))
+    return help_pages.topic_page(topic, folders, lambda entry: entry.option.default)
+
+
+def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:
+    """Return what gives an option's value in the config of a command."""
+    from omegaconf import OmegaConf
+
+    from labkit.experiment.hydra.hydra_composer import Composer
+
+    register()
+    with initialized():
+        tree = Composer().tree(overrides)
+
+    def value(entry: OptionEntry) -> Any:
+        part = None if "[]" in entry.key else OmegaConf.select(tree, entry.key)
+        return OmegaConf.to_container(part) if OmegaConf.is_config(part) else part
+
+    return value
 
 
 def config_text(tree: Any, package: str = "", resolve: bool = False) -> str:

@@ -39,20 +39,6 @@ def register() -> None:
     # That is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
     OmegaConf.register_new_resolver("cell", lambda task: cell_name(unresolved(task)), replace=True)
-    OmegaConf.register_new_resolver("options", _help, replace=True)
-
-
-def _help(*, _root_: Any) -> str:
-    """Return the list of options, with their values in this config, for the ``--help`` template."""
-    from omegaconf import OmegaConf
-
-    from labkit.config import option_index
-
-    def value(key: str) -> Any:
-        selected = OmegaConf.select(_root_, key)
-        return OmegaConf.to_container(selected) if OmegaConf.is_config(selected) else selected
-
-    return option_index.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:

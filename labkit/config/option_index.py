@@ -121,14 +121,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
     """Return the text of ``--help``: every option with its value, meaning and allowed values."""
-    lines = []
-    for entry in (entry for group in option_groups(root) for entry in group.entries):
-        value = "" if "[]" in entry.key else f"={override_text(value_of(entry.key))}"
-        lines.append(f"  {entry.key}{value}")
-        readers = f"; read by {entry.readers}" if entry.readers else ""
-        about = f"{entry.meaning} [{entry.allowed}{readers}]"
-        lines += textwrap.wrap(about, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    entries = (entry for group in option_groups(root) for entry in group.entries)
+    return "\n".join(line for entry in entries for line in entry_lines(entry, value_of(entry.key)))
+
+
+def entry_lines(entry: OptionEntry, value: Any) -> list[str]:
+    """Return the lines of ``--help`` about one option."""
+    shown = "" if "[]" in entry.key else f"={override_text(value)}"
+    readers = f"; read by {entry.readers}" if entry.readers else ""
+    about = f"{entry.meaning} [{entry.allowed}{readers}]"
+    indent = " " * 6
+    lines = textwrap.wrap(about, 96, initial_indent=indent, subsequent_indent=indent)
+    return [f"  {entry.key}{shown}", *lines]
 
 
 def _first_line(group: Any) -> str:

@@ -6,8 +6,11 @@ ids and sizes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,7 @@ RC_PARAMS = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+METADATA_CHARACTERS = 2000  # within which an SVG file's description is found
 UNITS_PER_INCH = 72.0  # of a chart's height
 WIDTH, PANEL_WIDTH, MAX_HEIGHT = 7.2, 4.2, 40.0  # inches
 LEGEND_CHARACTERS = 90  # that fit into the width of a figure
@@ -66,13 +70,32 @@ def write_figures(report: CellReport, folder: Path) -> None:
 
 
 def write_figure(charts: Sequence[ChartPart], stem: Path, columns: int = 1) -> None:
-    """Write charts as one PNG and one SVG file, in the report's style on every machine."""
+    """Write charts as one PNG and one SVG file, in the report's style on every machine.
+
+    Files that already hold these charts are left as they are: the SVG file names what it shows.
+    """
+    png, svg, shown = Path(f"{stem}.png"), Path(f"{stem}.svg"), _digest(charts, columns)
+    if png.is_file() and svg.is_file() and shown in svg.read_text("utf-8")[:METADATA_CHARACTERS]:
+        return
     with figure_style():
         figure = chart_figure(charts, columns)
-        with atomic_write(Path(f"{stem}.png")) as temporary:
+        with atomic_write(png) as temporary:
             figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
-        with atomic_write(Path(f"{stem}.svg")) as temporary:
-            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+        figure.set_layout_engine("none")  # the panels stay where they were laid out above
+        about = {"Date": None, "Creator": None, "Description": shown}
+        with atomic_write(svg) as temporary:
+            figure.savefig(temporary, format="svg", metadata=about)
+
+
+def _digest(charts: Sequence[ChartPart], columns: int) -> str:
+    """Return a digest of all that decides how a picture looks: charts, this module, matplotlib."""
+    text = repr((charts, columns, _drawn_by()))
+    return f"labkit:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@cache
+def _drawn_by() -> tuple[str, bytes]:
+    return version("matplotlib"), Path(__file__).read_bytes()
 
 
 @contextmanager

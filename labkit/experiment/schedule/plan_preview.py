@@ -25,6 +25,7 @@ from labkit.experiment.schedule.cell_allocation import (
 )
 from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.experiment.schedule.plan_question import question_lines
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
 from labkit.workload.measurement import Estimate
@@ -234,6 +235,10 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
     console, history = Console(highlight=False), StudyHistory(out)
     plans = [plan for cell in composed for plan in plan_cells(cell, out, history)]
     for plan in plans:
+        scale = "" if plan.cell.scale is None else f" (scale={plan.cell.scale})"
+        console.print(f"[bold]{escape(plan.cell.name)}{scale}[/]")
+        for line in question_lines(plan.cell):
+            console.print(escape(line))
         console.print(_schedule_table(plan.cell))
         for line in _plan_lines(plan):
             console.print(escape(line))
@@ -260,8 +265,7 @@ def _schedule_table(cell: ReadyCell) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = cell.name if cell.scale is None else f"{cell.name} (scale={cell.scale})"
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table = Table()
     table.add_column("block", justify="right")
     table.add_column("runs, in this order", overflow="fold")
     for block, runs in groupby(cell.schedule(), key=lambda run: run.block):

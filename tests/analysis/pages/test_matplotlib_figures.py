@@ -5,6 +5,7 @@ import pytest
 from labkit.analysis.document.arm_styles import COLOURS, CONTROL_COLOUR
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart
+from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.matplotlib_figures import chart_figure, write_figure
 
 
@@ -36,9 +37,27 @@ def test_every_mark_is_drawn_where_the_chart_has_it(tmp_path):
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "control"]
     write_figure([ChartPart(made)], tmp_path / "made")
-    first = [(tmp_path / f"made.{ending}").read_bytes() for ending in ("png", "svg")]
-    write_figure([ChartPart(made)], tmp_path / "made")
-    assert first == [(tmp_path / f"made.{ending}").read_bytes() for ending in ("png", "svg")]
+    write_figure([ChartPart(made)], tmp_path / "again")
+    for ending in ("png", "svg"):
+        first, again = (tmp_path / f"{stem}.{ending}" for stem in ("made", "again"))
+        assert first.read_bytes() == again.read_bytes()
+
+
+def test_a_picture_is_drawn_again_only_if_its_chart_changed(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        matplotlib_figures, "chart_figure", lambda *words: drawn.append(1) or chart_figure(*words)
+    )
+    made, other = chart(), chart()
+    other.text(3.0, 0.5, "beside", dx=7)
+    (tmp_path / "b.png").touch()  # a picture of an earlier labkit
+    (tmp_path / "b.svg").write_text("<svg/>")
+    for name, shown, times in (("a", made, 1), ("a", made, 1), ("a", other, 2), ("b", made, 3)):
+        write_figure([ChartPart(shown)], tmp_path / name)
+        assert len(drawn) == times
+    (tmp_path / "a.png").unlink()
+    write_figure([ChartPart(other)], tmp_path / "a")
+    assert len(drawn) == 4 and (tmp_path / "a.png").stat().st_size
 
 
 def test_exponents_of_ten_and_unknown_published_dots():
