@@ -1,10 +1,10 @@
 """``python -m labkit.check package.module:Class``: check a class of your own.
 
-The class is recognised by its methods: a resolver, an attention backend, a queue, an engine, a
-kind of workload or a source of prompts. Its checks run on a small model, in seconds, and a failed
-check shows the traceback. Arguments ``key=value`` are overrides of the config that the checks
-compose, such as ``model=smollm2``. Exit codes: 0 if every check passes, 1 if one fails, 2 for a
-mistake in the command, 130 if interrupted.
+The class is recognised by its methods: a resolver, an attention backend, a queue, an eviction
+policy, an engine, a kind of workload or a source of prompts. Its checks run on a small model, in
+seconds, and a failed check shows the traceback. Arguments ``key=value`` are overrides of the config
+that the checks compose, such as ``model=smollm2``. Exit codes: 0 if every check passes, 1 if one
+fails, 2 for a mistake in the command, 130 if interrupted.
 """
 
 from __future__ import annotations

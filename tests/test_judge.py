@@ -87,6 +87,16 @@ def test_a_file_with_two_commands_names_its_arms(tmp_path, timed, capsys):
     assert "c_d against a_b" in capsys.readouterr().out
 
 
+def test_the_results_of_several_cases_are_named_cases(tmp_path, timed, capsys):
+    lines = ["arm,run,case,latency:ms:lower"]
+    pairs = [(arm, case) for arm in "ab" for case in "uv"]
+    lines += [f"{arm},{i},{case},{x}" for arm, case in pairs for i, x in enumerate(SPREAD)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert main(["t.csv", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert " case " in printed and " batch " not in printed
+
+
 def errors(timed):
     one = timed("one", SPREAD)
     other = timed("other", [2 * x for x in SPREAD])

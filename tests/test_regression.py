@@ -10,17 +10,22 @@ import pytest
 from planted_cells import planted_cell
 
 from labkit import regression
+from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_command, study_composer
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
 from labkit.experiment.launch.python_environment import Imports, RevisionError, default_options
 from labkit.experiment.worker.turn_protocol import VERSION
+from labkit.importers.result_files import read_files
+from labkit.importers.study_writer import ImportedStudy, write_study
 from labkit.machine.facts import code_revision
 from labkit.records import RecordError
 
 ROOT = Path(__file__).parent.parent
+PLANTED = {"base": 1.0, "head": 0.83}
 PAGE = (ROOT / "docs" / "regression.md").read_text("utf-8")
 
 
@@ -53,6 +58,24 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
 )
 def test_the_outcome_of_a_row(expected, facts):
     assert total(list(row_results("chat", cell(**facts), "head"))).value == expected
+
+
+@pytest.mark.parametrize(("late", "outcome"), [(0, 1), (1, 1), (3, 125)])
+def test_a_client_that_was_late_in_one_block_of_eight_hides_no_planted_17_percent(
+    late, outcome, tmp_path, monkeypatch
+):
+    lines = ["arm,run,block,total_tok_s"]
+    for block in range(8):
+        lines += [f"{arm},{block},{block},{(100 + block) * x}" for arm, x in PLANTED.items()]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    runs = read_files([tmp_path / "t.csv"])
+    folder = write_study(ImportedStudy.of(runs), tmp_path / "study", "q", 2.0)
+    names = [f"b{block:02}-p01-head" for block in range(late)]
+    monkeypatch.setattr(
+        server_arm_caveats, "lateness_errors", lambda run: ["late"] * (run.run in names)
+    )
+    found = list(row_results("chat", AnalysisCache().cell(folder).cell, "head"))
+    assert total(found).value == outcome and found[0].comparison.effect_pct == pytest.approx(-17)
 
 
 def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():

@@ -65,9 +65,10 @@ def percent_text(value: float | None) -> str:
     return f"{signed_text(value)}%"
 
 
-def signed_text(value: float) -> str:
-    """Write a number with its sign (a true minus) and one decimal, or two below 0.1."""
-    digits = 1 if abs(value) >= 0.095 or value == 0 else 2
+def signed_text(value: float, digits: int | None = None) -> str:
+    """Write a number with its sign (a true minus); by default one decimal, or two below 0.1."""
+    if digits is None:
+        digits = 1 if abs(value) >= 0.095 or value == 0 else 2
     text = f"{value:+,.{digits}f}"
     if float(text.replace(",", "")) == 0:
         text = text[1:]

@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.conformance.attention_checks import backend_checks, resolver_checks
 from labkit.conformance.conformance_check import Check, Compose, Contract, ContractError
-from labkit.conformance.engine_checks import engine_checks, queue_checks
+from labkit.conformance.engine_checks import engine_checks, eviction_checks, queue_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.engine_factory import ENGINE_METHODS
 from labkit.workload import METHODS
@@ -18,6 +18,7 @@ CONTRACTS = (
     Contract("source", ("make", "lengths"), ("identity", "make", "lengths"), source_checks),
     Contract("resolver", ("maps",), ("maps",), resolver_checks),
     Contract("queue", ("key",), ("key",), queue_checks),
+    Contract("eviction policy", ("eviction_key",), ("eviction_key",), eviction_checks),
 )
 
 

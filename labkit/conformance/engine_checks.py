@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from labkit.config import ConfigError, count_text
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
+from labkit.engine.prefix_cache import eviction
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.scheduler.scheduling_policies import Queue
 
@@ -68,16 +70,43 @@ def queue_checks(path: str, compose: Compose) -> Iterator[Check]:
                 f"{name}() gives a request another number when it is asked again",
             )
 
-    def check_served() -> None:
-        engine = _create("paged", compose, **{"engine.scheduler.queue": path}, **SHORT_MEMORY)
+    yield Check("its keys are finite numbers, the same for a request every time", check_keys)
+    yield _short_memory_check(compose, **{"engine.scheduler.queue": path})
+
+
+def eviction_checks(path: str, compose: Compose) -> Iterator[Check]:
+    """Yield the checks of the order of eviction ``path``: ``package.module:Class``."""
+    made: list[eviction.EvictionPolicy] = []
+    yield Check("it can be created", lambda: made.append(eviction.create(path)), needed=True)
+    (policy,) = made
+
+    def check_keys() -> None:
+        for length, uses, last in product((16, 4096), (1, 50), (1, 10_000)):
+            prefix = eviction.IdlePrefix(length, uses, last)
+            keys = [policy.eviction_key(prefix) for _ in range(2)]
+            demand(keys[0] == keys[1], f"eviction_key() gives {prefix} another number again")
+
+    yield Check("its keys are finite numbers, the same for a prefix every time", check_keys)
+    for cache in ("hash", "radix"):
+        own = {"engine.prefix_cache": cache, "engine.prefix_eviction": path}
+        counter = f"prefix_eviction.{policy.name}"
+        yield _short_memory_check(compose, f", with engine.prefix_cache={cache}", counter, **own)
+
+
+def _short_memory_check(
+    compose: Compose, where: str = "", counter: str | None = None, **own: str
+) -> Check:
+    def check() -> None:
+        engine = _create("paged", compose, **own, **SHORT_MEMORY)
         try:
             _check_served(engine)
             _check_tokens(engine, compose)
+            used = counter is None or engine.counters().get(counter, 0) > 0
+            demand(used, f"nothing was evicted: the counter {counter} is 0")
         finally:
             engine.close()
 
-    yield Check("its keys are finite numbers, the same for a request every time", check_keys)
-    yield Check("every request ends with the reference's tokens in a short memory", check_served)
+    return Check(f"every request ends with the reference's tokens in a short memory{where}", check)
 
 
 def _create(path: str, compose: Compose, **others: str) -> InferenceEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import linecache
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -99,6 +100,12 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
         if not callable(getattr(instance, method, None)):
             raise ValueError(f"{key}={path}: the class has no method {method}()")
     return instance
+
+
+def finite_number_mistake(number: Any, *arguments: Any) -> str | None:
+    """Return None if a method's result is a finite number, else what it must return."""
+    is_finite = isinstance(number, int | float) and math.isfinite(number)
+    return None if is_finite else f"a finite number, not {number!r}"
 
 
 def guard_method(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -121,11 +122,15 @@ class Fields:
             raise self.refuse(key, f"is {_shown(value)}, not a text")
         return value
 
-    def only(self, known: Collection[str]) -> None:
-        """Refuse a field that is not ``known``."""
-        unknown = next((key for key in self.data if key not in known), None)
+    def only(self, known: Collection[str], also: str = "(?!)") -> None:
+        """Refuse a field that is not ``known`` and does not match the pattern ``also``."""
+        unknown = next((k for k in self.data if k not in known and not re.fullmatch(also, k)), None)
         if unknown is not None:
-            raise self.refuse(unknown, "labkit does not know this field; was the file edited?")
+            raise self.refuse(
+                unknown,
+                "labkit does not know this field; was the file edited, or written by a later "
+                "version of the tool?",
+            )
 
     def agrees(self, key: str, expected: float) -> None:
         """Refuse the file if a number is not what the other numbers make it."""

@@ -30,6 +30,24 @@ GUIDELLM: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
     ),
     "time_per_output_token_ms": (("tpot_incl_first_mean_ms", "mean", False),),
 }  # fmt: skip
+GUIDELLM_REPORT = {"type_", "metadata", "args", "config", "benchmarks", "conclusions"}
+GUIDELLM_BENCHMARK = {
+    "type_", "config", "scheduler_state", "scheduler_metrics", "metrics", "requests", "warnings",
+    "start_time", "end_time", "duration", "warmup_duration", "cooldown_duration",
+}  # fmt: skip
+GUIDELLM_METRICS = {
+    *GUIDELLM, "request_totals", "request_concurrency", "request_latency",
+    "request_streaming_iterations_count", "prompt_token_count", "output_token_count",
+    "total_token_count", "prompt_tokens_per_second", "output_tokens_per_iteration",
+    "iter_tokens_per_iteration", "text", "image", "video", "audio",
+}  # fmt: skip
+STATUSES = {"successful", "errored", "incomplete", "total"}
+SUMMARY = {
+    "mean", "median", "mode", "variance", "std_dev", "min", "max", "count", "total_sum",
+    "percentiles", "pdf", "cumulative_distribution_function", "mean_ci", "percentile_cis",
+}  # fmt: skip
+PERCENTILE = r"p\d+"
+STATISTICS = {"unit", "avg", "min", "max", "std", "count", "sum"}  # of AIPerf
 # AIPerf's metrics: their unit, and as above. Its inter-token latency is labkit's TPOT.
 AIPERF: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, bool], ...]]] = {
     "output_token_throughput": (("tokens/sec",), (("output_tok_s", "avg", True),)),
@@ -52,14 +70,18 @@ def _is_guidellm(document: Any) -> bool:
 def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. A case is a strategy, such as a rate of requests."""
     cases: list[CaseRecord] = []
-    failures, starts = [], []
-    for benchmark in Fields.of(document, f"{file}: ").each("benchmarks"):
+    failures, starts, unjudged = [], [], dict[str, None]()
+    report = Fields.of(document, f"{file}: ")
+    report.only(GUIDELLM_REPORT)
+    for benchmark in report.each("benchmarks"):
+        benchmark.only(GUIDELLM_BENCHMARK)
         strategy = benchmark.at("config").at("strategy")
         rates = [strategy.data.get(key) for key in ("rate", "streams", "max_concurrency")]
         name = " ".join([strategy.text("type_"), *(str(rate) for rate in rates[:2] if rate)])
         metrics = benchmark.at("metrics")
+        unjudged |= dict.fromkeys(key for key in metrics.data if key not in GUIDELLM_METRICS)
         own = [
-            metric(ours, [_statistic(metrics.at(theirs).at("successful"), which)], primary=primary)
+            metric(ours, [_statistic(metrics.at(theirs), which)], primary=primary)
             for theirs, wanted in GUIDELLM.items()
             if theirs in metrics
             for ours, which, primary in wanted
@@ -68,15 +90,22 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
         scheduler = benchmark.at("scheduler_metrics")
         starts.append(scheduler.number("start_time"))
         made = scheduler.at("requests_made")
+        made.only(STATUSES)
         if made.number("errored"):
             failures.append(f"{name}: {made.number('errored'):.0f} requests failed")
+    failure = "; ".join(failures) or None
     yield ImportedRun(
-        "GuideLLM", file, tuple(cases), min(starts), failure="; ".join(failures) or None
+        "GuideLLM", file, tuple(cases), min(starts), failure=failure, unjudged=tuple(unjudged)
     )
 
 
-def _statistic(summary: Fields, which: str) -> float:
-    return summary.at("percentiles").number(which) if which != "mean" else summary.number(which)
+def _statistic(measured: Fields, which: str) -> float:
+    measured.only(STATUSES)
+    summary = measured.at("successful")
+    summary.only(SUMMARY)
+    percentiles = summary.at("percentiles")
+    percentiles.only((), PERCENTILE)
+    return summary.number(which) if which == "mean" else percentiles.number(which)
 
 
 def _is_aiperf(document: Any) -> bool:
@@ -91,6 +120,7 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         if theirs not in report:
             continue
         one = report.at(theirs)
+        one.only(STATISTICS, PERCENTILE)
         if one.text("unit") not in units:
             raise one.refuse("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
         for ours, which, primary in wanted:
@@ -105,6 +135,8 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         for key, value in report.data.items()
         if isinstance(value, dict) and "unit" in value and key not in AIPERF
     )
+    # Measurements are objects with a unit; texts and lists describe the run.
+    report.only([key for key, value in report.data.items() if not _is_number(value)])
     yield ImportedRun(
         "AIPerf" if "schema_version" in report else "genai-perf",
         file,
@@ -113,6 +145,10 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         failure=failure,
         unjudged=tuple(unjudged),
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 FORMATS = (

@@ -32,6 +32,21 @@ GOOGLE_FIELDS = {
     "skip_message", "cpu_coefficient", "real_coefficient", "big_o", "rms",
 }  # fmt: skip
 RATES = {"items_per_second": "items/s", "bytes_per_second": "bytes/s"}
+PYPERF_SUITE = {"benchmarks", "metadata", "version"}
+PYPERF_RUN = {"metadata", "values", "warmups"}
+PYTEST_REPORT = {"machine_info", "commit_info", "benchmarks", "datetime", "version"}
+PYTEST_BENCHMARK = {
+    "group", "name", "fullname", "params", "param", "extra_info", "options", "stats", "cprofile",
+}  # fmt: skip
+PYTEST_STATS = {
+    "min", "max", "mean", "stddev", "rounds", "median", "iqr", "q1", "q3", "iqr_outliers",
+    "stddev_outliers", "outliers", "ld15iqr", "hd15iqr", "ops", "total", "data", "iterations",
+}  # fmt: skip
+ASV_FIELDS = {
+    "commit_hash", "env_name", "date", "params", "python", "requirements", "env_vars",
+    "result_columns", "results", "durations", "version",
+}  # fmt: skip
+ASV_COLUMNS = {"result", "params", "version", "started_at", "duration", "samples", "profile"}
 ASV_KINDS = {
     "time": ("time_us", "us", 1e6), "timeraw": ("time_us", "us", 1e6),
     "mem": ("memory_bytes", "bytes", 1.0), "peakmem": ("memory_bytes", "bytes", 1.0),
@@ -45,17 +60,19 @@ def _is_pyperf(document: Any) -> bool:
 def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield a run for every process with values; the benchmarks' n-th processes are one run."""
     suite = Fields.of(document, f"{file}: ")
+    suite.only(PYPERF_SUITE)
     if suite.text("version") != "1.0":
         raise suite.refuse("version", f"is {suite.text('version')}; labkit reads 1.0")
     common = suite.data.get("metadata") or {}
     processes: list[list[tuple[CaseRecord, float | None]]] = []
     for benchmark in suite.each("benchmarks"):
+        benchmark.only(("metadata", "runs"))
         facts = {**common, **(benchmark.data.get("metadata") or {})}
         unit = facts.get("unit", "second")
         if unit not in PYPERF_UNITS:
             raise benchmark.refuse("metadata.unit", f"is {unit!r}, not second or byte")
         name, own_unit, scale = PYPERF_UNITS[unit]
-        measured = [run for run in benchmark.each("runs") if "values" in run]  # the rest calibrates
+        measured = [run for run in benchmark.each("runs") if not _calibrates(run)]
         if not measured:
             raise benchmark.refuse("runs", "has no values")
         processes += [[] for _ in range(len(measured) - len(processes))]
@@ -75,6 +92,13 @@ def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         )
 
 
+def _calibrates(run: Fields) -> bool:
+    """Whether a process only looked for the number of loops or warm-ups, and has no values."""
+    run.only(PYPERF_RUN)
+    facts = run.data.get("metadata") or {}
+    return "values" not in run and any("calibrate_" in key for key in facts)
+
+
 def _machine(facts: Any, host: str, cpu: str, cores: str, system: str) -> dict[str, Any]:
     """Return the machine in labkit's words."""
     words = {"host": host, "cpu_model": cpu, "cores": cores, "os": system}
@@ -88,9 +112,12 @@ def _is_pytest_benchmark(document: Any) -> bool:
 def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run."""
     report = Fields.of(document, f"{file}: ")
+    report.only(PYTEST_REPORT)
     cases = []
     for benchmark in report.each("benchmarks"):
         stats = benchmark.at("stats")
+        benchmark.only(PYTEST_BENCHMARK)
+        stats.only(PYTEST_STATS)
         values: tuple[float, ...] = (stats.number("median"),)
         if stats.data.get("data"):
             values = stats.numbers("data")
@@ -125,6 +152,7 @@ def _is_google_benchmark(document: Any) -> bool:
 def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. Of a benchmark that only has aggregates, the median is taken."""
     report = Fields.of(document, f"{file}: ")
+    report.only(("context", "benchmarks"))
     lines: dict[str, list[Fields]] = {}
     medians: dict[str, list[Fields]] = {}
     failures = []
@@ -182,7 +210,10 @@ def _is_asv(document: Any) -> bool:
 def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run: one commit, as asv keeps it. What ``track_`` returns has no direction."""
     report = Fields.of(document, f"{file}: ")
+    report.only(ASV_FIELDS)
     columns = list(report.data.get("result_columns") or ())
+    place = f"{file}: result_columns."
+    Fields(dict.fromkeys(columns), place).only(ASV_COLUMNS, r"stats_\w+")
     if "result" not in columns or "params" not in columns:
         raise report.refuse("result_columns", "lacks result or params; labkit reads version 2")
     results = report.at("results")

@@ -74,6 +74,8 @@ COUNTERS: tuple[Counter, ...] = (
     _family_of("engine.budget.policy", "budget.*", "flag", "1: this policy sized the KV pool"),
     _family_of("engine.prefix_cache", "prefix_cache.*", "requests",
                "admissions with this prefix cache"),
+    _family_of("engine.prefix_eviction", "prefix_eviction.*", "blocks",
+               "cached blocks evicted in this order"),
     _family_of("engine.decode_shape", "decode_shape.*", "steps",
                "decode-only steps with this batch shape policy"),
     _family_of("engine.pipeline", "pipeline.*", "steps", "steps run with this pipeline"),

@@ -10,9 +10,15 @@ import pytest
 
 from labkit import check
 from labkit.config import RESOLVERS
+from labkit.config.engine import EVICTIONS
 from labkit.conformance import attention_checks
 from labkit.conformance.conformance_check import ContractError
-from labkit.conformance.engine_checks import _reference, engine_checks, queue_checks
+from labkit.conformance.engine_checks import (
+    _reference,
+    engine_checks,
+    eviction_checks,
+    queue_checks,
+)
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
@@ -24,7 +30,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 # The page's classes by file, and a source of prompts.
 CLASSES = dict(re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE, re.S | re.M))
 NAMES = {"maps": "Repeat", "attention": "OneByOne", "plain": "Plain", "countdown": "Source"}
-NAMES |= {"queues": "ShortestFirst"}
+NAMES |= {"queues": "ShortestFirst", "evictions": "LongestFirst"}
 CLASSES["countdown"] = """
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -131,6 +137,13 @@ WRONG = [
         r"admits\(\) must return True if no request is running",
     ),
     (
+        "evictions",
+        "-prefix.num_tokens",
+        "[]",
+        "its keys are finite numbers, the same for a prefix every time",
+        r"eviction_key\(\) must return a finite number, not \[\]",
+    ),
+    (
         "countdown",
         'f"r{n}"',
         '"r"',
@@ -194,6 +207,11 @@ def test_labkit_s_engines_keep_the_contract(name, compose):
 @pytest.mark.parametrize("name", QUEUE_KEYS)
 def test_labkit_s_queues_keep_the_contract(name, compose):
     assert failures(queue_checks(name, compose)) == []
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+def test_labkit_s_eviction_policies_keep_the_contract(name, compose):
+    assert failures(eviction_checks(name, compose)) == []
 
 
 def test_labkit_s_requests_and_their_source_keep_the_contract(compose):

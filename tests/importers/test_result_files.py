@@ -258,6 +258,61 @@ BROKEN = [
 ]
 
 
+# Of every format: a field of its results, and where an unknown field is refused (None: such fields
+# are named as not judged, because the tool's user may add them, or count as settings).
+RESULTS = {
+    "hyperfine": ("results.0.times", "results.0.new"),
+    "pyperf": ("benchmarks.0.runs.1.values", "benchmarks.0.runs.1.new"),
+    "pytest-benchmark": ("benchmarks.0.stats.median", "benchmarks.0.stats.new"),
+    "Google Benchmark": ("benchmarks.0.real_time", "new"),
+    "asv": ("results", "new"),
+    "perf stat": ("counter-value", "new"),
+    "SGLang bench_serving": ("output_throughput", None),
+    "GuideLLM": (
+        "benchmarks.0.metrics.tokens_per_second.successful.mean",
+        "benchmarks.0.metrics.tokens_per_second.successful.new",
+    ),
+    "vllm bench serve": ("output_throughput", None),
+    "vllm bench throughput": ("tokens_per_second", "new"),
+    "llama-bench": ("samples_ts", "avg_new"),
+    "llama-batched-bench": ("speed_pp", None),
+    "AIPerf": ("output_token_throughput.avg", "output_token_throughput.new"),
+    "genai-perf": ("output_token_throughput.avg", "new"),
+}
+
+
+@pytest.mark.parametrize("tool", FAMILIES)
+def test_five_broken_files_of_every_format_get_one_line_each(tmp_path, tool):
+    document, (result, unknown) = FAMILIES[tool], RESULTS[tool]
+    whole = text_of(document)
+    broken = {
+        "cut": whole[: len(whole) // 2],
+        "a text": edited(document, result, "fast"),
+        "gone": edited(document, result, None),
+        "unknown": edited(document, unknown or "new", 1.5),
+    }
+    reasons = {}
+    for name, text in broken.items():
+        (tmp_path / name).write_text(text)
+        try:
+            (run, *_) = read_files([tmp_path / name])
+            reasons[name] = "new" if "new" in (*run.unjudged, *run.settings) else None
+        except ResultFileError as error:
+            reasons[name] = str(error)
+    assert "cut or not valid" in reasons["cut"]
+    field = result.rpartition(".")[2]
+    assert field in reasons["a text"]
+    assert f"{field}: is missing" in reasons["gone"] or "not a result of" in reasons["gone"]
+    expected = f"{unknown}: labkit does not know this" if unknown else "new"
+    assert expected.replace(".0", "[0]").replace(".1.", "[1].") in reasons["unknown"]
+    (tmp_path / "own").write_text(whole)
+    other = HYPERFINE if tool != "hyperfine" else THROUGHPUT
+    (tmp_path / "other").write_text(text_of(other))
+    with pytest.raises(ResultFileError, match=f"is of .*, but .* of {tool}") as error:
+        ImportedStudy.of(_runs([tmp_path / "other"], [tmp_path / "own"]))
+    assert not any("\n" in str(reason) for reason in (*reasons.values(), error.value))
+
+
 @pytest.mark.parametrize(("text", "reason"), BROKEN)
 def test_a_broken_file_is_refused_in_one_line(tmp_path, text, reason):
     file = tmp_path / "broken.json"

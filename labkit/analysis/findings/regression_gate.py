@@ -121,7 +121,7 @@ def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
     drawn = [result for result in results if result.comparison.effect_pct is not None]
     if not drawn:
         return
-    names = [" ".join((r.subject, r.row.case, str(r.row.metric))) for r in drawn]
+    names = [f"{r.subject} {r.row.case} {r.row.metric}" for r in drawn]
     limit = max(margin_pct, *(abs(pct) for r in drawn for pct in r.comparison.known_pct))
     indent = " " * max(map(len, names))
     yield from ("", "```text")

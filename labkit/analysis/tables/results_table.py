@@ -102,7 +102,8 @@ def results_table(
     def link(line: ResultLine) -> str:
         return f"#{anchor}r{line.row_index}"
 
-    columns = [_row_column([row for _, row in rows], unit)]
+    word = "case" if cell.design.imported else "batch"
+    columns = [_row_column([row for _, row in rows], unit, word)]
     if kernels:
         columns.append(_kernel_column(kernels, len(arms) > 1))
     if arms:
@@ -117,8 +118,8 @@ def results_table(
     return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 
 
-def _row_column(rows: Sequence[Row], unit: str) -> Column[ResultLine]:
-    """Return the column that names rows: by case, by metric, or by both."""
+def _row_column(rows: Sequence[Row], unit: str, word: str) -> Column[ResultLine]:
+    """Return the column that names rows: by case (``word``), by metric, or by both."""
     requests = all(row.case == "all" for row in rows)
     several_metrics = len({row.metric for row in rows if row.metric}) > 1
 
@@ -129,7 +130,7 @@ def _row_column(rows: Sequence[Row], unit: str) -> Column[ResultLine]:
             text += f": {row.metric}"
         return f"{text} ({unit_name(row.unit)})" if row.unit == "bytes" and not unit else text
 
-    return Column("metric" if requests else "batch", name, numeric=False, once_per_row=True)
+    return Column("metric" if requests else word, name, numeric=False, once_per_row=True)
 
 
 def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[ResultLine]:

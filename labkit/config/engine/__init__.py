@@ -13,10 +13,11 @@ from labkit.config.engine.openai_server import OpenAIServer
 from labkit.config.engine.scheduler import Admission, ChunkPolicy, Composition, Scheduler
 from labkit.config.engine.speculation import SPECULATION, Drafts, Speculation
 from labkit.config.engine.tensor_parallel import TensorParallel
-from labkit.config.option import Group, is_class_path, option, override_text, require
+from labkit.config.option import Group, ReadBy, is_class_path, option, override_text, require
 
 # Presets of labkit's own engine, mlx_lm, and any OpenAI-compatible server.
 ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")
+EVICTIONS = ("lru", "lfu")
 EXTERNAL_ENGINES = ("mlx_lm", "openai")  # engines that are not labkit's own
 GPU_BLOCK_SIZE = 32  # the largest of the Metal and CUDA kernels, and of their emulator
 
@@ -164,6 +165,14 @@ class Engine(Group, place="engine"):
     )
     decode_shape: DecodeShape = option(DecodeShape.exact)
     prefix_cache: PrefixCache = option(PrefixCache.none)
+    prefix_eviction: str = option(
+        "lru",
+        "Which cached prefixes are evicted first: the least recently used, the least frequently "
+        "used, or as a class of your own says (docs/extending.md).",
+        choices=EVICTIONS,
+        class_path=True,
+        read_by=ReadBy("engine.prefix_cache", (PrefixCache.hash, PrefixCache.radix)),
+    )
     prefix_align: PrefixAlign = option(PrefixAlign.block)
     speculation: Speculation = option(Speculation.none)
     pipeline: Pipeline = option(Pipeline.sync)

@@ -53,12 +53,10 @@ def create_factory(
             return padded.create(shapes, num_blocks * kv.block_size, dtype, static=static)
         from labkit.engine.kv_layout import paged
 
-        backend, prefix_cache = (
-            attention.create_from_config(options.attention),
-            options.prefix_cache.value,
-        )
+        backend = attention.create_from_config(options.attention)
+        prefixes = options.prefix_cache.value, options.prefix_eviction
         return paged.create(
-            backend, shapes, num_blocks, kv, dtype, prefix_cache, _reuse_blocks(options)
+            backend, shapes, num_blocks, kv, dtype, *prefixes, _reuse_blocks(options)
         )
 
     def create_windowed(shapes: Shapes, num_blocks: int) -> KVCache:

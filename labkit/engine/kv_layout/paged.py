@@ -20,7 +20,7 @@ from labkit.engine.kv_cache_manager import (
     KVMemory,
     StepAttention,
 )
-from labkit.engine.prefix_cache import PrefixCache
+from labkit.engine.prefix_cache import PrefixCache, eviction
 
 if TYPE_CHECKING:
     from labkit import config
@@ -36,13 +36,15 @@ def create(
     kv: config.KV,
     dtype: str,
     prefix_cache_name: str = "none",
+    prefix_eviction: str = "lru",
     reuse_blocks: int = 1,
 ) -> KVCache:
     """Create a KV cache of ``num_blocks`` blocks, including the null block, in ``backend``.
 
-    ``prefix_cache_name`` is the value of ``engine.prefix_cache``. The length of a reused prefix is
-    a multiple of ``reuse_blocks`` blocks. Raises ``EngineError`` if the backend does not support
-    the shapes or the dtype of the keys and values, or its kernels fail their check.
+    ``prefix_cache_name`` is the value of ``engine.prefix_cache``, ``prefix_eviction`` that of
+    ``engine.prefix_eviction``. The length of a reused prefix is a multiple of ``reuse_blocks``
+    blocks. Raises ``EngineError`` if the backend does not support the shapes or the dtype of the
+    keys and values, or its kernels fail their check.
     """
     memory: KVMemory = TokenCountMemory()
     try:
@@ -57,7 +59,7 @@ def create(
     pool = BlockPool(num_blocks, kv.block_size)
     manager = PagedKVCacheManager(
         pool,
-        prefix_cache.create(prefix_cache_name, pool),
+        prefix_cache.create(prefix_cache_name, pool, eviction.create(prefix_eviction)),
         reuse_blocks,
         block_bytes=kv.block_size * token_bytes,
     )
@@ -242,6 +244,7 @@ class PagedKVCacheManager(KVCacheManager):
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefix_cache.num_evicted,
+            f"prefix_eviction.{self._prefix_cache.policy.name}": self._prefix_cache.num_evicted,
             "prefix.cached_blocks": self.pool.num_cached,
         }
 

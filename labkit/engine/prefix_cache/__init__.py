@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.prefix_cache.eviction import EvictionPolicy, LeastRecentlyUsed
 
 Remap = Mapping[int, int]
 """Index in a request's block table -> the block that replaces it."""
@@ -42,8 +43,10 @@ class PrefixCache:
 
     name = "none"
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, policy: EvictionPolicy | None = None) -> None:
         self._pool = pool
+        self.policy = policy or LeastRecentlyUsed()
+        self._num_releases = 0
         self.num_evicted = 0  # since the last reset, by ``evict``
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
@@ -97,13 +100,14 @@ class PrefixCache:
     def release(self, request_id: str, blocks: Sequence[int]) -> None:
         """Drop a request's references to all of its ``blocks``, and its locks."""
         self._pool.free(blocks)
+        self._num_releases += 1
         self._unlock(request_id)
 
     def _unlock(self, request_id: str) -> None:
         pass
 
     def evict(self, count: int) -> None:
-        """Evict the ``count`` least recently used blocks, each prefix from its end.
+        """Evict the first ``count`` blocks in the policy's order, each prefix from its end.
 
         Raises ``ValueError`` if fewer than ``count`` blocks are evictable.
         """
@@ -121,14 +125,14 @@ class PrefixCache:
         """Raise ``AssertionError`` unless locks, eviction order and reachability are right."""
 
 
-def create(name: str, pool: BlockPool) -> PrefixCache:
-    """Create the prefix cache of ``engine.prefix_cache`` over a pool."""
+def create(name: str, pool: BlockPool, policy: EvictionPolicy | None = None) -> PrefixCache:
+    """Create the prefix cache of ``engine.prefix_cache`` over a pool (``policy`` None: LRU)."""
     if name == "hash":
         from labkit.engine.prefix_cache.hash import HashPrefixCache
 
-        return HashPrefixCache(pool)
+        return HashPrefixCache(pool, policy)
     if name == "radix":
         from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
-        return RadixPrefixCache(pool)
+        return RadixPrefixCache(pool, policy)
     return PrefixCache(pool)

@@ -7,12 +7,14 @@ that use the cached copy have ended, another request's copy replaces it in the t
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import NO_REMAP, PrefixCache, Remap
+from labkit.engine.prefix_cache.eviction import EvictionOrder, EvictionPolicy, IdlePrefix
 
 Tokens = tuple[int, ...]
 ROOT = 0
@@ -24,6 +26,8 @@ class CachedBlock:
 
     ``uid`` identifies the entry and is never reused. ``parent`` is the uid of the previous block's
     entry. ``copies`` are other blocks with the same contents, each used by one request.
+    ``num_uses`` counts all requests that used the entry, and ``floor`` is the largest key of the
+    entries behind it.
     """
 
     uid: int
@@ -32,25 +36,32 @@ class CachedBlock:
     block: int
     users: int = 0
     copies: list[int] = field(default_factory=list)
+    num_uses: int = 1
+    floor: float = -math.inf
 
 
 class HashPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a hash table.
 
     Every request has a *chain*: the entries of its prefix, each with the block that the request
-    uses (the cached block or a copy). ``_lru`` has the entries without users in the order of their
-    release. Chains are released from the end, so in ``_lru`` an entry comes before its parent.
+    uses (the cached block or a copy). ``_idle`` has the entries without users. Chains are released
+    from the end, so in ``_idle`` an entry comes before its parent.
     ``digest`` hashes (parent, tokens). Different blocks may have equal digests.
     """
 
     name = "hash"
 
-    def __init__(self, pool: BlockPool, digest: Callable[[tuple[int, Tokens]], int] = hash) -> None:
-        super().__init__(pool)
+    def __init__(
+        self,
+        pool: BlockPool,
+        policy: EvictionPolicy | None = None,
+        digest: Callable[[tuple[int, Tokens]], int] = hash,
+    ) -> None:
+        super().__init__(pool, policy)
         self._digest = digest
         self._buckets: dict[int, list[CachedBlock]] = {}
         self._chains: dict[str, list[tuple[CachedBlock, int]]] = {}
-        self._lru: OrderedDict[CachedBlock, None] = OrderedDict()
+        self._idle = EvictionOrder[CachedBlock](self.policy)
         self._last_uid = ROOT
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> Tokens:
@@ -79,7 +90,8 @@ class HashPrefixCache(PrefixCache):
         chain = [(entry, entry.block) for entry in self._matching_entries(token_ids, num_blocks)]
         for entry, _ in chain:
             entry.users += 1
-            self._lru.pop(entry, None)
+            entry.num_uses += 1
+            self._idle.discard(entry)
         self._chains[request_id] = chain
 
     def _insert(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
@@ -107,13 +119,16 @@ class HashPrefixCache(PrefixCache):
     def _add_copy(self, entry: CachedBlock, block: int) -> None:
         """Record the block of a request that computed an entry's tokens once more."""
         entry.copies.append(block)
+        entry.num_uses += 1
         if not entry.users:
-            del self._lru[entry]
+            self._idle.discard(entry)
             self._promote_copy(entry)
 
     def _unlock(self, request_id: str) -> None:
         """Remove a user from every entry of the request's chain, starting at its end."""
-        for entry, block in reversed(self._chains.pop(request_id)):
+        chain = self._chains.pop(request_id)
+        for index in reversed(range(len(chain))):
+            entry, block = chain[index]
             if block != entry.block:
                 entry.copies.remove(block)
             else:
@@ -121,7 +136,10 @@ class HashPrefixCache(PrefixCache):
             if not entry.users and entry.copies:
                 self._promote_copy(entry)
             elif not entry.users:
-                self._lru[entry] = None
+                length = (index + 1) * self._pool.block_size
+                prefix = IdlePrefix(length, entry.num_uses, self._num_releases)
+                key, parent = self._idle.add(entry, prefix, entry.floor), chain[index - 1][0]
+                parent.floor = max(parent.floor, key) if index else parent.floor
 
     def _promote_copy(self, entry: CachedBlock) -> None:
         """Evict an entry's unused block, and cache its first copy instead.
@@ -134,17 +152,18 @@ class HashPrefixCache(PrefixCache):
         self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
-        if count > len(self._lru):
-            raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._lru)}")
+        if count > len(self._idle):
+            raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._idle)}")
         self._remove(count)
         self.num_evicted += count
 
     def clear(self) -> None:
-        self._remove(len(self._lru))
+        self._remove(len(self._idle))
 
     def _remove(self, count: int) -> None:
         for _ in range(count):
-            entry, _none = self._lru.popitem(last=False)
+            entry = self._idle.first
+            self._idle.discard(entry)
             digest = self._digest((entry.parent, entry.tokens))
             self._buckets[digest].remove(entry)
             if not self._buckets[digest]:
@@ -164,21 +183,23 @@ class HashPrefixCache(PrefixCache):
             level = [child for entry in level for child in children.get(entry.uid, [])]
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless users, chains, parents and the LRU queue agree."""
+        """Raise ``AssertionError`` unless users, chains, parents and eviction order agree."""
         entries = self._entries()
         used = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
         expected = Counter((e.uid, b) for e in entries for b in [e.block] * e.users + e.copies)
         if used != expected:
             raise AssertionError("the users of a cached block disagree with the chains")
-        if set(self._lru) != {entry for entry in entries if not entry.users}:
-            raise AssertionError("the LRU queue does not hold exactly the blocks without users")
-        if self._pool.num_evictable != len(self._lru):
+        if set(self._idle) != {entry for entry in entries if not entry.users}:
+            raise AssertionError(
+                "the order of eviction does not hold exactly the blocks without users"
+            )
+        if self._pool.num_evictable != len(self._idle):
             raise AssertionError("the blocks without users are not the evictable blocks")
         if len(list(self.cached_blocks())) != len(entries):
             raise AssertionError("a cached block cannot be reached from the root")
-        later = set(self._lru)
+        later = set(self._idle)
         by_uid = {entry.uid: entry for entry in entries}
-        for entry in self._lru:
+        for entry in self._idle:
             later.discard(entry)
             parent = by_uid.get(entry.parent)
             if parent is not None and not parent.users and parent not in later:

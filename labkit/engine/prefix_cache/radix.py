@@ -8,11 +8,13 @@ is remapped to the tree's blocks. docs/structures.md shows a tree step by step.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import PrefixCache, Remap
+from labkit.engine.prefix_cache.eviction import EvictionOrder, EvictionPolicy, IdlePrefix
 
 Tokens = tuple[int, ...]
 
@@ -21,10 +23,11 @@ class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
     The root's span is empty. ``children`` maps the tokens of a child's first block to the child.
-    ``locks`` is the number of requests whose prefix ends in this node or below it.
+    ``locks`` is the number of requests whose prefix ends in this node or below it, ``num_uses``
+    that of all requests that ever locked it. ``floor`` is the largest key of the nodes below it.
     """
 
-    __slots__ = ("blocks", "children", "locks", "parent", "tokens")
+    __slots__ = ("blocks", "children", "floor", "locks", "num_uses", "parent", "tokens")
 
     def __init__(self, parent: RadixNode | None, tokens: list[Tokens], blocks: list[int]) -> None:
         self.parent = parent
@@ -32,6 +35,8 @@ class RadixNode:
         self.blocks = blocks
         self.children: dict[Tokens, RadixNode] = {}
         self.locks = 0
+        self.num_uses = 1
+        self.floor = -math.inf
 
     def common_blocks(self, tokens: Sequence[Tokens]) -> int:
         """Return the length in blocks of the common prefix of the node's span and ``tokens``."""
@@ -44,18 +49,18 @@ class RadixNode:
 class RadixPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a radix tree.
 
-    Every request's prefix ends with the last block of a node, the request's *end*. ``_lru`` has the
-    nodes without locks in the order in which they were unlocked. Paths are unlocked from the end to
-    the root, so in ``_lru`` a node comes before its parent.
+    Every request's prefix ends with the last block of a node, the request's *end*. ``_idle`` has
+    the nodes without locks. Paths are unlocked from the end to the root, so in ``_idle`` a node
+    comes before its parent.
     """
 
     name = "radix"
 
-    def __init__(self, pool: BlockPool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: BlockPool, policy: EvictionPolicy | None = None) -> None:
+        super().__init__(pool, policy)
         self._root = RadixNode(None, [], [])
         self._ends: dict[str, RadixNode] = {}
-        self._lru: OrderedDict[RadixNode, None] = OrderedDict()
+        self._idle = EvictionOrder[RadixNode](self.policy)
 
     def _spans(self, token_ids: Sequence[int], first: int, stop: int) -> list[Tokens]:
         size = self._pool.block_size
@@ -96,19 +101,21 @@ class RadixPrefixCache(PrefixCache):
         """
         if common < len(node.tokens):
             node = self._split(node, common)
-        self._lru.pop(node, None)
+        self._idle.discard(node)
         node.locks += 1
+        node.num_uses += 1
         return node
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
         """Move the first ``at`` blocks to a new parent node and return it. The caller must lock it.
 
         ``node`` keeps the other blocks. It remains the end of its requests and keeps its position
-        in the LRU queue.
+        in the order of eviction.
         """
         assert node.parent is not None
         upper = RadixNode(node.parent, node.tokens[:at], node.blocks[:at])
-        upper.locks = node.locks
+        upper.locks, upper.num_uses = node.locks, node.num_uses
+        upper.floor = max(node.floor, self._idle.key_of(node))
         upper.children[node.tokens[at]] = node
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens, node.blocks = upper, node.tokens[at:], node.blocks[at:]
@@ -156,13 +163,20 @@ class RadixPrefixCache(PrefixCache):
         return leaf
 
     def _unlock(self, request_id: str) -> None:
-        for node in self._path(self._ends.pop(request_id)):
+        end = self._ends.pop(request_id)
+        depth = self._depth(end)
+        for node in self._path(end):
             node.locks -= 1
             if not node.locks:
-                self._lru[node] = None
+                length = depth * self._pool.block_size
+                prefix = IdlePrefix(length, node.num_uses, self._num_releases)
+                key, parent = self._idle.add(node, prefix, node.floor), node.parent
+                assert parent is not None
+                parent.floor = max(parent.floor, key)
+            depth -= len(node.blocks)
 
     def evict(self, count: int) -> None:
-        """Evict ``count`` blocks from the ends of the nodes that were unlocked first."""
+        """Evict ``count`` blocks from the ends of the first nodes; see ``PrefixCache``."""
         if count > self._pool.num_evictable:
             raise ValueError(
                 f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
@@ -174,16 +188,16 @@ class RadixPrefixCache(PrefixCache):
         self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
-        """Remove ``count`` blocks from the ends of the nodes that were unlocked first."""
+        """Remove ``count`` blocks from the ends of the first nodes in the order of eviction."""
         while count:
-            node = next(iter(self._lru))
+            node = self._idle.first
             kept = max(0, len(node.blocks) - count)
             count -= len(node.blocks) - kept
             self._pool.evict(node.blocks[kept:])
             if not kept:
                 assert node.parent is not None
                 del node.parent.children[node.tokens[0]]
-                del self._lru[node]
+                self._idle.discard(node)
             del node.tokens[kept:], node.blocks[kept:]
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -197,7 +211,7 @@ class RadixPrefixCache(PrefixCache):
         return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless nodes, locks, requests' ends and the LRU queue agree."""
+        """Raise ``AssertionError`` unless nodes, locks, ends and eviction order agree."""
         nodes = list(self.nodes())
         for node in nodes:
             if not node.blocks or len(node.blocks) != len(node.tokens):
@@ -207,12 +221,14 @@ class RadixPrefixCache(PrefixCache):
         locks = Counter(node for end in self._ends.values() for node in self._path(end))
         if any(node.locks != locks[node] for node in nodes):
             raise AssertionError("a node's locks disagree with the requests that end below it")
-        if set(self._lru) != {node for node in nodes if not node.locks}:
-            raise AssertionError("the LRU queue does not hold exactly the nodes without locks")
-        if self._pool.num_evictable != sum(len(node.blocks) for node in self._lru):
+        if set(self._idle) != {node for node in nodes if not node.locks}:
+            raise AssertionError(
+                "the order of eviction does not hold exactly the nodes without locks"
+            )
+        if self._pool.num_evictable != sum(len(node.blocks) for node in self._idle):
             raise AssertionError("the blocks without locks are not the evictable blocks")
-        later = set(self._lru)
-        for node in self._lru:
+        later = set(self._idle)
+        for node in self._idle:
             later.discard(node)
             if any(child in later or child.locks for child in node.children.values()):
                 raise AssertionError("a node would be evicted before the nodes below it")

@@ -9,7 +9,6 @@ step with two running decodes has 6 tokens left for prompts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -229,12 +228,6 @@ def _queue_key(method: Callable[[Request], float]) -> Callable[[RequestState], Q
     return lambda state: (float(method(state.request)), state.arrival_index)
 
 
-def _key_mistake(key: Any, request: Request) -> str | None:
-    if isinstance(key, int | float) and math.isfinite(key):
-        return None
-    return f"a finite number, not {key!r}"
-
-
 def _admission_mistake(
     admitted: Any, request: Request, num_running: int, budget: int
 ) -> str | None:
@@ -248,8 +241,8 @@ def _order_mistake(first: Any, *counts: int) -> str | None:
 
 
 QUEUE_METHODS: dict[str, Callable[..., str | None]] = {
-    "key": _key_mistake,
-    "preemption_key": _key_mistake,
+    "key": user_classes.finite_number_mistake,
+    "preemption_key": user_classes.finite_number_mistake,
     "admits": _admission_mistake,
     "prefills_first": _order_mistake,
 }

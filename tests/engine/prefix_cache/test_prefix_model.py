@@ -17,10 +17,23 @@ from labkit.engine.request import Request, RequestState
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+class Unordered:
+    """A policy whose keys rise and fall, for prefixes and for what is behind them."""
+
+    name = "unordered"
+
+    def eviction_key(self, prefix):
+        return (7 * prefix.num_tokens + 5 * prefix.num_uses + 3 * prefix.last_used) % 11
+
+
 CACHES = {
     "none": lambda pool: prefix_cache.create("none", pool),
     "hash": lambda pool: prefix_cache.create("hash", pool),
     "radix": lambda pool: prefix_cache.create("radix", pool),
+    "hash, by a policy": lambda pool: prefix_cache.create("hash", pool, Unordered()),
+    "radix, by a policy": lambda pool: prefix_cache.create("radix", pool, Unordered()),
     "2-bit hash": lambda pool: HashPrefixCache(pool, digest=lambda key: hash(key) % 4),
 }
 

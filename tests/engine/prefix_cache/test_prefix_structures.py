@@ -5,6 +5,7 @@ import pytest
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.prefix_cache.eviction import EvictionOrder, IdlePrefix, LeastFrequentlyUsed
 from labkit.engine.prefix_cache.hash import HashPrefixCache
 from labkit.engine.request import Request, RequestState
 
@@ -294,8 +295,10 @@ def test_check_reports_broken_invariants(name):
     bench = Bench(name)
     bench.serve("aabbcc")
     bench.serve("aaxx")
-    idle = bench.cache._lru
-    idle.move_to_end(next(iter(idle)))
+    idle = bench.cache._idle
+    first = next(iter(idle))
+    idle.discard(first)
+    idle.add(first, IdlePrefix(2, 1, 9), 0.0)
     with pytest.raises(AssertionError, match="would be evicted before"):
         bench.cache.check()
     bench = Bench(name)
@@ -319,3 +322,42 @@ def test_a_prefix_is_referenced_and_locked_at_once(name):
     cache.release("b", blocks)
     cache.evict(2)
     assert pool.num_free == 3
+
+
+class ShortestFirst:
+    name = "shortest_first"
+
+    def eviction_key(self, prefix):
+        return prefix.num_tokens
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (None, {"aabbcc": 0, "ddee": 4, "ff": 2}),  # lru: aabbcc was served first
+        (LeastFrequentlyUsed(), {"aabbcc": 6, "ddee": 0, "ff": 2}),  # ff was served after ddee
+        (ShortestFirst(), {"aabbcc": 6, "ddee": 0, "ff": 0}),
+    ],
+)
+def test_a_policy_decides_what_is_evicted_and_prefixes_go_from_their_ends(name, policy, kept):
+    bench = Bench(name, 6, make=lambda pool: prefix_cache.create(name, pool, policy))
+    for text in ("aabbcc", "aabbcc", "ddee", "ff"):
+        bench.serve(text)
+    need = {0: 3, 6: 2 if kept["ff"] else 3}[kept["aabbcc"]]
+    bench.admit("xxyyzz"[: 2 * need])
+    assert {text: bench.num_cached(text) for text in kept} == kept
+    counters = bench.manager.counters()
+    assert counters[f"prefix_eviction.{policy.name if policy else 'lru'}"] == need
+
+
+def test_an_order_of_eviction_forgets_entries_that_are_no_longer_idle():
+    order = EvictionOrder(LeastFrequentlyUsed())
+    order.add("a", IdlePrefix(2, 1, 1), 0.0)
+    for uses in range(2, 300):
+        order.discard("b")
+        order.add("b", IdlePrefix(2, uses, uses), 0.0)
+    assert len(order) == 2 and list(order) == ["a", "b"] and len(order._heap) < 100
+    order.discard("a")
+    assert order.first == "b" and order.key_of("b") == 299
+    assert order.add("a", IdlePrefix(2, 1, 1), 400.0) == 400 and order.first == "b"
