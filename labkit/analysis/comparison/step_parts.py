@@ -145,15 +145,15 @@ def _arm_time(
     counters = {name: [r.counters for r in records if r.arm == name] for name in (arm, baseline)}
     found = counted_work.changes(counters[baseline], counters[arm])
     ratio = 1.0 + (total.pct or 0.0) / 100
-    sentence = counted_work.step_sentence(found, ratio)
-    texts = [one.text() for name, one in found.items() if name != "steps" or sentence is None]
     first = largest(tuple(parts_only))
     cause = None
     if first is not None:
         more = (first.difference_us or 0.0) > 0
         by_rows = counted_work.row_cause(found, more) if first.part in WITH_ROWS else None
         cause = by_rows or first.part
-    return ArmTime(arm, tuple(parts_only), total, cause, tuple(filter(None, [sentence, *texts])))
+    return ArmTime(
+        arm, tuple(parts_only), total, cause, tuple(counted_work.sentences(found, ratio))
+    )
 
 
 def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDifference:

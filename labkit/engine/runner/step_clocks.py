@@ -283,7 +283,7 @@ def _calibrate_us() -> float:
     for _ in range(CALIBRATION_STEPS):
         start = time.perf_counter()
         clocks.begin_step()
-        parts.build(parts.draft(parts.schedule()))  # type: ignore[arg-type]
+        parts.build(parts.draft(parts.schedule()))
         launcher.run_model(_NO_BATCH)  # type: ignore[arg-type]
         parts.update(parts.sample(None, None))  # type: ignore[arg-type]
         clocks.end_step(time.perf_counter() - start, 0.0)
