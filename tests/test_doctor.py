@@ -706,6 +706,6 @@ def test_overrides_need_an_engine_and_steps_need_clocks(capsys, monkeypatch, tmp
     pilot.run = lambda: pilot.records.append(plain)
     asked = []
     monkeypatch.setattr(engine_profile, "Pilot", lambda words, *_: asked.extend(words) or pilot)
-    with pytest.raises(measurement_process.MeasurementError, match="^engine=mlx_lm: no clocks"):
+    with pytest.raises(measurement_process.MeasurementError, match=r"^engine=mlx_lm: no clocks"):
         engine_profile.measure(["engine=mlx_lm", "workload=ragged"], tmp_path)
     assert asked == ["model=tiny", "engine=mlx_lm", "workload=ragged"]
