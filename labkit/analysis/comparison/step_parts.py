@@ -10,6 +10,7 @@ intervals and p-values are adjusted over parts and arms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -30,7 +31,6 @@ from labkit.analysis.model.time_model import (
     PartDifference,
     PartShare,
     TimeDivision,
-    largest,
 )
 from labkit.analysis.number_format import round_significant
 from labkit.records import Arm, Record
@@ -139,21 +139,17 @@ def _arm_time(
     records: Sequence[Record],
     total_us: float,
 ) -> ArmTime:
-    arm, baseline = compared[0].arm, compared[0].baseline
-    parts = tuple(_difference(row, one, total_us) for row, one in zip(rows, compared, strict=True))
-    *parts_only, total = parts
-    counters = {name: [r.counters for r in records if r.arm == name] for name in (arm, baseline)}
-    found = counted_work.changes(counters[baseline], counters[arm])
-    ratio = 1.0 + (total.pct or 0.0) / 100
-    first = largest(tuple(parts_only))
-    cause = None
-    if first is not None:
-        more = (first.difference_us or 0.0) > 0
-        by_rows = counted_work.row_cause(found, more) if first.part in WITH_ROWS else None
-        cause = by_rows or first.part
-    return ArmTime(
-        arm, tuple(parts_only), total, cause, tuple(counted_work.sentences(found, ratio))
-    )
+    *parts, total = (_difference(*pair, total_us) for pair in zip(rows, compared, strict=True))
+    names = compared[0].baseline, compared[0].arm
+    found = counted_work.changes(*([r.counters for r in records if r.arm == n] for n in names))
+    counts = tuple(counted_work.sentences(found, 1.0 + (total.pct or 0.0) / 100))
+    arm = ArmTime(names[1], tuple(parts), total, None, counts)
+    first = arm.cause_part
+    if first is None:
+        return arm
+    slower = (first.difference_us or 0.0) > 0
+    by_rows = counted_work.row_cause(found, slower) if first.part in WITH_ROWS else None
+    return replace(arm, cause=by_rows or first.part)
 
 
 def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDifference:
