@@ -7,39 +7,24 @@ most a quarter longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.workload.requests.load_generator import Clock, LoadGenerator, Wait
+from labkit.workload.requests.load_generator import LoadGenerator
 
 if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine
     from labkit.engine.runner.step_clocks import StepClocks
 
 MIN_TOKENS, SHARE = 1024, 4
 
 
+@dataclass(frozen=True, slots=True)
 class ClockedServing:
-    """Requests of one arm, served with clocks. ``max_tokens``: output tokens of all requests.
+    """Requests of one arm, served with clocks. ``max_tokens``: output tokens of all requests."""
 
-    ``drive`` returns the load generator for an engine and a function that waits.
-    """
-
-    def __init__(
-        self,
-        clocks: StepClocks,
-        engine: InferenceEngine,
-        clock: Clock,
-        wait: Wait,
-        max_tokens: int,
-        drive: Callable[[InferenceEngine, Wait], LoadGenerator],
-    ) -> None:
-        from labkit.engine.runner.step_clocks import ClockedEngine
-
-        self._clocks = clocks
-        clocked: Any = ClockedEngine(engine, clocks, clock)
-        self.generator = drive(clocked, clocked.waits(wait))
-        self._limit = max(max_tokens // SHARE, min(max_tokens, MIN_TOKENS))
+    clocks: StepClocks
+    generator: LoadGenerator
+    max_tokens: int
 
     @property
     def tokens(self) -> int:
@@ -49,8 +34,9 @@ class ClockedServing:
     @property
     def done(self) -> bool:
         """Whether every request has ended, or enough tokens were computed."""
-        return self.generator.done or self.tokens >= self._limit
+        limit = max(self.max_tokens // SHARE, min(self.max_tokens, MIN_TOKENS))
+        return self.generator.done or self.tokens >= limit
 
     def note(self) -> dict[str, Any]:
         """Return the note ``step_parts``."""
-        return {**self._clocks.report(), "output_tokens": self.tokens}
+        return {**self.clocks.report(), "output_tokens": self.tokens}
