@@ -94,20 +94,6 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
             yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
 
 
-WORK_COUNTS = {
-    "attention.bytes": "bytes",
-    "attention.kv_blocks_visited": "KV blocks",
-    "attention.search_iterations": "search iterations",
-    "attention.surplus_threadgroups": "surplus units",
-}
-HARDWARE_NAMES = {
-    "instructions": "instructions",
-    "cycles": "cycles",
-    "cache_misses": "cache misses",
-    "stalled_cycles": "stalled cycles",
-}
-
-
 @section("Why: the work of a launch")
 def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
     """Show what differs between the arms' launches: their work, and hardware counters."""
@@ -126,14 +112,12 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
     """Yield a sentence for each case in which an arm's work differs from the baseline's."""
     counts = _launch_counts(report.records)
     for row in report.cell.primary_rows:
-        base, own = counts.get((row.case, report.cell.baseline)), counts.get((row.case, arm))
-        if not base or not own:
-            continue
-        names = {**WORK_COUNTS, **HARDWARE_NAMES}
+        base, own = (counts.get((row.case, name), {}) for name in (report.cell.baseline, arm))
+        changes = {name: own[name] / base[name] - 1 for name in own if base.get(name)}
         found = [
-            f"{signed_text(100 * (own[name] / base[name] - 1))} % {words}"
-            for name, words in names.items()
-            if base.get(name) and name in own and abs(own[name] / base[name] - 1) > MIN_CHANGE
+            f"{signed_text(100 * change)} % {name.removeprefix('attention.').replace('_', ' ')}"
+            for name, change in changes.items()
+            if abs(change) > MIN_CHANGE
         ]
         comparison = row.comparison(arm)
         if found and comparison is not None and comparison.effect_pct is not None:
@@ -144,11 +128,14 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
 def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:
     """Return the counts of one launch by case and arm, each the median over the runs."""
     runs: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for record in records:
-        for case in record.cases if record.ok else ():
-            counted = dict(case.known_notes.get("counters") or {})
-            counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
+    for record, case in ((r, c) for r in records for c in r.cases):
+        counted = {
+            n: v
+            for n, v in (case.known_notes.get("counters") or {}).items()
+            if n.startswith("attention.") and n != "attention.map_us"
+        }
+        counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
+        for name, value in counted.items():
             by_name = runs.setdefault((case.case, record.arm), {})
-            for name, value in counted.items():
-                by_name.setdefault(name, []).append(float(value))
+            by_name.setdefault(name, []).append(float(value))
     return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}
