@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.analysis.comparison.step_parts import part_times, share_of
+from labkit.analysis.comparison.step_parts import part_times, share_of, whole_us
 from labkit.analysis.model.time_model import HOST, MODEL, PART_NAMES, PartShare
 from labkit.doctor.measurement_process import MeasurementError
 from labkit.doctor.noise_pilots import Pilot
@@ -87,13 +87,13 @@ def profile(records: Sequence[Record]) -> EngineProfile:
         known = [100 * part / whole for part, whole in pairs if whole]
         return sum(known) / len(known) if known else None
 
-    groups = {name: (name,) for name in PART_NAMES}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in PART_NAMES}
     groups |= {"host": HOST, "model": MODEL, "built": ("build", "plan")}
     shares = {}
     for group, parts in groups.items():
         us = [sum(times.get(part, 0.0) for part in parts) for times in runs]
         if any(us):
-            pct = [100 * own / sum(t.values()) for own, t in zip(us, runs, strict=True)]
+            pct = [100 * own / whole_us(t) for own, t in zip(us, runs, strict=True)]
             shares[group] = share_of(group, us, pct)
     nothing = share_of("", [0.0], [0.0])
     host, model = (shares.get(group, nothing) for group in ("host", "model"))
@@ -131,7 +131,7 @@ def _gain(saved: PartShare, part: float = 1.0) -> PartShare:
 
 def _prefill_share(records: Sequence[Record]) -> PartShare:
     spent = [
-        {kind: sum(parts.values()) for kind, parts in note["parts_us"].items()}
+        {kind: whole_us(parts) for kind, parts in note["parts_us"].items()}
         for note in (record.known_notes["step_parts"] for record in records)
     ]
     us = [kinds.get("prefill", 0.0) for kinds in spent]

@@ -27,6 +27,7 @@ from labkit.analysis.model.time_model import (
     HOST,
     MODEL,
     PART_NAMES,
+    STALLS,
     ArmTime,
     PartDifference,
     PartShare,
@@ -55,7 +56,7 @@ def divide_time(
     base = [parts[record.run] for record in clocked if record.arm == baseline]
     if not base:
         return None
-    total_us = float(np.mean([sum(times.values()) for times in base]))
+    total_us = float(np.mean([whole_us(times) for times in base]))
     names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
     rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
     tested = max(1, sum(arm.role == "arm" for arm in arms))
@@ -100,6 +101,11 @@ def part_times(record: Record) -> dict[str, float]:
     return times
 
 
+def whole_us(times: Mapping[str, float]) -> float:
+    """Return the time of all parts of a run. Stalls are apart, as in the metrics."""
+    return sum(us for part, us in times.items() if part != STALLS)
+
+
 def _row(
     name: str,
     records: Sequence[Record],
@@ -110,7 +116,7 @@ def _row(
     row = MetricRow("all", name, "us", "lower", primary=name != TOTAL, unit_value=total_us)
     for record in records:
         times = parts[record.run]
-        value = sum(times.values()) if name == TOTAL else times.get(name, 0.0)
+        value = whole_us(times) if name == TOTAL else times.get(name, 0.0)
         row.arms.setdefault(record.arm, []).append(
             RunValue(record.block, record.position, f"runs/{record.run}.json", value)
         )
@@ -119,7 +125,7 @@ def _row(
 
 def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]) -> PartShare:
     us = [sum(times.get(member, 0.0) for member in members) for times in runs]
-    whole = [sum(times.values()) for times in runs]
+    whole = [whole_us(times) for times in runs]
     return share_of(name, us, [100 * own / all_us for own, all_us in zip(us, whole, strict=True)])
 
 
@@ -174,7 +180,7 @@ def _clocks_pct(records: Sequence[Record]) -> float:
     costs = []
     for record in records:
         note = record.known_notes["step_parts"]
-        spent = sum(us for by_part in note["parts_us"].values() for us in by_part.values())
+        spent = sum(map(whole_us, note["parts_us"].values()))
         costs.append(100 * note["clocks_us"] * sum(note["steps"].values()) / spent)
     return round_significant(median(costs)) or 0.0
 

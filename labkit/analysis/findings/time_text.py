@@ -102,7 +102,7 @@ def clocks_text(division: TimeDivision) -> str:
     return (
         f"Times are from {count_text(division.tokens, 'output token')} of turns with clocks after "
         f"the measurement ({division.of_tokens_pct:.0f} % of its tokens), which decide nothing; "
-        f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls: what single "
-        "steps took beyond the median of their part. Intervals and p: the permutation test of the "
-        "metrics, adjusted over parts and arms."
+        f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls, what single "
+        "steps took beyond the median of their part, are not in the total. Intervals and p: the "
+        "permutation test of the metrics, adjusted over parts and arms."
     )

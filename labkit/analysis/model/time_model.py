@@ -21,6 +21,7 @@ PART_NAMES: Mapping[str, str] = {
     "stalls": "stalls of single steps",
     "left_over": "left over",
 }
+STALLS = "stalls"  # not in the whole time
 HOST = ("schedule", "draft", "build", "plan", "sample", "update")
 MODEL = ("attention", "products", "rest", "model")
 MIN_CAUSE_PCT = 0.5  # of the baseline's whole time; a smaller difference is not worth naming
@@ -103,5 +104,5 @@ class TimeDivision:
 
     @property
     def total_us(self) -> float:
-        """The baseline's time per output token, in us."""
-        return sum(part.us for part in self.baseline)
+        """The baseline's time per output token without stalls, in us."""
+        return sum(part.us for part in self.baseline if part.part != STALLS)

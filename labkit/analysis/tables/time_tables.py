@@ -21,6 +21,7 @@ from labkit.analysis.findings.time_text import clocks_text, time_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.time_model import (
     PART_NAMES,
+    STALLS,
     ArmTime,
     PartDifference,
     PartShare,
@@ -50,7 +51,8 @@ def _of(
     shares: dict[str, PartShare], value: Callable[[PartShare], float]
 ) -> Callable[[str], float]:
     def cell(name: str) -> float:
-        members = [shares[name]] if name in shares else list(shares.values())
+        whole = [share for part, share in shares.items() if part != STALLS]
+        members = [shares[name]] if name in shares else whole
         return sum(map(value, members))
 
     return cell
