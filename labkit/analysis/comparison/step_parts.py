@@ -56,7 +56,7 @@ def divide_time(
     base = [parts[record.run] for record in clocked if record.arm == baseline]
     if not base:
         return None
-    total_us = float(np.mean([whole_us(times) for times in base]))
+    total_us = median(whole_us(times) for times in base)
     names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
     rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
     tested = max(1, sum(arm.role == "arm" for arm in arms))
@@ -112,14 +112,18 @@ def _row(
     parts: Mapping[str, Mapping[str, float]],
     total_us: float,
 ) -> MetricRow:
-    """Return a part as a metric whose differences are in units of the baseline's whole time."""
-    row = MetricRow("all", name, "us", "lower", primary=name != TOTAL, unit_value=total_us)
+    """Return a part as a metric, compared by ratios: times have outliers.
+
+    A part that takes no time in some run is compared by differences, in units of the whole time.
+    """
+    row = MetricRow("all", name, "us", "lower", primary=name != TOTAL)
     for record in records:
         times = parts[record.run]
         value = whole_us(times) if name == TOTAL else times.get(name, 0.0)
         row.arms.setdefault(record.arm, []).append(
             RunValue(record.block, record.position, f"runs/{record.run}.json", value)
         )
+    row.unit_value = None if row.positive else total_us
     return row
 
 
@@ -130,12 +134,12 @@ def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]
 
 
 def share_of(name: str, us: Sequence[float], pct: Sequence[float]) -> PartShare:
-    """Return the means over processes, and the t interval of the share, within 0 and 100 %."""
+    """Return the median time, and the mean share with its t interval, within 0 and 100 %."""
     mean, low, high = float(np.mean(pct)), None, None
     if len(pct) > 1:
         half = float(stdtrit(len(pct) - 1, 0.975) * np.std(pct, ddof=1) / np.sqrt(len(pct)))
         low, high = max(0.0, mean - half), min(100.0, mean + half)
-    rounded = map(round_significant, (float(np.mean(us)), mean, low, high))
+    rounded = map(round_significant, (median(us), mean, low, high))
     return PartShare(name, *rounded)  # type: ignore[arg-type]
 
 
@@ -159,18 +163,22 @@ def _arm_time(
 
 
 def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDifference:
+    """Return an arm's difference in one part in us, also if it was compared by ratios."""
+    own, base = (median(v.value for v in row.arms[name]) for name in (one.arm, one.baseline))
+    scale = (base if row.unit_value is None else total_us) / 100
+
     def us(pct: float | None) -> float | None:
-        return None if pct is None else round_significant(pct / 100 * total_us)
+        return None if pct is None else round_significant(pct * scale)
 
     low, high = one.ci_pct or (None, None)
-    values = [value.value for value in row.arms[one.arm]]
+    difference = us(one.effect_pct)
     return PartDifference(
         part=str(row.metric),
-        us=round_significant(float(np.mean(values))) or 0.0,
-        difference_us=us(one.effect_pct),
+        us=round_significant(own) or 0.0,
+        difference_us=difference,
         low_us=us(low),
         high_us=us(high),
-        pct=round_significant(one.effect_pct),
+        pct=None if difference is None else round_significant(100 * difference / total_us),
         p_adjusted=round_significant(one.p_adjusted),
     )
 
