@@ -59,6 +59,7 @@ def divide_time(
     total_us = median(whole_us(times) for times in base)
     names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
     rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
+    clocks_pct, of_tokens_pct = _clocks(clocked)
     tested = max(1, sum(arm.role == "arm" for arm in arms))
     return TimeDivision(
         baseline=tuple(_share(name, (name,), base) for name in names),
@@ -77,8 +78,8 @@ def divide_time(
             for arm in arms[1:]
             if any(record.arm == arm.name for record in clocked)
         ),
-        clocks_pct=_clocks_pct(clocked),
-        of_tokens_pct=_of_tokens_pct(clocked),
+        clocks_pct=clocks_pct,
+        of_tokens_pct=of_tokens_pct,
         tokens=sum(int(r.known_notes["step_parts"]["output_tokens"]) for r in clocked),
     )  # fmt: skip
 
@@ -183,20 +184,16 @@ def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDiff
     )
 
 
-def _clocks_pct(records: Sequence[Record]) -> float:
-    """Return the clocks' cost per step in percent of a step's time, the median over runs."""
-    costs = []
+def _clocks(records: Sequence[Record]) -> tuple[float, float]:
+    """Return what the clocks add to a step, and the share of the tokens that they timed (%).
+
+    Both are medians over runs.
+    """
+    costs, shares = [], []
     for record in records:
         note = record.known_notes["step_parts"]
         spent = sum(map(whole_us, note["parts_us"].values()))
         costs.append(100 * note["clocks_us"] * sum(note["steps"].values()) / spent)
-    return round_significant(median(costs)) or 0.0
-
-
-def _of_tokens_pct(records: Sequence[Record]) -> float:
-    shares = [
-        100 * record.known_notes["step_parts"]["output_tokens"] / sampled
-        for record in records
-        if (sampled := record.counters.get("tokens.sampled"))
-    ]
-    return round_significant(min(100.0, median(shares))) or 0.0 if shares else 100.0
+        tokens = record.counters.get("tokens.sampled") or note["output_tokens"]
+        shares.append(min(100.0, 100 * note["output_tokens"] / tokens))
+    return round_significant(median(costs)) or 0.0, round_significant(median(shares)) or 0.0

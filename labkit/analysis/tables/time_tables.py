@@ -21,10 +21,8 @@ from labkit.analysis.findings.time_text import clocks_text, time_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.time_model import (
     PART_NAMES,
-    STALLS,
     ArmTime,
     PartDifference,
-    PartShare,
     TimeDivision,
 )
 from labkit.analysis.number_format import interval_text, p_text, signed_text, slug, value_text
@@ -38,8 +36,12 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
     shares = {share.part: share for share in division.baseline}
     columns = [
         Column[str]("part of a step", lambda name: PART_NAMES.get(name, name), numeric=False),
-        Column(f"{cell.baseline} (µs)", _of(shares, lambda share: share.us), value_text),
-        Column("share (%)", _of(shares, lambda share: share.pct), value_text),
+        Column(
+            f"{cell.baseline} (µs)",
+            lambda name: shares[name].us if name in shares else division.total_us,
+            value_text,
+        ),
+        Column("share (%)", lambda name: shares[name].pct if name in shares else 100.0, value_text),
     ]
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
@@ -47,31 +49,17 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
     return Table(tuple(columns), (*shares, "total"), (clocks_text(division),))
 
 
-def _of(
-    shares: dict[str, PartShare], value: Callable[[PartShare], float]
-) -> Callable[[str], float]:
-    def cell(name: str) -> float:
-        whole = [share for part, share in shares.items() if part != STALLS]
-        members = [shares[name]] if name in shares else whole
-        return sum(map(value, members))
-
-    return cell
-
-
 def _arm_columns(arm: ArmTime) -> list[Column[str]]:
     parts = {one.part: one for one in (*arm.parts, arm.total)}
-
-    def column(heading: str, text: Callable[[PartDifference], str]) -> Column[str]:
-        return Column(heading, lambda name: text(parts[name]) if name in parts else "")
-
+    texts: dict[str, Callable[[PartDifference], str]] = {
+        f"{arm.arm} (µs)": lambda one: value_text(one.us),
+        "difference (µs)": lambda one: signed_text(one.difference_us or 0.0),
+        "interval": lambda one: interval_text(one.low_us, one.high_us),
+        "adjusted p": lambda one: p_text(one.p_adjusted),
+    }
     return [
-        column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
-        column(
-            "difference (µs)",
-            lambda one: "" if one.difference_us is None else signed_text(one.difference_us),
-        ),
-        column("interval", lambda one: interval_text(one.low_us, one.high_us)),
-        column("adjusted p", lambda one: p_text(one.p_adjusted)),
+        Column(heading, lambda name, text=text: text(parts[name]) if name in parts else "")
+        for heading, text in texts.items()
     ]
 
 

@@ -10,12 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.workload.requests.load_generator import LoadGenerator
+from labkit.config import EXTERNAL_ENGINES, Experiment
 
 if TYPE_CHECKING:
     from labkit.engine.runner.step_clocks import StepClocks
+    from labkit.workload.requests.load_generator import LoadGenerator
 
 MIN_TOKENS, SHARE = 1024, 4
+
+
+def share(experiment: Experiment, max_tokens: int) -> float:
+    """Return which share of the requests' tokens an experiment serves again with clocks."""
+    engine, traced = experiment.engine, experiment.workload.step_trace is not None
+    if engine.name in EXTERNAL_ENGINES or engine.parallel.size > 1 or traced:
+        return 0.0
+    return limit(max_tokens) / max_tokens
+
+
+def limit(max_tokens: int) -> int:
+    """Return how many output tokens the turns with clocks have, of ``max_tokens``."""
+    return max(max_tokens // SHARE, min(max_tokens, MIN_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +48,7 @@ class ClockedServing:
     @property
     def done(self) -> bool:
         """Whether every request has ended, or enough tokens were computed."""
-        limit = max(self.max_tokens // SHARE, min(self.max_tokens, MIN_TOKENS))
-        return self.generator.done or self.tokens >= limit
+        return self.generator.done or self.tokens >= limit(self.max_tokens)
 
     def note(self) -> dict[str, Any]:
         """Return the note ``step_parts``."""
