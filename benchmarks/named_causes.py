@@ -22,10 +22,12 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -95,11 +97,11 @@ def _first(arm: dict[str, Any]) -> dict[str, Any]:
 
 
 class Planted:
-    """The delay of the arm that has the turn, as a share of the engine's last step."""
+    """The delay of the arm that has the turn, as a share of the median of its last steps."""
 
     def __init__(self, share: float) -> None:
         self.share, self.active = share, False
-        self.step_s, self.spent_s = 0.0, 0.0
+        self.steps_s, self.spent_s = deque[float](maxlen=25), 0.0
 
     def delayed(
         self, call: Callable[..., Any], wait: Callable[[float], None], calls: int = 1
@@ -109,7 +111,7 @@ class Planted:
         def slower(*arguments: Any, **options: Any) -> Any:
             if self.active:
                 start = time.perf_counter()
-                wait(self.share * self.step_s / calls)
+                wait(self.share * (median(self.steps_s) if self.steps_s else 0.0) / calls)
                 self.spent_s += time.perf_counter() - start
             return call(*arguments, **options)
 
@@ -121,7 +123,7 @@ class Planted:
         def timed(*arguments: Any) -> Any:
             self.spent_s, start = 0.0, time.perf_counter()
             events = step(*arguments)
-            self.step_s = time.perf_counter() - start - self.spent_s
+            self.steps_s.append(time.perf_counter() - start - self.spent_s)
             return events
 
         return timed

@@ -17,6 +17,7 @@ import pytest
 from labkit.cpu import roofline_peaks, speed_probe
 from labkit.doctor import __main__ as doctor
 from labkit.doctor import (
+    engine_profile,
     machine_caveats,
     measurement_process,
     measurement_worker,
@@ -652,3 +653,67 @@ def test_the_device_of_mlx_is_shown(gpu, text):
     )
     blas = lines["matmul"].split(":")[0]
     assert blas == (text.removeprefix("on ") if any(gpu.values()) else "accelerate")
+
+
+HOST_PARTS = {"schedule": 0.4, "build": 0.2, "plan": 0.1, "sample": 0.2, "update": 0.1}
+
+
+def profiled(host_us, *, overlap=False, padded=0.0, seed=0):
+    """Records of five processes whose decode steps have this much of the host's work, and noise."""
+    rng, records = np.random.default_rng(seed), []
+    model = {"model": 1000.0} if overlap else {"attention": 400.0, "products": 500.0, "rest": 100.0}
+    for block in range(5):
+        parts = {name: share * host_us for name, share in HOST_PARTS.items()} | model
+        decode = {name: 50 * us * rng.lognormal(0, 0.05) for name, us in parts.items()}
+        note = {"steps": {"decode": 50, "prefill": 10}, "clocks_us": 5.0, "output_tokens": 200,
+                "parts_us": {"decode": decode, "prefill": {"products": 10 * 0.1}}}  # fmt: skip
+        counters = {"steps.decode": 50.0, "steps.mixed": 10.0, "steps.total": 60.0,
+                    "tokens.sampled": 200.0, "tokens.computed": 240.0, "tokens.padded": padded,
+                    "shape.new": 5.0, "shape.reused": 45.0, "shape.repeated": 40.0}  # fmt: skip
+        records.append(
+            Record("base", "baseline", block, 0, 0, "ok", "2026-11-20T20:00:00Z",
+                   counters=counters, notes={"step_parts": note})
+        )  # fmt: skip
+    return records
+
+
+@pytest.mark.parametrize(
+    ("host_us", "bound"),
+    [(100.0, "model"), (400.0, "model"), (1000.0, "neither"), (3000.0, "host")],
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_profile_is_right_on_planted_host_delays(host_us, bound, overlap):
+    found = engine_profile.profile(profiled(host_us, overlap=overlap))
+    share = 100 * host_us / (host_us + 1000)
+    host = found.shares["host"]
+    assert found.bound == bound
+    assert host.pct == pytest.approx(share, rel=0.06) and host.low_pct < share < host.high_pct
+    least = min(share, 100 - share)
+    assert found.gains["overlap"].pct == pytest.approx(100 * least / (100 - least), rel=0.1)
+    assert found.gains["attention"].pct == pytest.approx(
+        0.0 if overlap else 100 / (1 / (4 / 10 * (1 - share / 100)) - 1), rel=0.1
+    )
+    lines = dict(terminal_screen.profile_lines(found))
+    assert "90 % of decode steps have a shape seen before, 80 %" in lines["shapes"]
+    assert lines["bound"].startswith("not host-bound") == (bound == "model")
+
+
+def test_padding_and_buckets_are_worth_what_they_take():
+    found = engine_profile.profile(profiled(1000.0, padded=60.0))
+    assert found.padded_pct == 20.0 and found.tokens_per_step == 4.0
+    assert found.gains["padding"].pct == pytest.approx(100 * (1 / 0.9 - 1), rel=0.1)
+    assert found.gains["buckets"].pct == pytest.approx(100 * (1 / (1 - 0.2 * 0.15) - 1), rel=0.1)
+
+
+def test_overrides_need_an_engine_and_steps_need_clocks(capsys, monkeypatch, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        doctor.main(["model=tiny"])
+    assert stop.value.code == 2 and "overrides need --engine" in capsys.readouterr().err
+    pilot = SimpleNamespace(records=[], failure=None, fits=lambda s: True)
+    plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-11-20T20:00:00Z")
+    pilot.run = lambda: pilot.records.append(plain)
+    asked = []
+    monkeypatch.setattr(engine_profile, "Pilot", lambda words, *_: asked.extend(words) or pilot)
+    with pytest.raises(measurement_process.MeasurementError, match=r"^engine=mlx_lm: no clocks"):
+        engine_profile.measure(["engine=mlx_lm", "workload=ragged"], tmp_path)
+    assert asked == ["model=tiny", "engine=mlx_lm", "workload=ragged"]

@@ -25,9 +25,10 @@ PLACEHOLDER = re.compile(r" '\{\{.*?\}\}'")  # title of a link in an article (la
 # Tabs of the site, and their pages below docs.
 TABS = {
     "Use": (
-        "workloads.md", "sweeps.md", "studies.md", "steps.md", "regression.md", "judge.md",
-        "replication.md", "python.md", "extending.md", "server.md", "opponents.md", "parallel.md",
-        "video.md", "scale.md", "quantised.md", "gguf.md", "architectures.md", "hybrid-models.md",
+        "workloads.md", "sweeps.md", "studies.md", "steps.md", "why.md", "regression.md",
+        "judge.md", "replication.md", "python.md", "extending.md", "server.md", "opponents.md",
+        "parallel.md", "video.md", "scale.md", "quantised.md", "gguf.md", "architectures.md",
+        "hybrid-models.md",
     ),
     "Experiments": ("experiments.md", "levers.md", "sensitivity.md"),
     "Articles": (

@@ -259,9 +259,10 @@ def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
     bounds = {
         "host": "host-bound: most of a step is the host's work",
         "model": "not host-bound: most of a step is the model's work",
-        "neither": "undecided: neither the host nor the model clearly takes half of a step",
+        "neither": "neither the host nor the model clearly takes half of a step",
     }
-    regime = "prefill" if profile.prefill.pct > HALF_PCT else "decode"
+    shares = {name: _range_text(share) for name, share in profile.shares.items()}
+    regime = "prefill" if profile.shares["prefill"].pct > HALF_PCT else "decode"
     shapes = "no decode steps"
     if profile.reused_pct is not None and profile.repeated_pct is not None:
         shapes = (
@@ -269,20 +270,21 @@ def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
             f"{profile.repeated_pct:.0f} % that of the step before"
         )
     return [
-        ("bound", f"{bounds[profile.bound]} (host {_range_text(profile.host)}, "
-                  f"model {_range_text(profile.model)})"),
-        *((PART_NAMES[share.part], _range_text(share)) for share in profile.shares),
-        ("regime", f"{regime}: {_range_text(profile.prefill)} of the time in steps with prompt "
-                   f"tokens, {profile.tokens_per_step:.1f} tokens per step"),
+        ("bound", f"{bounds[profile.bound]} (host {shares.get('host', '0 %')}, "
+                  f"model {shares.get('model', '0 %')})"),
+        *((PART_NAMES[name], text) for name, text in shares.items()
+          if name in PART_NAMES and name != "model"),
+        ("regime", f"{regime}: {shares['prefill']} of the time in steps with prompt tokens, "
+                   f"{profile.tokens_per_step:.1f} tokens per step"),
         ("shapes", shapes),
         ("padding", f"{profile.padded_pct:.1f} % of rows"),
-        *((f"{gain.part} at most", f"+{_range_text(gain)} tok/s") for gain in profile.gains),
+        *((f"{name} at most", f"+{_range_text(gain)} tok/s")
+          for name, gain in profile.gains.items()),
         ("from", f"{profile.processes} short processes; 95 % intervals over processes"),
     ]  # fmt: skip
 
 
 def _range_text(share: PartShare) -> str:
-    text = f"{share.pct:.1f} %"
     if share.low_pct is None or share.high_pct is None:
-        return text
-    return f"{text} ({share.low_pct:.1f} to {share.high_pct:.1f})"
+        return f"{share.pct:.1f} %"
+    return f"{share.pct:.1f} % ({share.low_pct:.1f} to {share.high_pct:.1f})"

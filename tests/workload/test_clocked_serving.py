@@ -108,13 +108,14 @@ def test_a_study_names_the_planted_cause_first(planted):
     (arm,) = division.arms
     assert arm.cause == planted
     assert arm.total.pct is not None and (arm.total.pct > 2) == (planted is not None)
-    assert sum(share.us for share in division.baseline) == pytest.approx(division.total_us)
+    shares = [share.pct for share in division.baseline if share.part != "stalls"]
+    assert sum(shares) == pytest.approx(100.0)
     assert any("padding" in text for text in arm.counts) == (planted == "padding")
 
 
 def test_the_measurement_is_the_same_without_turns_with_clocks(monkeypatch):
     clocked = process(3, None, "schedule")
-    monkeypatch.setattr(ServingSession, "start_clocked", lambda self, heartbeat: None)
+    monkeypatch.setattr(ServingSession, "has_clocks", False)
     plain = process(3, None, "schedule")
     for one, other in zip(clocked, plain, strict=True):
         assert one.notes.pop("step_parts")["output_tokens"] == 48

@@ -64,17 +64,19 @@ def facts(monkeypatch):
 
 def test_time_is_that_of_every_token_and_of_the_steps(facts):
     busy = 2 * 10**6 * 250 / FLOPS + 100 / 2 * STEP_SECONDS
-    assert estimate().seconds == pytest.approx(START_SECONDS + busy)
+    # All tokens again, with clocks: so few that a quarter would be less than 1,024.
+    assert estimate().seconds == pytest.approx(START_SECONDS + 2 * busy)
+    assert estimate(step_trace=5).seconds == pytest.approx(START_SECONDS + busy)
     warm = estimate(cache_state=CacheState.warm)
-    assert warm.seconds == pytest.approx(START_SECONDS + 2 * busy)
+    assert warm.seconds == pytest.approx(START_SECONDS + 3 * busy)
     alone = 2 * 10**6 * 250 / FLOPS + 100 * STEP_SECONDS
-    assert estimate(concurrency=1).seconds == pytest.approx(START_SECONDS + alone)
+    assert estimate(concurrency=1).seconds == pytest.approx(START_SECONDS + 2 * alone)
     assert estimate(concurrency=9).seconds < estimate().seconds
     slow = Arrivals(ArrivalKind.poisson, 0.5)  # the last one of three arrives after 6 s
-    assert estimate(arrivals=slow, concurrency=None).seconds == pytest.approx(START_SECONDS + 6)
+    assert estimate(arrivals=slow, concurrency=None).seconds == pytest.approx(START_SECONDS + 12)
     trace = {"arrivals": Arrivals(ArrivalKind.trace, time_scale=0.5), "concurrency": None}
     prompts = Prompts(source="trace", path="trace.jsonl")
-    assert estimate(**trace, prompts=prompts).seconds == pytest.approx(START_SECONDS + 10)
+    assert estimate(**trace, prompts=prompts).seconds == pytest.approx(START_SECONDS + 20)
 
 
 def test_memory_is_that_of_the_longest_requests_together(facts, monkeypatch):

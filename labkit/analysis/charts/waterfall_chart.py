@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.analysis.document.chart import Chart
-from labkit.analysis.model.time_model import PART_NAMES, ArmTime, TimeDivision
+from labkit.analysis.model.time_model import PART_NAMES, STALLS, ArmTime, TimeDivision
 from labkit.analysis.number_format import signed_text, value_text
 
 X_LABEL = "time per output token (µs)"
@@ -16,7 +16,8 @@ def waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, flo
     The parts' differences are estimated one by one and need not add up to that of the whole. What
     is left over is the last step, ``NOT_DIVIDED``.
     """
-    steps = [(PART_NAMES[one.part], one.difference_us or 0.0) for one in arm.parts]
+    parts = (one for one in arm.parts if one.part != STALLS)
+    steps = [(PART_NAMES[one.part], one.difference_us or 0.0) for one in parts]
     rest = (arm.total.difference_us or 0.0) - sum(us for _, us in steps)
     return [*((name, us) for name, us in steps if us), (NOT_DIVIDED, rest)]
 

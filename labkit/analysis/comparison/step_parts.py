@@ -10,6 +10,7 @@ intervals and p-values are adjusted over parts and arms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -26,11 +27,11 @@ from labkit.analysis.model.time_model import (
     HOST,
     MODEL,
     PART_NAMES,
+    STALLS,
     ArmTime,
     PartDifference,
     PartShare,
     TimeDivision,
-    largest,
 )
 from labkit.analysis.number_format import round_significant
 from labkit.records import Arm, Record
@@ -55,9 +56,10 @@ def divide_time(
     base = [parts[record.run] for record in clocked if record.arm == baseline]
     if not base:
         return None
-    total_us = float(np.mean([sum(times.values()) for times in base]))
+    total_us = median(whole_us(times) for times in base)
     names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
     rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
+    clocks_pct, of_tokens_pct = _clocks(clocked)
     tested = max(1, sum(arm.role == "arm" for arm in arms))
     return TimeDivision(
         baseline=tuple(_share(name, (name,), base) for name in names),
@@ -76,8 +78,8 @@ def divide_time(
             for arm in arms[1:]
             if any(record.arm == arm.name for record in clocked)
         ),
-        clocks_pct=_clocks_pct(clocked),
-        of_tokens_pct=_of_tokens_pct(clocked),
+        clocks_pct=clocks_pct,
+        of_tokens_pct=of_tokens_pct,
         tokens=sum(int(r.known_notes["step_parts"]["output_tokens"]) for r in clocked),
     )  # fmt: skip
 
@@ -100,36 +102,45 @@ def part_times(record: Record) -> dict[str, float]:
     return times
 
 
+def whole_us(times: Mapping[str, float]) -> float:
+    """Return the time of all parts of a run. Stalls are apart, as in the metrics."""
+    return sum(us for part, us in times.items() if part != STALLS)
+
+
 def _row(
     name: str,
     records: Sequence[Record],
     parts: Mapping[str, Mapping[str, float]],
     total_us: float,
 ) -> MetricRow:
-    """Return a part as a metric whose differences are in units of the baseline's whole time."""
-    row = MetricRow("all", name, "us", "lower", primary=name != TOTAL, unit_value=total_us)
+    """Return a part as a metric, compared by ratios: times have outliers.
+
+    A part that takes no time in some run is compared by differences, in units of the whole time.
+    """
+    row = MetricRow("all", name, "us", "lower", primary=name != TOTAL)
     for record in records:
         times = parts[record.run]
-        value = sum(times.values()) if name == TOTAL else times.get(name, 0.0)
+        value = whole_us(times) if name == TOTAL else times.get(name, 0.0)
         row.arms.setdefault(record.arm, []).append(
             RunValue(record.block, record.position, f"runs/{record.run}.json", value)
         )
+    row.unit_value = None if row.positive else total_us
     return row
 
 
 def _share(name: str, members: Sequence[str], runs: Sequence[Mapping[str, float]]) -> PartShare:
     us = [sum(times.get(member, 0.0) for member in members) for times in runs]
-    whole = [sum(times.values()) for times in runs]
+    whole = [whole_us(times) for times in runs]
     return share_of(name, us, [100 * own / all_us for own, all_us in zip(us, whole, strict=True)])
 
 
 def share_of(name: str, us: Sequence[float], pct: Sequence[float]) -> PartShare:
-    """Return the means over processes, and the t interval of the share, within 0 and 100 %."""
+    """Return the median time, and the mean share with its t interval, within 0 and 100 %."""
     mean, low, high = float(np.mean(pct)), None, None
     if len(pct) > 1:
         half = float(stdtrit(len(pct) - 1, 0.975) * np.std(pct, ddof=1) / np.sqrt(len(pct)))
         low, high = max(0.0, mean - half), min(100.0, mean + half)
-    rounded = map(round_significant, (float(np.mean(us)), mean, low, high))
+    rounded = map(round_significant, (median(us), mean, low, high))
     return PartShare(name, *rounded)  # type: ignore[arg-type]
 
 
@@ -139,54 +150,50 @@ def _arm_time(
     records: Sequence[Record],
     total_us: float,
 ) -> ArmTime:
-    arm, baseline = compared[0].arm, compared[0].baseline
-    parts = tuple(_difference(row, one, total_us) for row, one in zip(rows, compared, strict=True))
-    *parts_only, total = parts
-    counters = {name: [r.counters for r in records if r.arm == name] for name in (arm, baseline)}
-    found = counted_work.changes(counters[baseline], counters[arm])
-    ratio = 1.0 + (total.pct or 0.0) / 100
-    sentence = counted_work.step_sentence(found, ratio)
-    texts = [one.text() for name, one in found.items() if name != "steps" or sentence is None]
-    first = largest(tuple(parts_only))
-    cause = None
-    if first is not None:
-        more = (first.difference_us or 0.0) > 0
-        by_rows = counted_work.row_cause(found, more) if first.part in WITH_ROWS else None
-        cause = by_rows or first.part
-    return ArmTime(arm, tuple(parts_only), total, cause, tuple(filter(None, [sentence, *texts])))
+    *parts, total = (_difference(*pair, total_us) for pair in zip(rows, compared, strict=True))
+    names = compared[0].baseline, compared[0].arm
+    found = counted_work.changes(*([r.counters for r in records if r.arm == n] for n in names))
+    counts = tuple(counted_work.sentences(found, 1.0 + (total.pct or 0.0) / 100))
+    arm = ArmTime(names[1], tuple(parts), total, None, counts)
+    first = arm.cause_part
+    if first is None:
+        return arm
+    slower = (first.difference_us or 0.0) > 0
+    by_rows = counted_work.row_cause(found, slower) if first.part in WITH_ROWS else None
+    return replace(arm, cause=by_rows or first.part)
 
 
 def _difference(row: MetricRow, one: ArmComparison, total_us: float) -> PartDifference:
+    """Return an arm's difference in one part in us, also if it was compared by ratios."""
+    own, base = (median(v.value for v in row.arms[name]) for name in (one.arm, one.baseline))
+    scale = (base if row.unit_value is None else total_us) / 100
+
     def us(pct: float | None) -> float | None:
-        return None if pct is None else round_significant(pct / 100 * total_us)
+        return None if pct is None else round_significant(pct * scale)
 
     low, high = one.ci_pct or (None, None)
-    values = [value.value for value in row.arms[one.arm]]
+    difference = us(one.effect_pct)
     return PartDifference(
         part=str(row.metric),
-        us=round_significant(float(np.mean(values))) or 0.0,
-        difference_us=us(one.effect_pct),
+        us=round_significant(own) or 0.0,
+        difference_us=difference,
         low_us=us(low),
         high_us=us(high),
-        pct=round_significant(one.effect_pct),
+        pct=None if difference is None else round_significant(100 * difference / total_us),
         p_adjusted=round_significant(one.p_adjusted),
     )
 
 
-def _clocks_pct(records: Sequence[Record]) -> float:
-    """Return the clocks' cost per step in percent of a step's time, the median over runs."""
-    costs = []
+def _clocks(records: Sequence[Record]) -> tuple[float, float]:
+    """Return what the clocks add to a step, and the share of the tokens that they timed (%).
+
+    Both are medians over runs.
+    """
+    costs, shares = [], []
     for record in records:
         note = record.known_notes["step_parts"]
-        spent = sum(us for by_part in note["parts_us"].values() for us in by_part.values())
+        spent = sum(map(whole_us, note["parts_us"].values()))
         costs.append(100 * note["clocks_us"] * sum(note["steps"].values()) / spent)
-    return round_significant(median(costs)) or 0.0
-
-
-def _of_tokens_pct(records: Sequence[Record]) -> float:
-    shares = [
-        100 * record.known_notes["step_parts"]["output_tokens"] / sampled
-        for record in records
-        if (sampled := record.counters.get("tokens.sampled"))
-    ]
-    return round_significant(min(100.0, median(shares))) or 0.0 if shares else 100.0
+        tokens = record.counters.get("tokens.sampled") or note["output_tokens"]
+        shares.append(min(100.0, 100 * note["output_tokens"] / tokens))
+    return round_significant(median(costs)) or 0.0, round_significant(median(shares)) or 0.0

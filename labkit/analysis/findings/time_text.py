@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.model.time_model import PART_NAMES, ArmTime, PartShare, TimeDivision
 from labkit.analysis.number_format import interval_text, magnitude_text, signed_text, value_text
 from labkit.config import count_text
@@ -60,27 +59,16 @@ def worth_text(share: PartShare) -> str:
 
 def predicted_text(cell: Cell, arm: ArmTime) -> str | None:
     """Put the throughput that an arm's parts predict beside the measured one; None without one."""
-    measured = next(
-        (
-            comparison
-            for row in cell.primary_rows
-            if row.unit == "tok/s" and (comparison := row.comparison(arm.arm)) is not None
-        ),
-        None,
-    )
+    compared = (row.comparison(arm.arm) for row in cell.primary_rows if row.unit == "tok/s")
+    measured = next(filter(None, compared), None)
     if measured is None or measured.effect_pct is None or arm.total.pct is None:
         return None
     predicted = 100 * (1 / (1 + arm.total.pct / 100) - 1)
+    interval = f" ({interval_text(*measured.ci_pct)})" if measured.ci_pct else ""
     return (
         f"{arm.arm}: its parts predict {signed_text(predicted)} % tok/s; measured "
-        f"{signed_text(measured.effect_pct)} %{_interval(measured)}"
+        f"{signed_text(measured.effect_pct)} %{interval}"
     )
-
-
-def _interval(measured: Comparison) -> str:
-    if measured.ci_pct is None:
-        return ""
-    return f" ({interval_text(*measured.ci_pct)})"
 
 
 def time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
@@ -102,7 +90,7 @@ def clocks_text(division: TimeDivision) -> str:
     return (
         f"Times are from {count_text(division.tokens, 'output token')} of turns with clocks after "
         f"the measurement ({division.of_tokens_pct:.0f} % of its tokens), which decide nothing; "
-        f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls: what single "
-        "steps took beyond the median of their part. Intervals and p: the permutation test of the "
-        "metrics, adjusted over parts and arms."
+        f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls, what single "
+        "steps took beyond the median of their part, are not in the total. Intervals and p: the "
+        "permutation test of the metrics, adjusted over parts and arms."
     )

@@ -21,14 +21,15 @@ PART_NAMES: Mapping[str, str] = {
     "stalls": "stalls of single steps",
     "left_over": "left over",
 }
-MIN_CAUSE_PCT = 0.5
+STALLS = "stalls"  # not in the whole time
 HOST = ("schedule", "draft", "build", "plan", "sample", "update")
 MODEL = ("attention", "products", "rest", "model")
+MIN_CAUSE_PCT = 0.5  # of the baseline's whole time; a smaller difference is not worth naming
 
 
 @dataclass(frozen=True)
 class PartDifference:
-    """The difference of one part's time from the baseline, in us per output token.
+    """A part's time and its difference from the baseline, in us per output token.
 
     The interval and the p-value are adjusted over the parts and arms; None if unknown.
     ``pct``: the difference in percent of the baseline's whole time per token.
@@ -42,15 +43,20 @@ class PartDifference:
     pct: float | None
     p_adjusted: float | None
 
+    @property
+    def is_cause(self) -> bool:
+        """Whether the interval excludes 0, and the difference is worth naming."""
+        low, high = self.low_us or 0.0, self.high_us or 0.0
+        return low * high > 0 and abs(self.pct or 0.0) >= MIN_CAUSE_PCT
+
 
 @dataclass(frozen=True)
 class ArmTime:
     """An arm's time per output token by part.
 
-    ``total``: the whole time, as a part. ``cause``: the part, or the work (see
-    :mod:`labkit.analysis.comparison.step_parts`), whose difference is the largest of those that
-    are significant and worth naming; None if no difference is. ``counts``: sentences about
-    counters that differ.
+    ``total``: the whole time, as a part. ``cause``: the first cause of the difference: a part, or
+    the work that explains it (:mod:`labkit.analysis.comparison.counted_work`); None if there is
+    none. ``counts``: sentences about counters that differ.
     """
 
     arm: str
@@ -61,13 +67,14 @@ class ArmTime:
 
     @property
     def cause_part(self) -> PartDifference | None:
-        """The significant part whose difference is largest; see ``cause``."""
-        return largest(self.parts) if self.cause is not None else None
+        """The part with the largest difference of those that are causes, or None."""
+        causes = (part for part in self.parts if part.is_cause)
+        return max(causes, key=lambda part: abs(part.difference_us or 0.0), default=None)
 
 
 @dataclass(frozen=True)
 class PartShare:
-    """A part's time per output token of the baseline (us), and its share of a step (percent).
+    """A part's time per output token (us), and its share of the whole time (percent).
 
     The share has its 95 % interval over processes, None with one process.
     """
@@ -83,9 +90,9 @@ class PartShare:
 class TimeDivision:
     """Where the time went: the baseline's parts, and the other arms'.
 
-    ``groups``: the shares of attention, of the host and of the products. ``clocks_pct``: what the
-    clocks add to a step. ``of_tokens_pct``: the share of the output tokens that turns with clocks
-    served. ``tokens``: these tokens in all runs.
+    ``groups``: the shares of attention, of the products and of the host. ``clocks_pct``: what the
+    clocks add to a step. ``tokens``: the output tokens of the turns with clocks; ``of_tokens_pct``:
+    in percent of the measured ones.
     """
 
     baseline: tuple[PartShare, ...]
@@ -97,21 +104,5 @@ class TimeDivision:
 
     @property
     def total_us(self) -> float:
-        """The baseline's time per output token, in us."""
-        return sum(part.us for part in self.baseline)
-
-
-def largest(parts: tuple[PartDifference, ...]) -> PartDifference | None:
-    """Return the part with the largest difference of those whose interval excludes 0, or None.
-
-    A difference below ``MIN_CAUSE_PCT`` of the baseline's whole time is not worth naming.
-    """
-    found = [
-        part
-        for part in parts
-        if part.low_us is not None
-        and part.high_us is not None
-        and part.low_us * part.high_us > 0
-        and abs(part.pct or 0.0) >= MIN_CAUSE_PCT
-    ]
-    return max(found, key=lambda part: abs(part.difference_us or 0.0), default=None)
+        """The baseline's time per output token without stalls, in us."""
+        return sum(part.us for part in self.baseline if part.part != STALLS)

@@ -23,7 +23,6 @@ from labkit.analysis.model.time_model import (
     PART_NAMES,
     ArmTime,
     PartDifference,
-    PartShare,
     TimeDivision,
 )
 from labkit.analysis.number_format import interval_text, p_text, signed_text, slug, value_text
@@ -37,8 +36,12 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
     shares = {share.part: share for share in division.baseline}
     columns = [
         Column[str]("part of a step", lambda name: PART_NAMES.get(name, name), numeric=False),
-        Column(f"{cell.baseline} (µs)", _of(shares, lambda share: share.us), value_text),
-        Column("share (%)", _of(shares, lambda share: share.pct), value_text),
+        Column(
+            f"{cell.baseline} (µs)",
+            lambda name: shares[name].us if name in shares else division.total_us,
+            value_text,
+        ),
+        Column("share (%)", lambda name: shares[name].pct if name in shares else 100.0, value_text),
     ]
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
@@ -46,31 +49,19 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
     return Table(tuple(columns), (*shares, "total"), (clocks_text(division),))
 
 
-def _of(
-    shares: dict[str, PartShare], value: Callable[[PartShare], float]
-) -> Callable[[str], float]:
-    def cell(name: str) -> float:
-        members = [shares[name]] if name in shares else list(shares.values())
-        return sum(map(value, members))
-
-    return cell
-
-
 def _arm_columns(arm: ArmTime) -> list[Column[str]]:
     parts = {one.part: one for one in (*arm.parts, arm.total)}
+    texts: dict[str, Callable[[PartDifference], str]] = {
+        f"{arm.arm} (µs)": lambda one: value_text(one.us),
+        "difference (µs)": lambda one: signed_text(one.difference_us or 0.0),
+        "interval": lambda one: interval_text(one.low_us, one.high_us),
+        "adjusted p": lambda one: p_text(one.p_adjusted),
+    }
 
     def column(heading: str, text: Callable[[PartDifference], str]) -> Column[str]:
         return Column(heading, lambda name: text(parts[name]) if name in parts else "")
 
-    return [
-        column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
-        column(
-            "difference (µs)",
-            lambda one: "" if one.difference_us is None else signed_text(one.difference_us),
-        ),
-        column("interval", lambda one: interval_text(one.low_us, one.high_us)),
-        column("adjusted p", lambda one: p_text(one.p_adjusted)),
-    ]
+    return [column(heading, text) for heading, text in texts.items()]
 
 
 @section("Why: where the time went")
@@ -94,20 +85,6 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
             yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
 
 
-WORK_COUNTS = {
-    "attention.bytes": "bytes",
-    "attention.kv_blocks_visited": "KV blocks",
-    "attention.search_iterations": "search iterations",
-    "attention.surplus_threadgroups": "surplus units",
-}
-HARDWARE_NAMES = {
-    "instructions": "instructions",
-    "cycles": "cycles",
-    "cache_misses": "cache misses",
-    "stalled_cycles": "stalled cycles",
-}
-
-
 @section("Why: the work of a launch")
 def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
     """Show what differs between the arms' launches: their work, and hardware counters."""
@@ -126,14 +103,12 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
     """Yield a sentence for each case in which an arm's work differs from the baseline's."""
     counts = _launch_counts(report.records)
     for row in report.cell.primary_rows:
-        base, own = counts.get((row.case, report.cell.baseline)), counts.get((row.case, arm))
-        if not base or not own:
-            continue
-        names = {**WORK_COUNTS, **HARDWARE_NAMES}
+        base, own = (counts.get((row.case, name), {}) for name in (report.cell.baseline, arm))
+        changes = {name: own[name] / base[name] - 1 for name in own if base.get(name)}
         found = [
-            f"{signed_text(100 * (own[name] / base[name] - 1))} % {words}"
-            for name, words in names.items()
-            if base.get(name) and name in own and abs(own[name] / base[name] - 1) > MIN_CHANGE
+            f"{signed_text(100 * change)} % {name.removeprefix('attention.').replace('_', ' ')}"
+            for name, change in changes.items()
+            if abs(change) > MIN_CHANGE
         ]
         comparison = row.comparison(arm)
         if found and comparison is not None and comparison.effect_pct is not None:
@@ -144,11 +119,14 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
 def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:
     """Return the counts of one launch by case and arm, each the median over the runs."""
     runs: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for record in records:
-        for case in record.cases if record.ok else ():
-            counted = dict(case.known_notes.get("counters") or {})
-            counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
+    for record, case in ((r, c) for r in records for c in r.cases):
+        counted = {
+            n: v
+            for n, v in (case.known_notes.get("counters") or {}).items()
+            if n.startswith("attention.") and n != "attention.map_us"
+        }
+        counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
+        for name, value in counted.items():
             by_name = runs.setdefault((case.case, record.arm), {})
-            for name, value in counted.items():
-                by_name.setdefault(name, []).append(float(value))
+            by_name.setdefault(name, []).append(float(value))
     return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,14 +36,12 @@ from numpy.typing import NDArray
 
 from labkit.cpu.runtime.forward_clock import ForwardClock
 from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
-from labkit.engine.engine_step import PendingStep, StepParts, StepResults
+from labkit.engine.engine_step import StepParts
 from labkit.engine.runner.model_runner import AsyncStepLauncher, ModelRunner, StepLauncher
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
-    from labkit.engine.kv_cache_manager import KVMemory, StepAttention
     from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
-    from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
 Clock = Callable[[], float]
 PARTS = (
@@ -53,15 +52,14 @@ PARTS = (
     SCHEDULE, DRAFT, BUILD, PLAN, ATTENTION, PRODUCTS, REST, MODEL, SAMPLE, UPDATE, IDLE, LEFT,
     STALLS,
 ) = range(len(PARTS))  # fmt: skip
-STALL_RATIO, STALL_S = 3.0, 0.001
-LONG_GAP_S = 0.0001
+STALL_RATIO, STALL_S, LONG_GAP_S = 3.0, 0.001, 0.0001
 CALIBRATION_STEPS = 64
 
 
 class StepClocks:
     """The times of an engine's steps by part. ``clock`` returns seconds.
 
-    ``begin`` is called before the first step, and ``end_step`` after each step.
+    ``begin_step`` is called before each step, and ``end_step`` after it.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
@@ -76,93 +74,76 @@ class StepClocks:
         # By kind of step, each step's seconds by part. What the client waited stands for stalls.
         self._steps: dict[str, list[tuple[float, ...]]] = {}
 
-    def time_parts(self, parts: StepParts) -> StepParts:
-        """Return functions that call the parts of a step and time them."""
+    def _timed(self, part: int, call: Callable[..., Any], within: int | None = None) -> Any:
+        """Return ``call``, whose time counts for ``part`` and not for the part ``within``."""
         clock, seconds = self._clock, self._seconds
 
-        def schedule() -> SchedulerOutput:
-            self._leave_gap()
+        def timed(*arguments: Any) -> Any:
             start = clock()
-            scheduled = parts.schedule()
-            seconds[SCHEDULE] += clock() - start
-            return scheduled
-
-        def draft(scheduled: SchedulerOutput) -> SchedulerOutput:
-            start = clock()
-            drafted = parts.draft(scheduled)
+            result = call(*arguments)
             spent = clock() - start
-            seconds[DRAFT] += spent
-            seconds[SCHEDULE] -= spent  # ``schedule`` calls ``draft``
-            return drafted
+            seconds[part] += spent
+            if within is not None:
+                seconds[within] -= spent
+            return result
 
-        def build(scheduled: SchedulerOutput) -> Batch:
-            start = clock()
-            batch = parts.build(scheduled)
-            seconds[BUILD] += clock() - start
+        return timed
+
+    def time_parts(self, parts: StepParts) -> StepParts:
+        """Return functions that call the parts of a step and time them."""
+        scheduled, built = self._timed(SCHEDULE, parts.schedule), self._timed(BUILD, parts.build)
+        updated = self._timed(UPDATE, parts.update)
+
+        def schedule() -> Any:
+            self._leave_gap()
+            return scheduled()
+
+        def build(scheduled: Any) -> Any:
+            batch = built(scheduled)
             self._kind = "prefill" if batch.prefill_tokens else "decode"
             return batch
 
-        def sample(pending: PendingStep, logits: Logits) -> StepResults:
-            start = clock()
-            results = parts.sample(pending, logits)
-            seconds[SAMPLE] += clock() - start
-            return results
-
-        def update(results: StepResults) -> list[TokenEvent]:
-            start = clock()
-            events = parts.update(results)
-            seconds[UPDATE] += clock() - start
+        def update(results: Any) -> Any:
+            events = updated(results)
             self._enter_gap()
             return events
 
-        return StepParts(schedule, draft, build, sample, update)
+        draft = self._timed(DRAFT, parts.draft, within=SCHEDULE)  # ``schedule`` calls ``draft``
+        return StepParts(schedule, draft, build, self._timed(SAMPLE, parts.sample), update)
 
     def time_launcher(self, launcher: StepLauncher) -> None:
         """Let a launcher's steps be timed: divided by part if they run in the calling thread."""
         if isinstance(launcher, AsyncStepLauncher):
-            launcher.launch = self._timed_launch(launcher.launch)  # type: ignore[method-assign]
+            launch = self._timed(MODEL, launcher.launch)
+
+            def timed_launch(batch: Batch) -> WaitLogits:
+                wait: WaitLogits = self._timed(MODEL, launch(batch))
+                return wait
+
+            launcher.launch = timed_launch  # type: ignore[method-assign]
             return
-        run_model = launcher.run_model
+        run_model, whole = launcher.run_model, MODEL
         if isinstance(run_model, ModelRunner):
-            run_model.memory = _TimedKVMemory(run_model.memory, self._clock, self._seconds)
-        divided = isinstance(run_model, ModelRunner) and run_model.runs_on_numpy
+            memory, whole = run_model.memory, REST if run_model.runs_on_numpy else MODEL
+            prepare = self._timed(PLAN, memory.prepare_step, within=whole)
+            run_model.memory = SimpleNamespace(attention=memory.attention, prepare_step=prepare)
+        timed_model = self._timed(whole, run_model)
 
         def timed(batch: Batch) -> Logits:
-            forward, planned, start = self._forward, self._seconds[PLAN], self._clock()
+            forward, seconds = self._forward, self._seconds
             before = forward.attention, forward.products, forward.sample
             with forward.timing_forward():
-                logits = run_model(batch)
-            spent = self._clock() - start - (self._seconds[PLAN] - planned)
-            if divided:
-                after = forward.attention, forward.products, forward.sample
-                for part, b, a in zip((ATTENTION, PRODUCTS, SAMPLE), before, after, strict=True):
-                    self._seconds[part] += a - b
-                    spent -= a - b
-            self._seconds[REST if divided else MODEL] += spent
+                logits: Logits = timed_model(batch)
+            after = forward.attention, forward.products, forward.sample
+            for part, b, a in zip((ATTENTION, PRODUCTS, SAMPLE), before, after, strict=True):
+                seconds[part] += a - b
+                seconds[whole] -= a - b
             return logits
 
         launcher.run_model = timed
 
-    def _timed_launch(self, launch: Callable[[Batch], WaitLogits]) -> Callable[..., WaitLogits]:
-        clock, seconds = self._clock, self._seconds
-
-        def timed(batch: Batch) -> WaitLogits:
-            start = clock()
-            wait_logits = launch(batch)
-            seconds[MODEL] += clock() - start
-
-            def wait() -> Logits:
-                start = clock()
-                logits = wait_logits()
-                seconds[MODEL] += clock() - start
-                return logits
-
-            return wait
-
-        return timed
-
     def begin_step(self) -> None:
-        """Begin a step, or the first of several: the time before its parts is outside of them."""
+        """Begin a step: the time until its first part is a gap."""
         self._enter_gap()
 
     def _enter_gap(self) -> None:
@@ -190,9 +171,9 @@ class StepClocks:
 
     def steps(self, kind: str) -> NDArray[np.float64]:
         """Return the seconds of each step of a kind by part, float64 [steps, parts]."""
-        times = np.array(self._steps.get(kind, ())).reshape(-1, len(PARTS))
+        times = np.array(self._steps[kind])
         waited, times[:, STALLS] = times[:, STALLS].copy(), 0.0
-        typical = np.median(times, axis=0) if len(times) else np.zeros(len(PARTS))
+        typical = np.median(times, axis=0)
         stalled = (times > STALL_RATIO * typical) & (times > typical + STALL_S)
         if kind == "prefill":
             stalled[:, ATTENTION : MODEL + 1] = False
@@ -205,101 +186,68 @@ class StepClocks:
     def report(self) -> dict[str, Any]:
         """Return the note ``step_parts`` without the tokens, as JSON values."""
         times = {kind: self.steps(kind) for kind in self._steps}
-        stamps_us = self._forward.nodes / max(1, sum(map(len, times.values()))) * _read_us()
+        parts_us = {
+            kind: {p: round(float(s) * 1e6, 1) for p, s in zip(PARTS, sums, strict=True) if s}
+            for kind, sums in ((kind, steps.sum(axis=0)) for kind, steps in times.items())
+        }
+        nodes = self._forward.nodes / max(1, sum(map(len, times.values())))
         return {
             "steps": {kind: len(steps) for kind, steps in times.items()},
-            "parts_us": {
-                kind: {
-                    part: round(float(s) * 1e6, 1)
-                    for part, s in zip(PARTS, steps.sum(axis=0), strict=True)
-                    if s
-                }
-                for kind, steps in times.items()
-            },
-            "clocks_us": round(_calibrate_us() + stamps_us, 3),
+            "parts_us": parts_us,
+            "clocks_us": round(clocks_us(nodes), 3),
         }
 
 
-class _TimedKVMemory:
-    """Prepares a step's attention, and times it."""
-
-    def __init__(self, memory: KVMemory, clock: Clock, seconds: list[float]) -> None:
-        self.attention = memory.attention
-        self._memory = memory
-        self._clock, self._seconds = clock, seconds
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        start = self._clock()
-        prepared = self._memory.prepare_step(batch)
-        self._seconds[PLAN] += self._clock() - start
-        return prepared
-
-
 class ClockedEngine:
-    """An engine whose steps are timed by part; all else is the engine's own.
+    """An engine whose steps are timed by part, for a client that waits with ``wait``."""
 
-    The seconds in which the client had nothing to send are those of ``wait``.
-    """
-
-    def __init__(self, engine: InferenceEngine, clocks: StepClocks, clock: Clock) -> None:
-        self._engine, self._clocks, self._clock = engine, clocks, clock
-        self.name = engine.name
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        clocks: StepClocks,
+        clock: Clock,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._engine, self._clocks, self._clock, self._wait = engine, clocks, clock, wait
         self.submit, self.has_work = engine.submit, engine.has_work
         self._waited_s = 0.0
         self._end: float | None = None
 
     def step(self) -> list[TokenEvent]:
         """Run a step of the engine; see ``InferenceEngine``."""
-        start = self._clock()
+        start = self._clock() if self._end is None else self._end
         self._clocks.begin_step()
         events = self._engine.step()
-        end = self._clock()
-        self._clocks.end_step(end - (start if self._end is None else self._end), self._waited_s)
-        self._end, self._waited_s = end, 0.0
+        self._end = self._clock()
+        self._clocks.end_step(self._end - start, self._waited_s)
+        self._waited_s = 0.0
         return events
 
-    def waits(self, wait: Callable[[float], None]) -> Callable[[float], None]:
-        """Return ``wait``, whose time counts as idle."""
-
-        def timed(seconds: float) -> None:
-            start = self._clock()
-            wait(seconds)
-            self._waited_s += self._clock() - start
-
-        return timed
+    def wait(self, seconds: float) -> None:
+        """Wait; the time counts as idle."""
+        start = self._clock()
+        self._wait(seconds)
+        self._waited_s += self._clock() - start
 
 
-def _calibrate_us() -> float:
-    """Return what the clocks add to a step, in us: the time of steps whose parts do nothing."""
+def clocks_us(nodes: float) -> float:
+    """Return what the clocks add to a step, in us: measured on steps whose parts do nothing.
 
-    def nothing(*_arguments: Any) -> Any:
-        return _NO_BATCH
-
-    clocks = StepClocks()
-    parts = clocks.time_parts(StepParts(nothing, nothing, nothing, nothing, nothing))
-    launcher = StepLauncher(nothing)
+    ``nodes``: the timed nodes of a captured graph in a step.
+    """
+    batch = SimpleNamespace(prefill_tokens=0)
+    clocks, launcher = StepClocks(), StepLauncher(lambda _batch: None)  # type: ignore[arg-type,return-value]
+    parts: Any = clocks.time_parts(StepParts(*[lambda *_: batch] * 5))  # type: ignore[arg-type]
     clocks.time_launcher(launcher)
     times = []
     for _ in range(CALIBRATION_STEPS):
         start = time.perf_counter()
         clocks.begin_step()
         parts.build(parts.draft(parts.schedule()))
-        launcher.run_model(_NO_BATCH)  # type: ignore[arg-type]
-        parts.update(parts.sample(None, None))  # type: ignore[arg-type]
+        launcher.run_model(batch)  # type: ignore[arg-type]
+        parts.update(parts.sample(None, None))
+        for _ in range(round(nodes)):
+            time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         clocks.end_step(time.perf_counter() - start, 0.0)
         times.append(time.perf_counter() - start)
     return sorted(times)[CALIBRATION_STEPS // 2] * 1e6
-
-
-def _read_us() -> float:
-    start = time.perf_counter()
-    for _ in range(CALIBRATION_STEPS):
-        time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return (time.perf_counter() - start) / CALIBRATION_STEPS * 1e6
-
-
-class _NoBatch:
-    prefill_tokens = 0
-
-
-_NO_BATCH = _NoBatch()

@@ -10,12 +10,12 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}
+SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}  # of perf_event_open on Linux
 HARDWARE, SOFTWARE = 0, 1  # types of events
-Events = Mapping[str, tuple[int, int]]  # by name, an event's type and number
-EVENTS: Events = {
+# By name, the type and number of an event.
+EVENTS: Mapping[str, tuple[int, int]] = {
     "cycles": (HARDWARE, 0),
     "instructions": (HARDWARE, 1),
     "cache_misses": (HARDWARE, 3),
@@ -27,60 +27,47 @@ ANY_CPU = NO_GROUP = -1
 CLOSE_ON_EXEC = 8
 
 
-class NoHardwareCounters(Exception):
-    """No event can be counted here. The message is the reason in one line."""
-
-
-class HardwareCounters:
-    """Counts of events since the constructor; ``close`` ends the counting.
-
-    Events that this machine lacks are left out.
+def count(
+    work: Callable[[], object], events: Mapping[str, tuple[int, int]] = EVENTS
+) -> dict[str, int]:
+    """Return the counts of events during ``work``. Events that the machine lacks are left out.
 
     Raises
     ------
-    NoHardwareCounters
-        There is none.
+    OSError
+        No event can be counted here. Then ``work`` is not called.
     """
-
-    def __init__(self, events: Events = EVENTS) -> None:
-        self._files: dict[str, list[int]] = {}
-        number = SYSCALL_NUMBERS.get(platform.machine())
-        if platform.system() != "Linux" or number is None:
-            raise NoHardwareCounters(f"no perf_event_open on {platform.system()}")
-        reason = ""
-        threads = [int(name) for name in os.listdir("/proc/self/task")]
-        for name, event in events.items():
+    files: dict[str, list[int]] = {}
+    error = OSError(f"no perf_event_open on {platform.system()}")
+    number = SYSCALL_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
+    try:
+        for name, event in events.items() if number is not None else ():
             try:
-                self._files[name] = [_open(number, event, thread) for thread in threads]
-            except OSError as error:
-                reason = error.strerror or str(error)
-        if not self._files:
-            raise NoHardwareCounters(f"perf_event_open: {reason}")
-
-    def read(self) -> dict[str, int]:
-        """Return the counts so far, summed over the threads."""
-        return {
-            name: sum(struct.unpack("q", os.read(file, 8))[0] for file in files)
-            for name, files in self._files.items()
-        }
-
-    def close(self) -> None:
-        """End the counting."""
-        for file in (file for files in self._files.values() for file in files):
+                threads = map(int, os.listdir("/proc/self/task"))
+                files[name] = [_open(number, event, thread) for thread in threads]
+            except OSError as lacking:
+                error = lacking
+        if not files:
+            raise error
+        work()
+        return {name: sum(map(_read, opened)) for name, opened in files.items()}
+    finally:
+        for file in (file for opened in files.values() for file in opened):
             os.close(file)
-        self._files = {}
 
 
-def _open(number: int, event: tuple[int, int], thread: int) -> int:
+def _open(number: int | None, event: tuple[int, int], thread: int) -> int:
     """Return the file of one event of one thread."""
     attribute = bytearray(ATTRIBUTE_BYTES)
     struct.pack_into("IIQ", attribute, 0, event[0], ATTRIBUTE_BYTES, event[1])
     struct.pack_into("Q", attribute, FLAGS_OFFSET, WITHOUT_KERNEL)
     libc = ctypes.CDLL(None, use_errno=True)
-    file = libc.syscall(
-        number, ctypes.c_char_p(bytes(attribute)), thread, ANY_CPU, NO_GROUP, CLOSE_ON_EXEC
-    )
+    pointer = ctypes.c_char_p(bytes(attribute))
+    file = int(libc.syscall(number, pointer, thread, ANY_CPU, NO_GROUP, CLOSE_ON_EXEC))
     if file < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return int(file)
+        raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
+    return file
+
+
+def _read(file: int) -> int:
+    return int.from_bytes(os.read(file, 8), "little")

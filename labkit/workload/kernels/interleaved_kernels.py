@@ -30,13 +30,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Precision, State
-from labkit.machine.facts.hardware_counters import HardwareCounters, NoHardwareCounters
+from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_cases, kernel_samples
@@ -131,32 +132,25 @@ class InterleavedKernels:
     def _count_hardware(self) -> list[dict[str, Any]]:
         """Launch each batch some more with hardware counters; return each arm's note ``hardware``.
 
-        The measurement is complete by then. The note has the counts of one launch by case, or the
-        reason that there are none.
+        The measurement is complete by then.
         """
-        if self._arms.queue is not None:
-            reason = "the kernels run on a device of their own"
-            return [{"unavailable": reason} for _ in self._arms.arms]
         counted: list[dict[str, Any]] = [{} for _ in self._arms.arms]
         try:
-            for case in self._cases:
-                for samples in case.arms:
-                    prepared = samples.prepared
-                    with self._context.turn(prepared.arm):
-                        counted[prepared.arm][case.label] = self._count_launches(samples)
-        except NoHardwareCounters as error:
-            return [{"unavailable": str(error)} for _ in self._arms.arms]
+            if self._arms.queue is not None:
+                raise OSError("the kernels run on a device of their own")
+            for case, samples in ((c, arm) for c in self._cases for arm in c.arms):
+                with self._context.turn(samples.prepared.arm):
+                    counts = hardware_counters.count(partial(self._launch_some, samples))
+                counted[samples.prepared.arm][case.label] = {
+                    name: number / COUNTED_LAUNCHES for name, number in counts.items()
+                }
+        except OSError as error:
+            return [{"unavailable": error.strerror or str(error)} for _ in self._arms.arms]
         return counted
 
-    def _count_launches(self, samples: ArmSamples) -> dict[str, float]:
-        prepared, counters = samples.prepared, HardwareCounters()
-        try:
-            for number in range(COUNTED_LAUNCHES):
-                prepared.batch.launch(self._clock, f"counted launch {number}", 1)
-            counts = counters.read()
-        finally:
-            counters.close()
-        return {name: count / COUNTED_LAUNCHES for name, count in counts.items()}
+    def _launch_some(self, samples: ArmSamples) -> None:
+        for number in range(COUNTED_LAUNCHES):
+            samples.prepared.batch.launch(self._clock, f"counted launch {number}", 1)
 
     def _measure_round(self, case: CaseRounds, turns: Iterable[tuple[int, int]]) -> None:
         case.pulse_s.append(self._pulse())

@@ -7,39 +7,38 @@ most a quarter longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.workload.requests.load_generator import Clock, LoadGenerator, Wait
+from labkit.config import EXTERNAL_ENGINES, Experiment
 
 if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine
     from labkit.engine.runner.step_clocks import StepClocks
+    from labkit.workload.requests.load_generator import LoadGenerator
 
 MIN_TOKENS, SHARE = 1024, 4
 
 
+def share(experiment: Experiment, max_tokens: int) -> float:
+    """Return which share of the requests' tokens an experiment serves again with clocks."""
+    engine, traced = experiment.engine, experiment.workload.step_trace is not None
+    if engine.name in EXTERNAL_ENGINES or engine.parallel.size > 1 or traced:
+        return 0.0
+    return limit(max_tokens) / max_tokens
+
+
+def limit(max_tokens: int) -> int:
+    """Return how many output tokens the turns with clocks have, of ``max_tokens``."""
+    return max(max_tokens // SHARE, min(max_tokens, MIN_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
 class ClockedServing:
-    """Requests of one arm, served with clocks. ``max_tokens``: output tokens of all requests.
+    """Requests of one arm, served with clocks. ``max_tokens``: output tokens of all requests."""
 
-    ``drive`` returns the load generator for an engine and a function that waits.
-    """
-
-    def __init__(
-        self,
-        clocks: StepClocks,
-        engine: InferenceEngine,
-        clock: Clock,
-        wait: Wait,
-        max_tokens: int,
-        drive: Callable[[InferenceEngine, Wait], LoadGenerator],
-    ) -> None:
-        from labkit.engine.runner.step_clocks import ClockedEngine
-
-        self._clocks = clocks
-        clocked: Any = ClockedEngine(engine, clocks, clock)
-        self.generator = drive(clocked, clocked.waits(wait))
-        self._limit = max(max_tokens // SHARE, min(max_tokens, MIN_TOKENS))
+    clocks: StepClocks
+    generator: LoadGenerator
+    max_tokens: int
 
     @property
     def tokens(self) -> int:
@@ -49,8 +48,8 @@ class ClockedServing:
     @property
     def done(self) -> bool:
         """Whether every request has ended, or enough tokens were computed."""
-        return self.generator.done or self.tokens >= self._limit
+        return self.generator.done or self.tokens >= limit(self.max_tokens)
 
     def note(self) -> dict[str, Any]:
         """Return the note ``step_parts``."""
-        return {**self._clocks.report(), "output_tokens": self.tokens}
+        return {**self.clocks.report(), "output_tokens": self.tokens}

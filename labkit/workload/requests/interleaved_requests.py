@@ -107,10 +107,9 @@ class InterleavedServing:
         """
         clocked = {}
         for index, arm in enumerate(self._arms):
-            with self._turn(index):
-                serving = arm.session.start_clocked(heartbeat)
-            if serving is not None:
-                clocked[index] = serving
+            if arm.session.has_clocks:
+                with self._turn(index):
+                    clocked[index] = arm.session.start_clocked(heartbeat)
 
         def unfinished() -> list[int]:
             return [index for index, serving in clocked.items() if not serving.done]

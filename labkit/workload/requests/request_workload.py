@@ -14,7 +14,7 @@ from labkit.engine.model import compute_dtype
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
-from labkit.workload.requests import run_warnings
+from labkit.workload.requests import clocked_serving, run_warnings
 from labkit.workload.sources import PromptSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
@@ -127,11 +127,9 @@ class RequestKind:
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
-        seconds = (
-            START_SECONDS
-            + (times - 1) * busy
-            + max(busy, self._last_arrival_s(experiment, len(lengths)))
-        )
+        served = max(busy, self._last_arrival_s(experiment, len(lengths)))
+        clocks = clocked_serving.share(experiment, output)
+        seconds = START_SECONDS + (times - 1) * busy + (1 + clocks) * served
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)

@@ -152,26 +152,30 @@ class ServingSession:
             )
         return self._engine.trace_steps(limit, self._clock)
 
-    def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing | None:
+    @property
+    def has_clocks(self) -> bool:
+        """Whether the engine can time its steps, and does not trace them, which takes longer."""
+        from labkit.engine.engine_protocol import StepTiming
+
+        return self._workload.step_trace is None and isinstance(self._engine, StepTiming)
+
+    def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing:
         """Return the same requests, to be served again with clocks on the parts of every step.
 
-        The measurement must be over. Returns None if the engine cannot time its steps, or traces
-        them, which takes longer than clocks may.
+        The measurement must be over, and the session must have clocks.
         """
         from labkit.engine.engine_protocol import StepTiming
+        from labkit.engine.runner.step_clocks import ClockedEngine
         from labkit.workload.requests.clocked_serving import ClockedServing
 
-        if self._workload.step_trace is not None or not isinstance(self._engine, StepTiming):
-            return None
+        assert isinstance(self._engine, StepTiming)
         if self._workload.cache_state is not CacheState.warm:
             self._engine.clear_cache()
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
-        tokens = sum(prompt.max_tokens for prompt in self._prompts)
         clocks = self._engine.time_steps(self._clock)
-        return ClockedServing(
-            clocks, self._engine, self._clock, self._wait, tokens,
-            lambda engine, wait: self._drive(self._prompts, heartbeat, due, engine, wait),
-        )  # fmt: skip
+        engine: Any = ClockedEngine(self._engine, clocks, self._clock, self._wait)
+        generator = self._drive(self._prompts, heartbeat, due, engine, engine.wait)
+        return ClockedServing(clocks, generator, sum(p.max_tokens for p in self._prompts))
 
     @property
     def is_remote(self) -> bool:

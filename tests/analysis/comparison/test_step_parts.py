@@ -126,7 +126,7 @@ def test_more_rows_are_the_cause_of_a_longer_model(counters, cause, text):
 def test_fewer_steps_are_said_with_their_reason():
     drafts = {"spec.accepted": 160.0, "steps.total": 88.0}
     found = counted_work.changes([{**COUNTERS, "spec.accepted": 0.0}] * 3, [COUNTERS | drafts] * 3)
-    assert counted_work.step_sentence(found, 0.88 * 1.06) == (
+    assert counted_work.sentences(found, 0.88 * 1.06)[0] == (
         "12 % fewer steps, because drafts were accepted 1.82 times per step (baseline 0); "
         "each step takes 6 % longer"
     )
