@@ -192,6 +192,7 @@ class Engine(Group, place="engine"):
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
         self.server.refuse_unread("engine.name", self.name)
+        self.kv.refuse_unread("engine.prefix_cache", self.prefix_cache.value)
         require(
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "

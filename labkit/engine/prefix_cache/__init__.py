@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from labkit.config.engine.kv_cache import PrefixEvict
 from labkit.engine.block_pool import BlockPool
 
 Remap = Mapping[int, int]
@@ -42,8 +43,11 @@ class PrefixCache:
 
     name = "none"
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, order: PrefixEvict = PrefixEvict.released) -> None:
         self._pool = pool
+        self.order = order
+        self._clock = 0  # requests admitted
+        self._admitted: dict[str, int] = {}  # the clock at the admission of each running request
         self.num_evicted = 0  # since the last reset, by ``evict``
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
@@ -58,6 +62,8 @@ class PrefixCache:
 
         This is called once for every request, possibly without blocks.
         """
+        self._clock += 1
+        self._admitted[request_id] = self._clock
         self._pool.touch(blocks)
         self._lock(request_id, token_ids, len(blocks))
 
@@ -98,12 +104,13 @@ class PrefixCache:
         """Drop a request's references to all of its ``blocks``, and its locks."""
         self._pool.free(blocks)
         self._unlock(request_id)
+        del self._admitted[request_id]
 
     def _unlock(self, request_id: str) -> None:
         pass
 
     def evict(self, count: int) -> None:
-        """Evict the ``count`` least recently used blocks, each prefix from its end.
+        """Evict the ``count`` blocks that are first in ``order``, each prefix from its end.
 
         Raises
         ------
@@ -124,14 +131,14 @@ class PrefixCache:
         """Raise ``AssertionError`` unless locks, eviction order and reachability are right."""
 
 
-def create(name: str, pool: BlockPool) -> PrefixCache:
-    """Create the prefix cache of ``engine.prefix_cache`` over a pool."""
+def create(name: str, pool: BlockPool, order: PrefixEvict = PrefixEvict.released) -> PrefixCache:
+    """Create the prefix cache of ``engine.prefix_cache`` over a pool. It evicts in ``order``."""
     if name == "hash":
         from labkit.engine.prefix_cache.hash import HashPrefixCache
 
-        return HashPrefixCache(pool)
+        return HashPrefixCache(pool, order=order)
     if name == "radix":
         from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
-        return RadixPrefixCache(pool)
+        return RadixPrefixCache(pool, order)
     return PrefixCache(pool)

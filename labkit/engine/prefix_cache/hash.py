@@ -7,10 +7,14 @@ that use the cached copy have ended, another request's copy replaces it in the t
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 
+from labkit.config.engine.kv_cache import PrefixEvict
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import NO_REMAP, PrefixCache, Remap
 
@@ -24,6 +28,8 @@ class CachedBlock:
 
     ``uid`` identifies the entry and is never reused. ``parent`` is the uid of the previous block's
     entry. ``copies`` are other blocks with the same contents, each used by one request.
+    ``admitted`` is the clock at the admission of the last request that used the entry, so it is
+    never larger than that of the previous block's entry.
     """
 
     uid: int
@@ -32,6 +38,7 @@ class CachedBlock:
     block: int
     users: int = 0
     copies: list[int] = field(default_factory=list)
+    admitted: int = 0
 
 
 class HashPrefixCache(PrefixCache):
@@ -49,8 +56,9 @@ class HashPrefixCache(PrefixCache):
         self,
         pool: BlockPool,
         digest: Callable[[tuple[int, Tokens]], int] = hash,
+        order: PrefixEvict = PrefixEvict.released,
     ) -> None:
-        super().__init__(pool)
+        super().__init__(pool, order)
         self._digest = digest
         self._buckets: dict[int, list[CachedBlock]] = {}
         self._chains: dict[str, list[tuple[CachedBlock, int]]] = {}
@@ -83,6 +91,7 @@ class HashPrefixCache(PrefixCache):
         chain = [(entry, entry.block) for entry in self._matching_entries(token_ids, num_blocks)]
         for entry, _ in chain:
             entry.users += 1
+            entry.admitted = self._clock
             self._lru.pop(entry, None)
         self._chains[request_id] = chain
 
@@ -97,6 +106,7 @@ class HashPrefixCache(PrefixCache):
                 entry = self._add(parent, tokens, block)
             else:
                 self._add_copy(entry, block)
+            entry.admitted = max(entry.admitted, self._admitted[request_id])
             chain.append((entry, block))
             parent = entry.uid
         return NO_REMAP
@@ -138,7 +148,7 @@ class HashPrefixCache(PrefixCache):
         self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
-        """Remove the ``count`` entries that were released first; see ``PrefixCache``."""
+        """Remove the ``count`` entries that are first in ``order``; see ``PrefixCache``."""
         if count > len(self._lru):
             raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._lru)}")
         self._remove(count)
@@ -148,13 +158,19 @@ class HashPrefixCache(PrefixCache):
         self._remove(len(self._lru))
 
     def _remove(self, count: int) -> None:
-        for _ in range(count):
-            entry, _none = self._lru.popitem(last=False)
+        for entry in self._first(count):
+            del self._lru[entry]
             digest = self._digest((entry.parent, entry.tokens))
             self._buckets[digest].remove(entry)
             if not self._buckets[digest]:
                 del self._buckets[digest]
             self._pool.evict([entry.block])
+
+    def _first(self, count: int) -> list[CachedBlock]:
+        """Return the entries that are evicted first. Of equal ones the released one is first."""
+        if self.order is PrefixEvict.admitted:
+            return heapq.nsmallest(count, self._lru, key=attrgetter("admitted"))
+        return list(islice(self._lru, count))
 
     def _entries(self) -> list[CachedBlock]:
         return [entry for bucket in self._buckets.values() for entry in bucket]
@@ -183,7 +199,7 @@ class HashPrefixCache(PrefixCache):
             raise AssertionError("a cached block cannot be reached from the root")
         later = set(self._lru)
         by_uid = {entry.uid: entry for entry in entries}
-        for entry in self._lru:
+        for entry in self._first(len(self._lru)):
             later.discard(entry)
             parent = by_uid.get(entry.parent)
             if parent is not None and not parent.users and parent not in later:

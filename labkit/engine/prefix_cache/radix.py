@@ -10,28 +10,32 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
+from labkit.config.engine.kv_cache import PrefixEvict
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import PrefixCache, Remap
 
 Tokens = tuple[int, ...]
+_ADMITTED = attrgetter("admitted")  # of equal nodes, min() and sorted() take the unlocked first
 
 
 class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
     The root's span is empty. ``children`` maps the tokens of a child's first block to the child.
-    ``locks`` is the number of requests whose prefix ends in this node or below it.
+    ``locks`` is the number of requests whose prefix ends in this node or below it. ``admitted`` is
+    the clock at the admission of the last of them, never larger than that of the parent.
     """
 
-    __slots__ = ("blocks", "children", "locks", "parent", "tokens")
+    __slots__ = ("admitted", "blocks", "children", "locks", "parent", "tokens")
 
     def __init__(self, parent: RadixNode | None, tokens: list[Tokens], blocks: list[int]) -> None:
         self.parent = parent
         self.tokens = tokens
         self.blocks = blocks
         self.children: dict[Tokens, RadixNode] = {}
-        self.locks = 0
+        self.locks = self.admitted = 0
 
     def common_blocks(self, tokens: Sequence[Tokens]) -> int:
         """Return the length in blocks of the common prefix of the node's span and ``tokens``."""
@@ -51,8 +55,8 @@ class RadixPrefixCache(PrefixCache):
 
     name = "radix"
 
-    def __init__(self, pool: BlockPool) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: BlockPool, order: PrefixEvict = PrefixEvict.released) -> None:
+        super().__init__(pool, order)
         self._root = RadixNode(None, [], [])
         self._ends: dict[str, RadixNode] = {}
         self._lru: OrderedDict[RadixNode, None] = OrderedDict()
@@ -87,10 +91,10 @@ class RadixPrefixCache(PrefixCache):
         end = self._root
         # Locking may split a node, so all matching nodes are found first.
         for node, common in list(self._matching_nodes(end, self._spans(token_ids, 0, num_blocks))):
-            end = self._lock_node(node, common)
+            end = self._lock_node(node, common, self._clock)
         self._ends[request_id] = end
 
-    def _lock_node(self, node: RadixNode, common: int) -> RadixNode:
+    def _lock_node(self, node: RadixNode, common: int, admitted: int) -> RadixNode:
         """Lock the first ``common`` blocks of a node; return the node that has them.
 
         The other blocks are split off into a node below.
@@ -99,6 +103,7 @@ class RadixPrefixCache(PrefixCache):
             node = self._split(node, common)
         self._lru.pop(node, None)
         node.locks += 1
+        node.admitted = max(node.admitted, admitted)
         return node
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
@@ -109,7 +114,7 @@ class RadixPrefixCache(PrefixCache):
         """
         assert node.parent is not None
         upper = RadixNode(node.parent, node.tokens[:at], node.blocks[:at])
-        upper.locks = node.locks
+        upper.locks, upper.admitted = node.locks, node.admitted
         upper.children[node.tokens[at]] = node
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens, node.blocks = upper, node.tokens[at:], node.blocks[at:]
@@ -122,13 +127,14 @@ class RadixPrefixCache(PrefixCache):
         tokens = self._spans(token_ids, position, len(block_ids))
         # Locking may split a node, so all matching nodes are found first.
         for node, common in list(self._matching_nodes(end, tokens)):
-            end = self._lock_node(node, common)
+            end = self._lock_node(node, common, self._admitted[request_id])
             for offset, block in enumerate(end.blocks):
                 remap[position + offset] = block
             position += common
         if position < len(block_ids):
             new = len(block_ids) - position
             end = self._append(end, tokens[-new:], list(block_ids[position:]))
+            end.admitted = max(end.admitted, self._admitted[request_id])
         self._ends[request_id] = end
         return remap
 
@@ -163,7 +169,7 @@ class RadixPrefixCache(PrefixCache):
                 self._lru[node] = None
 
     def evict(self, count: int) -> None:
-        """Evict ``count`` blocks from the ends of the nodes that were unlocked first."""
+        """Evict ``count`` blocks from the ends of the nodes that are first in ``order``."""
         if count > self._pool.num_evictable:
             raise ValueError(
                 f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
@@ -175,9 +181,10 @@ class RadixPrefixCache(PrefixCache):
         self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
-        """Remove ``count`` blocks from the ends of the nodes that were unlocked first."""
+        """Remove ``count`` blocks from the ends of the nodes that are first in ``order``."""
         while count:
-            node = next(iter(self._lru))
+            admitted = self.order is PrefixEvict.admitted
+            node = min(self._lru, key=_ADMITTED) if admitted else next(iter(self._lru))
             kept = max(0, len(node.blocks) - count)
             count -= len(node.blocks) - kept
             self._pool.evict(node.blocks[kept:])
@@ -213,7 +220,8 @@ class RadixPrefixCache(PrefixCache):
         if self._pool.num_evictable != sum(len(node.blocks) for node in self._lru):
             raise AssertionError("the blocks without locks are not the evictable blocks")
         later = set(self._lru)
-        for node in self._lru:
+        admitted = self.order is PrefixEvict.admitted
+        for node in sorted(self._lru, key=_ADMITTED) if admitted else self._lru:
             later.discard(node)
             if any(child in later or child.locks for child in node.children.values()):
                 raise AssertionError("a node would be evicted before the nodes below it")

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from labkit.config import PrefixEvict
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
@@ -18,10 +19,10 @@ from labkit.engine.request import Request, RequestState
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CACHES = {
-    "none": lambda pool: prefix_cache.create("none", pool),
-    "hash": lambda pool: prefix_cache.create("hash", pool),
-    "radix": lambda pool: prefix_cache.create("radix", pool),
-    "2-bit hash": lambda pool: HashPrefixCache(pool, digest=lambda key: hash(key) % 4),
+    "none": lambda pool, order: prefix_cache.create("none", pool, order),
+    "hash": lambda pool, order: prefix_cache.create("hash", pool, order),
+    "radix": lambda pool, order: prefix_cache.create("radix", pool, order),
+    "2-bit hash": lambda pool, order: HashPrefixCache(pool, lambda key: hash(key) % 4, order),
 }
 
 
@@ -32,10 +33,12 @@ class PrefixMachine(RuleBasedStateMachine):
         name=st.sampled_from(sorted(CACHES)),
         blocks=st.integers(3, 16) | st.just(300),
         reuse=st.sampled_from([1, 1, 2]),
+        order=st.sampled_from(PrefixEvict),
+        fifo=st.booleans(),
     )
-    def start(self, name, blocks, reuse):
-        self.pool = BlockPool(blocks + 1, SIZE)
-        self.manager = PagedKVCacheManager(self.pool, CACHES[name](self.pool), reuse)
+    def start(self, name, blocks, reuse, order, fifo):
+        self.pool = BlockPool(blocks + 1, SIZE, fifo=fifo)
+        self.manager = PagedKVCacheManager(self.pool, CACHES[name](self.pool, order), reuse)
         self.name, self.reuse, self.roomy = name, reuse, blocks == 300
         self.slots, self.running, self.waiting, self.ended = {}, {}, [], 0
         self.known = set()  # prefixes of full blocks ever published and not cleared

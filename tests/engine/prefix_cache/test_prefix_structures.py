@@ -2,6 +2,7 @@
 
 import pytest
 
+from labkit.config import PrefixEvict, PrefixInsert
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
@@ -15,10 +16,12 @@ SIZE = 2  # tokens in a block
 class Bench:
     """A manager with a prefix cache; requests are named by their tokens' letters."""
 
-    def __init__(self, name, blocks=20, make=None, reuse_blocks=1):
+    def __init__(self, name, blocks=20, make=None, reuse_blocks=1, order="released", **options):
         self.pool = BlockPool(blocks + 1, SIZE)
-        self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool)
-        self.manager = PagedKVCacheManager(self.pool, self.cache, reuse_blocks)
+        self.cache = (
+            make(self.pool) if make else prefix_cache.create(name, self.pool, PrefixEvict(order))
+        )
+        self.manager = PagedKVCacheManager(self.pool, self.cache, reuse_blocks, **options)
         self.live = {}
 
     def admit(self, text, name=None):
@@ -319,3 +322,38 @@ def test_a_prefix_is_referenced_and_locked_at_once(name):
     cache.release("b", blocks)
     cache.evict(2)
     assert pool.num_free == 3
+
+
+@BOTH
+@pytest.mark.parametrize(("order", "kept"), [("released", "long"), ("admitted", "last")])
+def test_the_order_of_eviction_is_that_of_ends_or_of_admissions(name, order, kept):
+    bench = Bench(name, blocks=5, order=order)
+    bench.admit("long")  # two blocks, which end after those of "last"
+    bench.serve("last")
+    bench.compute("long")
+    bench.end("long")
+    bench.serve("others")  # three blocks, two more than are free
+    assert {text: bench.num_cached(text) for text in ("long", "last")} == {
+        "long": 4 if kept == "long" else 0,
+        "last": 4 if kept == "last" else 0,
+    }
+
+
+@BOTH
+def test_blocks_cached_at_the_end_are_not_found_before(name):
+    bench = Bench(name, insert=PrefixInsert.finish)
+    bench.admit("shared+a")
+    bench.compute("shared+a")
+    assert bench.num_cached("shared+a") == 0 and bench.serve("shared+b") == 0
+    bench.end("shared+a")
+    assert bench.num_cached("shared+a") == bench.num_cached("shared+b") == 8
+    assert bench.manager.counters()["prefix_insert.finish"] == 2
+    assert bench.pool.num_free == 20 - 5  # three shared blocks and two ends, once each
+
+
+def test_a_queue_of_free_blocks_takes_turns_and_a_stack_does_not():
+    for fifo, expected in ((False, [1, 2, 1, 2]), (True, [1, 2, 3, 4])):
+        pool = BlockPool(6, SIZE, fifo=fifo)
+        taken = pool.allocate(2)
+        pool.free(taken)
+        assert taken + pool.allocate(2) == expected
