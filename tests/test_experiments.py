@@ -29,7 +29,15 @@ LONG = {
 }
 # Ablations of the articles' mechanisms that no experiment contains.
 MECHANISMS = (
-    *("block_size", "chunk_size", "composition", "free_list", "graph_replay", "grid"),
+    *(
+        "block_size",
+        "capture_sizes",
+        "chunk_size",
+        "composition",
+        "free_list",
+        "graph_replay",
+        "grid",
+    ),
     *("memory_fraction", "padded_gather", "preemption", "prefill_budget", "prefix_policies"),
     *("resolver", "speculation", "speculation_control", "split_kv", "tile_threshold"),
 )
