@@ -203,7 +203,7 @@ class Engine(Group, place="engine"):
         sizes = self.decode_sizes
         require(
             self.decode_shape is not DecodeShape.captured
-            or (sizes and sizes[0] > 0 and sizes == sorted(set(sizes))),
+            or (bool(sizes) and sizes[0] > 0 and sizes == sorted(set(sizes))),
             f"engine.decode_sizes={sizes}: engine.decode_shape=captured needs sizes of 1 or more "
             "in ascending order, such as [1,2,4,8]",
         )

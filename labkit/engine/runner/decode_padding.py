@@ -42,12 +42,13 @@ def captured(needed: int, capacity: int, sizes: Sequence[int]) -> int:
 
 def row_count(shape: DecodeShape, sizes: Sequence[int]) -> Callable[[int, int], int]:
     """Return the function of ``engine.decode_shape``; ``captured`` has ``sizes``."""
-    return {
+    functions: dict[DecodeShape, Callable[[int, int], int]] = {
         DecodeShape.exact: exact,
         DecodeShape.bucketed: bucketed,
         DecodeShape.fixed: fixed,
         DecodeShape.captured: functools.partial(captured, sizes=sizes),
-    }[shape]
+    }
+    return functions[shape]
 
 
 class DecodePadding:
