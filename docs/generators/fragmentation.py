@@ -109,8 +109,8 @@ def picture() -> str:
         f"no place for a cache of {moment.needed:,} rows.",
     )
     parts = [text(MARGIN, 18 + 16 * row, line, "small") for row, line in enumerate(words)]
-    for cache in moment.caches:
-        kind = f"s{cache.number % len(COLOURS)}"
+    for index, cache in enumerate(moment.caches):
+        kind = f"s{index}"
         x, filled = MARGIN + scale * cache.start, scale * cache.tokens
         parts.append(box(round(x, 1), 44, round(scale * cache.rows, 1), 34, "frame hollow"))
         parts.append(box(round(x, 1), 44, round(filled, 1), 34, f"{kind} frame"))
@@ -122,9 +122,9 @@ def picture() -> str:
     parts.append(text(MARGIN, 106, caption, "small"))
     columns = 64
     side = INSIDE / columns
-    owners = [c.number for c in moment.caches for _ in range(-(-c.tokens // BLOCK_SIZE) + 1)]
+    owners = [i for i, c in enumerate(moment.caches) for _ in range(-(-c.tokens // BLOCK_SIZE) + 1)]
     for block in range(total):
-        kind = f"s{owners[block] % len(COLOURS)}" if block < len(owners) else "hollow"
+        kind = f"s{owners[block]}" if block < len(owners) else "hollow"
         x, y = MARGIN + side * (block % columns), 116 + side * (block // columns)
         parts.append(box(round(x, 1), round(y, 1), round(side - 1, 1), round(side - 1, 1), kind))
     style = "".join(f".s{i}{{fill:{c};fill-opacity:.5}}" for i, c in enumerate(COLOURS))
