@@ -27,6 +27,20 @@ LONG = {
     *("kv_layouts", "latency_demo", "memory_cliff", "new_tokens", "padding_picture"),
     *("paged_throughput", "prefill_room", "serving_overhead", "snapshot", "wall", "waste_demo"),
 }
+# Ablations of the articles' mechanisms that no experiment contains.
+MECHANISMS = (
+    *(
+        "block_size",
+        "capture_sizes",
+        "chunk_size",
+        "composition",
+        "free_list",
+        "graph_replay",
+        "grid",
+    ),
+    *("memory_fraction", "padded_gather", "preemption", "prefill_budget", "prefix_policies"),
+    *("resolver", "speculation", "speculation_control", "split_kv", "tile_threshold"),
+)
 # Questions whose metric is not the article's, and why.
 OWN_METRIC = {
     "memory_policies": "the share of memory taken and left; the article has ceilings",
@@ -150,6 +164,26 @@ def check_answer(cell, told):
     assert not {"faster", "slower"} & set(answer.split()), answer
 
 
+def run_tiny(command, name, composer, tmp_path):
+    """Run a command's first cell, made tiny; return the cell and its study."""
+    cell = tiny_cell(compose_cell([], [command, *tiny_words(name)], composer), name)
+    study = StudyRunner(tmp_path / "study", [cell], InProcessLauncher([cell]))
+    study.run(cell.name, study.out / cell.name)
+    study.finish()
+    return cell, study
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_an_ablation_of_a_mechanism_runs_tiny(name, composer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cell, study = run_tiny(f"ablation={name}", name, composer, tmp_path)
+    cell_json, shown = read_cell(study.out / cell.name), capsys.readouterr().out
+    assert cell_json["rows"], shown
+    assert not [run for run in cell_json["failures"] if run["outcome"] != "vacuous"], shown
+    assert cell_json["failures"] or cell_json["gates"]["identical"]["status"] != "fail", shown
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in EXPERIMENTS]
 )
@@ -161,11 +195,7 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     if name in ELSEWHERE:
         pytest.skip(ELSEWHERE[name])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cell = compose_cell([], [f"experiment={name}", *tiny_words(name)], composer)
-    cell = tiny_cell(cell, name)
-    study = StudyRunner(tmp_path / "study", [cell], InProcessLauncher([cell]))
-    study.run(cell.name, study.out / cell.name)
-    study.finish()
+    cell, study = run_tiny(f"experiment={name}", name, composer, tmp_path)
     cell_json, shown = read_cell(study.out / cell.name), capsys.readouterr().out
     failed = [run for run in cell_json["failures"] if run["outcome"] != "vacuous"]
     assert cell_json["rows"] and not failed, shown

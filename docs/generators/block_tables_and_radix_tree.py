@@ -26,6 +26,20 @@ from labkit.engine.scheduler.scheduler import Scheduler
 
 RESERVED_TOKENS = 2_048  # per request, in a cache that reserves memory for the longest sequence
 BLOCK_SIZE = 16
+POOL_BLOCKS = 7_730  # the article's "blocks available after model load"
+# The article's eight prompts, the tokens of each, and the decode steps of each in its latency demo.
+# The first two have their published lengths; the others' prompts are counted in words and marks,
+# with the 13 tokens that the chat template adds to the first.
+ALLOC_DEMO = (
+    ("What is the capital of France?", 20, 9),
+    ("Explain in detail how ...", 26, 1_269),
+    ("Is Python interpreted or compiled? ...", 24, 24),
+    ("Write a short story about a robot ...", 25, 443),
+    ("What is 2 + 2?", 19, 23),
+    ("Describe the history of the Roman Empire ...", 24, 1_592),
+    ("Name one fruit.", 17, 2),
+    ("What are the key differences ...", 24, 913),
+)
 
 
 @dataclass(frozen=True)
@@ -109,11 +123,12 @@ class Simulation:
 
 
 def blocks_used() -> Iterator[str]:
-    """Serve two requests together, and yield a table of the blocks that each held when it ended."""
-    simulation = Simulation(max_num_batched_tokens=64)
-    prompts = {"What is the capital of France?": (20, 10), "Explain in detail how ...": (26, 1_270)}
-    for name, (prompt, answer) in prompts.items():
-        simulation.submit(name, [0] * prompt, [0] * answer)
+    """Serve eight requests together, and yield a table of the blocks that each held at its end."""
+    simulation = Simulation(blocks=POOL_BLOCKS + 1, max_num_batched_tokens=256)
+    prompts = [name for name, _, _ in ALLOC_DEMO]
+    for name, prompt, steps in ALLOC_DEMO:
+        # The token sampled last is never computed.
+        simulation.submit(name, [0] * prompt, [0] * (steps + 1))
     num_blocks: dict[str, int] = {}
     while simulation.scheduler.has_work():
         simulation.step()
@@ -133,6 +148,13 @@ def blocks_used() -> Iterator[str]:
             )
             for name in prompts
         ],
+    )
+    used = sum(num_blocks.values())
+    reserved = len(prompts) * RESERVED_TOKENS // BLOCK_SIZE
+    yield ""
+    yield (
+        f"Together {used} of the pool's {POOL_BLOCKS:,} blocks, and {reserved:,} if "
+        f"{RESERVED_TOKENS:,} tokens were reserved for each."
     )
 
 
@@ -338,9 +360,10 @@ is up to date: `python -m docs.generators.block_tables_and_radix_tree > docs/str
 BLOCKS = """\
 ## Blocks on demand
 
-A short and a long answer, in blocks of 16 tokens. The article's figures (alloc demo of *Inference
-Engines 2/N*): 29 tokens take 2 blocks, 1,295 tokens take 81, and either would take 128 blocks if
-2,048 tokens were reserved for it."""
+The article's alloc demo (*Inference Engines 2/N*): eight prompts, in a pool of 7,730 blocks of 16
+tokens. It prints two rows, 29 tokens in 2 blocks and 1,295 in 81, of 128 that a reservation of
+2,048 tokens takes. The other answers have the lengths of its latency demo, and their prompts are
+counted in words here."""
 
 TABLE = """\
 ## A block table

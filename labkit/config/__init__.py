@@ -33,7 +33,14 @@ from labkit.config.engine.budget import (
     BudgetPolicy,
     WiredCollector,
 )
-from labkit.config.engine.kv_cache import KV, KVDType, KVLayout, Precision
+from labkit.config.engine.kv_cache import (
+    KV,
+    FreeList,
+    KVDType,
+    KVLayout,
+    Precision,
+    PrefixInsert,
+)
 from labkit.config.engine.mlx_variables import Mlx
 from labkit.config.engine.openai_server import (
     MAX_PROMPT_LOGPROBS,
@@ -128,6 +135,7 @@ __all__ = [
     "Experiment",
     "Forward",
     "FramePicks",
+    "FreeList",
     "Identity",
     "Isolation",
     "KVDType",
@@ -148,6 +156,7 @@ __all__ = [
     "Precision",
     "PrefixAlign",
     "PrefixCache",
+    "PrefixInsert",
     "Prompts",
     "Redo",
     "Reservation",

@@ -21,7 +21,7 @@ allocates.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
@@ -30,7 +30,8 @@ NULL_BLOCK = 0
 class BlockPool:
     """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
-    The block freed last is allocated first, so that few requests touch little of a large pool.
+    The block freed last is allocated first, so that few requests touch little of a large pool, or,
+    if ``fifo``, the one that has been free for longest.
     ``num_blocks`` includes the null block and is at least 2. ``block_size`` is the number of tokens
     that fit a block. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
@@ -38,13 +39,16 @@ class BlockPool:
     is about to evict.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, fifo: bool = False) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: must be 2 or more")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
-        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack: block 1 is on top
+        self.fifo = fifo
+        # Allocated from the right, where a block is freed to, or, if fifo, from the left.
+        blocks = range(1, num_blocks)
+        self._free = deque(blocks if fifo else reversed(blocks))
         self._ref_cnt = [0] * num_blocks  # by block id
         self._cached = bytearray(num_blocks)  # by block id: 1 if the block is cached, else 0
         self.num_evictable = 0
@@ -86,7 +90,8 @@ class BlockPool:
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
-        blocks = [self._free.pop() for _ in range(count)]
+        take = self._free.popleft if self.fifo else self._free.pop
+        blocks = [take() for _ in range(count)]
         for block in blocks:
             self._ref_cnt[block] = 1
         self.allocated += count
@@ -109,13 +114,13 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Remove one reference from each block.
 
-        A block without references becomes evictable if it is cached, else free. The blocks are
-        freed in reverse order, so that ``allocate`` returns them in the order of ``blocks``.
+        A block without references becomes evictable if it is cached, else free. ``allocate`` will
+        return the blocks in the order of ``blocks``.
 
         Raises ``ValueError`` if a block has no reference (it was freed twice, or is the null
         block).
         """
-        for block in reversed(list(blocks)):
+        for block in self._in_order_of_freeing(blocks):
             if not self._ref_cnt[block]:
                 raise ValueError(f"free: block {block} is not in use")
             self._ref_cnt[block] -= 1
@@ -144,13 +149,17 @@ class BlockPool:
         blocks = list(blocks)
         if self.on_evict is not None:
             self.on_evict(blocks)
-        for block in reversed(blocks):
+        for block in self._in_order_of_freeing(blocks):
             if not self._cached[block]:
                 raise ValueError(f"evict: block {block} is not cached")
             self._cached[block] = 0
             if not self._ref_cnt[block]:
                 self.num_evictable -= 1
                 self._append_free(block)
+
+    def _in_order_of_freeing(self, blocks: Iterable[int]) -> Sequence[int]:
+        blocks = list(blocks)
+        return blocks if self.fifo else blocks[::-1]
 
     def _append_free(self, block: int) -> None:
         self._free.append(block)

@@ -185,7 +185,12 @@ def _assemble(
         options.pipeline,
         scheduler,
         InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
-        DecodePadding(options.decode_shape, speculation.max_decode_rows(options), counters),
+        DecodePadding(
+            options.decode_shape,
+            speculation.max_decode_rows(options),
+            counters,
+            options.decode_sizes,
+        ),
         create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),
         counters,

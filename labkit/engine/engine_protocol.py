@@ -177,6 +177,14 @@ class Observable(Protocol):
         """Return the KV memory reserved and used now."""
 
 
+@runtime_checkable
+class SelfChecking(Protocol):
+    """An engine that can check its own bookkeeping while it has no work."""
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless requests, blocks and prefix cache agree."""
+
+
 class StepReport(Protocol):
     """The steps that an engine has traced."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generators import article_pictures, run_diagrams
+from docs.generators import article_pictures, fragmentation, run_diagrams
 from labkit.experiment.worker import turn_protocol
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,19 @@ def test_a_picture_of_an_article_is_the_generator_s(name):
     assert committed == article_pictures.PICTURES[name](), (
         "python -m docs.generators.article_pictures"
     )
+
+
+def test_the_picture_of_fragmentation_shows_a_refusal_beside_enough_free_rows():
+    committed = (article_pictures.FOLDER / "fragmentation.svg").read_text("utf-8")
+    assert committed == fragmentation.picture(), "python -m docs.generators.fragmentation"
+    moment = fragmentation.refused()
+    assert moment.free >= moment.needed > moment.largest
+    rows = sum(cache.rows for cache in moment.caches)
+    assert rows + moment.free == fragmentation.CAPACITY and moment.blocks * 16 < rows + 64
+    for before in fragmentation.moments():
+        if not before.fits:
+            break
+        assert before.largest >= before.needed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.block_pool import NULL_BLOCK
 from labkit.engine.runner import decode_padding
 
-SHAPES = [shape.value for shape in config.DecodeShape]
+SHAPES = ["exact", "bucketed", "fixed"]
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,11 @@ SHAPES = [shape.value for shape in config.DecodeShape]
         ("exact", [1, 2, 3, 5, 9, 12]),
         ("bucketed", [1, 2, 4, 8, 12, 12]),
         ("fixed", [12] * 6),
+        ("captured", [2, 2, 6, 6, 9, 12]),
     ],
 )
 def test_padded_rows_of_a_step(name, rows):
-    shape = decode_padding.ROW_COUNTS[config.DecodeShape(name)]
+    shape = decode_padding.row_count(config.DecodeShape(name), [2, 6, 16])
     assert [shape(needed, 12) for needed in (1, 2, 3, 5, 9, 12)] == rows
     assert shape(20, 12) == 20  # a step with more rows than there can be is left alone
 

@@ -115,6 +115,18 @@ def test_devices_are_named_in_order(monkeypatch):
     assert linux.accelerator() is None
 
 
+def test_compressed_memory_is_that_of_zram_and_zswap(files, tmp_path):
+    files["/proc/meminfo"] = "MemTotal: 100 kB\nZswap: 2 kB\n"
+    assert linux.compressed_memory(tmp_path) == {"compressed_bytes": 2048}
+    files["/proc/meminfo"] = "MemTotal: 100 kB\n"
+    assert linux.compressed_memory(tmp_path) == {}
+    for name, text in (("zram0", "900 100 4096 0 5 0 0"), ("zram1", "broken")):
+        (tmp_path / name).mkdir()
+        files[str(tmp_path / name / "mm_stat")] = text
+        (tmp_path / name / "mm_stat").touch()
+    assert linux.compressed_memory(tmp_path) == {"compressed_bytes": 4096}
+
+
 def test_a_process_counts_with_its_descendants(files):
     files["/proc/7/status"] = STATUS
     files["/proc/8/status"] = "VmRSS: 30 kB\nVmSwap: 1 kB\n"

@@ -13,6 +13,7 @@ from in_process import get, run_scenario
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
+from labkit.server.generation import engine_thread
 from labkit.server.generation.engine_thread import EngineThread, warm_up
 from labkit.server.generation.serving_service import Service
 from labkit.server.http import http_listener
@@ -40,6 +41,28 @@ def test_a_generation_streams_and_the_thread_closes_the_engine(tmp_path):
         assert service.num_live == 0
 
     assert run_scenario(scenario, tmp_path).closed
+
+
+@pytest.mark.parametrize("leak", [None, "blocks are leaked"])
+def test_an_idle_engine_is_checked_once_and_a_leak_ends_the_thread(monkeypatch, leak):
+    monkeypatch.setattr(engine_thread, "IDLE_CHECK_S", 0.002)
+    checks, ended, checked = [], [], threading.Event()
+
+    class Checking(FakeEngine):
+        def check(self):
+            assert not self.has_work()
+            checks.append(1)
+            checked.set()
+            assert leak is None, leak
+
+    thread = EngineThread(Checking(), lambda step: None, ended.append)
+    thread.start()
+    thread.submit(Request("a", (1, 2), SamplingParams(max_tokens=2)))
+    assert checked.wait(5)
+    time.sleep(0.01)
+    thread.stop(5)
+    assert checks == [1] and not thread.alive
+    assert [str(error).split("\n")[0] for error in ended] == [str(leak)]
 
 
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS == 1, reason="the pool has one thread")

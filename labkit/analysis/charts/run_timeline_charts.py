@@ -27,6 +27,7 @@ from labkit.records.record_notes import RequestNote
 SERIES_LABELS = {
     "rss_bytes": "process, resident",
     "swap_bytes": "process, in swap",
+    "compressed_bytes": "compressed, all programs",
     "kv_reserved_bytes": "KV reserved",
     "kv_used_bytes": "KV used",
     "mlx_active_bytes": "MLX active",
@@ -39,6 +40,7 @@ X_LABEL = "seconds from the first submission"
 SERIES_STYLES = {
     "rss_bytes": (0, False),
     "swap_bytes": (0, True),
+    "compressed_bytes": (4, False),
     "kv_reserved_bytes": (1, True),
     "kv_used_bytes": (1, False),
     "mlx_active_bytes": (2, False),

@@ -69,12 +69,15 @@ class DecodeShape(Enum):
     """Batch size of a decode-only step.
 
     exact: the number of its tokens. bucketed: padded to the next power of two. fixed: padded to
-    the largest possible decode batch.
+    the largest possible decode batch. captured: padded to the nearest of engine.decode_sizes, as
+    vLLM and mini-sglang pad to the sizes for which they captured a graph; a larger step is not
+    padded.
     """
 
     exact = "exact"
     bucketed = "bucketed"
     fixed = "fixed"
+    captured = "captured"
 
 
 class PrefixCache(Enum):
@@ -164,6 +167,11 @@ class Engine(Group, place="engine"):
         mlx_lm=True,
     )
     decode_shape: DecodeShape = option(DecodeShape.exact)
+    decode_sizes: list[int] = option(
+        factory=list,
+        meaning="Decode batch sizes in ascending order. A single one caps the padded width.",
+        read_by=ReadBy("engine.decode_shape", (DecodeShape.captured,)),
+    )
     prefix_cache: PrefixCache = option(PrefixCache.none)
     prefix_eviction: str = option(
         "lru",
@@ -200,6 +208,14 @@ class Engine(Group, place="engine"):
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
         self.server.refuse_unread("engine.name", self.name)
+        sizes = self.decode_sizes
+        require(
+            self.decode_shape is not DecodeShape.captured
+            or (bool(sizes) and sizes[0] > 0 and sizes == sorted(set(sizes))),
+            f"engine.decode_sizes={sizes}: engine.decode_shape=captured needs sizes of 1 or more "
+            "in ascending order, such as [1,2,4,8]",
+        )
+        self.kv.refuse_unread("engine.prefix_cache", self.prefix_cache.value)
         require(
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "

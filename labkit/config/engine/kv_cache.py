@@ -23,6 +23,31 @@ class KVLayout(Enum):
     paged = "paged"
 
 
+class FreeList(Enum):
+    """Which free block is allocated next.
+
+    lifo: the one freed last, so that few requests touch little of a large pool. fifo: the one that
+    has been free for longest.
+    """
+
+    lifo = "lifo"
+    fifo = "fifo"
+
+
+class PrefixInsert(Enum):
+    """When a request's full blocks enter the prefix cache.
+
+    computed: as soon as they are computed, for requests that run at the same time. finish: when the
+    request ends.
+    """
+
+    computed = "computed"
+    finish = "finish"
+
+
+PREFIX_CACHES = ReadBy("engine.prefix_cache", ("hash", "radix"))
+
+
 class Precision(Enum):
     """Floating-point type."""
 
@@ -57,6 +82,10 @@ class KV(Group, place="engine.kv"):
     layout: KVLayout = option(KVLayout.paged)
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32, 64), unit="tokens")
     dtype: KVDType = option(KVDType.float32)
+    free_list: FreeList = option(
+        FreeList.lifo, read_by=ReadBy("engine.kv.layout", (KVLayout.paged,))
+    )
+    prefix_insert: PrefixInsert = option(PrefixInsert.computed, read_by=PREFIX_CACHES)
     window_pools: bool = option(
         False,
         "Give the layers of each sliding window a pool of their own, and free the blocks behind "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.config.engine.kv_cache import FreeList, PrefixInsert
 from labkit.engine import prefix_cache
 from labkit.engine.attention.attention_protocol import NoAttention
 from labkit.engine.attention.kv_shape import KVShape
@@ -56,14 +57,20 @@ def create(
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
         _check_quantisation(dtype)
-    pool = BlockPool(num_blocks, kv.block_size)
+    pool = block_pool(num_blocks, kv)
     manager = PagedKVCacheManager(
         pool,
         prefix_cache.create(prefix_cache_name, pool, eviction.create(prefix_eviction)),
         reuse_blocks,
         block_bytes=kv.block_size * token_bytes,
+        insert=kv.prefix_insert,
     )
     return KVCache(manager, memory)
+
+
+def block_pool(num_blocks: int, kv: config.KV) -> BlockPool:
+    """Create a pool whose free list has the order of ``engine.kv.free_list``."""
+    return BlockPool(num_blocks, kv.block_size, fifo=kv.free_list is FreeList.fifo)
 
 
 def _check_quantisation(dtype: str) -> None:
@@ -84,7 +91,8 @@ class PagedKVCacheManager(KVCacheManager):
 
     ``pool``: the pool of blocks. ``prefix_cache``: a prefix cache over the same pool (None: no
     prefix is reused). ``reuse_blocks``: the length of a reused prefix is a multiple of this number
-    of blocks. ``block_bytes``: bytes of one block over all layers.
+    of blocks. ``block_bytes``: bytes of one block over all layers. ``insert``: when full blocks
+    enter the prefix cache.
     """
 
     def __init__(
@@ -93,12 +101,16 @@ class PagedKVCacheManager(KVCacheManager):
         prefix_cache: PrefixCache | None = None,
         reuse_blocks: int = 1,
         block_bytes: int = 0,
+        insert: PrefixInsert = PrefixInsert.computed,
     ) -> None:
         super().__init__(block_bytes // pool.block_size)
         self.pool = pool
         self.block_bytes = block_bytes
         self._prefix_cache = prefix_cache or PrefixCache(pool)
         self._reuse_blocks = reuse_blocks
+        self._insert = insert
+        # Requests whose blocks enter the prefix cache at their end, with their computed tokens.
+        self._unoffered: dict[str, tuple[RequestState, int]] = {}
         self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache
         # Returns how many blocks of a cached prefix can be reused (None: all).
         self._count_usable: Callable[[Sequence[int]], int] | None = None
@@ -181,8 +193,14 @@ class PagedKVCacheManager(KVCacheManager):
         """Limit the reuse of a cached prefix, for models that also have recurrent states.
 
         ``count_usable``: takes the cached blocks of a prefix and returns how many of them can be
-        reused. ``on_evict``: is called with the ids of evicted blocks.
+        reused. ``on_evict``: is called with the ids of evicted blocks. Raises ``EngineError`` if
+        blocks are cached at a request's end, after the snapshots that belong to them.
         """
+        if self._insert is PrefixInsert.finish:
+            raise EngineError(
+                "engine.kv.prefix_insert=finish: this model has recurrent states, whose snapshots "
+                "are kept for cached blocks only; leave engine.kv.prefix_insert=computed"
+            )
         self._count_usable = count_usable
         self.pool.on_evict = on_evict
 
@@ -206,7 +224,13 @@ class PagedKVCacheManager(KVCacheManager):
     def cache_blocks(self, state: RequestState) -> None:
         request_id = state.request_id
         self._computed.update(request_id, state.num_computed_tokens, self.pool.used_tokens)
-        num_full = state.num_computed_tokens // self.pool.block_size
+        if self._insert is PrefixInsert.finish:
+            self._unoffered[request_id] = state, state.num_computed_tokens
+        else:
+            self._offer(state, state.num_computed_tokens)
+
+    def _offer(self, state: RequestState, num_computed: int) -> None:
+        request_id, num_full = state.request_id, num_computed // self.pool.block_size
         if num_full <= self._num_cached_blocks[request_id]:
             return
         self._num_cached_blocks[request_id] = num_full
@@ -224,6 +248,10 @@ class PagedKVCacheManager(KVCacheManager):
         return len(table) * self.pool.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
+        if request_id in self._unoffered:
+            self._tables[request_id] = table
+            self._offer(*self._unoffered.pop(request_id))
+            table = self._tables.pop(request_id)
         del self._num_cached_blocks[request_id]
         self._prefix_cache.release(request_id, table.block_ids.tolist())
 
@@ -240,12 +268,19 @@ class PagedKVCacheManager(KVCacheManager):
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             **super().counters(),
+            f"free_list.{'fifo' if self.pool.fifo else 'lifo'}": self.pool.allocated,
             f"prefix_cache.{self._prefix_cache.name}": self._num_reservations,
+            **(self._prefix_counters() if self.caches_prefixes else {}),
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefix_cache.num_evicted,
             f"prefix_eviction.{self._prefix_cache.policy.name}": self._prefix_cache.num_evicted,
             "prefix.cached_blocks": self.pool.num_cached,
+        }
+
+    def _prefix_counters(self) -> dict[str, float]:
+        return {
+            f"prefix_insert.{self._insert.value}": self._num_reservations,
         }
 
     def reset_counters(self) -> None:

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.grouped_attention import GroupedAttention
-from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_manager import (
     BlockTable,
@@ -135,7 +134,7 @@ def create(
         for backend, own, count in zip(backends, layers, [num_full, *counts], strict=True)
     ]
     groups = [
-        WindowBlocks(BlockPool(count, kv.block_size), window or 0, size)
+        WindowBlocks(paged.block_pool(count, kv), window or 0, size)
         for (window, size), count in zip(pairs, counts, strict=True)
     ]
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 from labkit.config import DecodeShape
 from labkit.engine.batch import Batch, with_padding
@@ -33,25 +34,38 @@ def fixed(needed: int, capacity: int) -> int:
     return max(needed, capacity)
 
 
-ROW_COUNTS: dict[DecodeShape, Callable[[int, int], int]] = {
-    DecodeShape.exact: exact,
-    DecodeShape.bucketed: bucketed,
-    DecodeShape.fixed: fixed,
-}
+def captured(needed: int, capacity: int, sizes: Sequence[int]) -> int:
+    """Return the smallest of the ascending ``sizes`` that fits, or ``needed`` if none does."""
+    fitting = (size for size in sizes if needed <= size <= capacity)
+    return next(fitting, needed)
+
+
+def row_count(shape: DecodeShape, sizes: Sequence[int]) -> Callable[[int, int], int]:
+    """Return the function of ``engine.decode_shape``; ``captured`` has ``sizes``."""
+    functions: dict[DecodeShape, Callable[[int, int], int]] = {
+        DecodeShape.exact: exact,
+        DecodeShape.bucketed: bucketed,
+        DecodeShape.fixed: fixed,
+        DecodeShape.captured: functools.partial(captured, sizes=sizes),
+    }
+    return functions[shape]
 
 
 class DecodePadding:
     """Pads steps of pure decodes, and counts how often the shape of a step was seen before.
 
-    ``capacity`` is the largest number of rows that a step of pure decodes can have. The counter
+    ``capacity`` is the largest number of rows that a step of pure decodes can have. ``sizes`` are
+    those of ``DecodeShape.captured``. The counter
     ``shape.new`` is the number of steps with a new shape, and ``shape.reused`` the number of steps
     whose shape was seen before: an engine that caches a graph per shape could replay one.
     ``shape.repeated`` is the number of steps with the shape of the previous step: an engine that
     keeps only the last graph could replay it.
     """
 
-    def __init__(self, shape: DecodeShape, capacity: int, counters: Counters) -> None:
-        self._row_count = ROW_COUNTS[shape]
+    def __init__(
+        self, shape: DecodeShape, capacity: int, counters: Counters, sizes: Sequence[int] = ()
+    ) -> None:
+        self._row_count = row_count(shape, sizes)
         self._capacity = capacity
         self._counter = f"decode_shape.{shape.value}"
         self._counters = counters

@@ -221,6 +221,20 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
     return total
 
 
+def compressed_memory(devices: Path = Path("/sys/block")) -> dict[str, int]:
+    """Return the RAM that zram devices and zswap occupy, as ``compressed_bytes``, if there is any.
+
+    The third number of a zram device's ``mm_stat`` is the memory that it uses.
+    """
+    sizes = []
+    for stat in devices.glob("zram*/mm_stat"):
+        with suppress(OSError, ValueError, IndexError):
+            sizes.append(int(_read_text(stat).split()[2]))
+    with suppress(OSError):
+        sizes.append(meminfo().get("Zswap", 0))
+    return {"compressed_bytes": sum(sizes)} if any(sizes) else {}
+
+
 def peak_rss() -> int:
     """Return this process's peak resident size in bytes.
 

@@ -248,6 +248,12 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
     return {"rss_bytes": size}
 
 
+def compressed_memory() -> dict[str, int]:
+    """Return the RAM that the system's compressor occupies, as ``compressed_bytes``."""
+    used = sysctl("vm.compressor_bytes_used")
+    return {} if used is None else {"compressed_bytes": used}
+
+
 def peak_rss() -> int:
     """Return this process's peak resident size in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -38,6 +38,9 @@ class OperatingSystem(Protocol):
         process does not exist, or the system does not report its memory.
         """
 
+    def compressed_memory(self) -> dict[str, int]:
+        """Return the RAM that compressed memory occupies, as ``compressed_bytes``, if any."""
+
     def process_cpu_s(self, pid: int) -> float:
         """Return the CPU seconds of a process and its descendants (0.0 if it has ended)."""
 

@@ -13,10 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.engine_protocol import EngineError, InferenceEngine, Observable, TokenEvent
+from labkit.engine.engine_protocol import (
+    EngineError,
+    InferenceEngine,
+    Observable,
+    SelfChecking,
+    TokenEvent,
+)
 from labkit.engine.request import Request, SamplingParams
 
 Command = Callable[[InferenceEngine], None]
+# Idle seconds after which the engine is checked, once: late enough to delay no next request of a
+# client that has just got its answer.
+IDLE_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._observable = engine if isinstance(engine, Observable) else None
         self._busy_since: float | None = None
+        self._unchecked = False  # whether the engine has worked since it was last checked
         self._queued: set[str] = set()  # ids of requests submitted but not running yet
 
     def start(self) -> None:
@@ -139,6 +149,7 @@ class EngineThread:
 
     def _step(self) -> None:
         engine, started = self._engine, self._clock()
+        self._unchecked = isinstance(engine, SelfChecking)
         events = engine.step()
         observable = self._observable
         admitted: list[str] = []
@@ -163,14 +174,25 @@ class EngineThread:
         self._busy_since = None if wait else self._clock()
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(
+                    block=wait, timeout=IDLE_CHECK_S if self._unchecked else None
+                )
             except queue.Empty:
-                return True
+                if not wait:
+                    return True
+                self._check()
+                continue
             self._busy_since = self._clock()
             if command is None:
                 return False
             command(self._engine)
             wait = False
+
+    def _check(self) -> None:
+        """Check the idle engine: a block that leaked or is cached twice ends the server."""
+        self._unchecked = False
+        if isinstance(self._engine, SelfChecking):
+            self._engine.check()
 
 
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:

@@ -101,8 +101,13 @@ class MemoryTimeline:
 
 
 def process_memory() -> dict[str, float]:
-    """Return this process's memory and swap, and MLX's memory if it is loaded (bytes)."""
-    sample: dict[str, float] = {**operating_system().process_memory()}
+    """Return this process's memory and swap, and MLX's memory if it is loaded (bytes).
+
+    ``compressed_bytes``, where the system compresses memory, is what its compressor holds for all
+    processes.
+    """
+    system = operating_system()
+    sample: dict[str, float] = {**system.process_memory(), **system.compressed_memory()}
     mx = sys.modules.get("mlx.core")
     if mx is not None:
         sample["mlx_active_bytes"] = mx.get_active_memory()

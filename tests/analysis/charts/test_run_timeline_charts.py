@@ -40,7 +40,7 @@ def test_related_series_share_a_colour_and_no_two_a_style():
     for name, (colour, _) in SERIES_STYLES.items():
         if name != "mlx_peak_bytes":  # beside its own two
             colours.setdefault(SERIES_LABELS[name].partition(" ")[0].strip(","), set()).add(colour)
-    assert colours == {"process": {0}, "KV": {1}, "MLX": {2}}
+    assert colours == {"process": {0}, "KV": {1}, "MLX": {2}, "compressed": {4}}
     assert series_class("rss_bytes") == "line series0"
     assert series_class("swap_bytes") == "line series0 dashed"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from labkit.config import PrefixInsert
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
@@ -16,10 +17,10 @@ SIZE = 2  # tokens in a block
 class Bench:
     """A manager with a prefix cache; requests are named by their tokens' letters."""
 
-    def __init__(self, name, blocks=20, make=None, reuse_blocks=1):
+    def __init__(self, name, blocks=20, make=None, reuse_blocks=1, **options):
         self.pool = BlockPool(blocks + 1, SIZE)
         self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool)
-        self.manager = PagedKVCacheManager(self.pool, self.cache, reuse_blocks)
+        self.manager = PagedKVCacheManager(self.pool, self.cache, reuse_blocks, **options)
         self.live = {}
 
     def admit(self, text, name=None):
@@ -361,3 +362,23 @@ def test_an_order_of_eviction_forgets_entries_that_are_no_longer_idle():
     order.discard("a")
     assert order.first == "b" and order.key_of("b") == 299
     assert order.add("a", IdlePrefix(2, 1, 1), 400.0) == 400 and order.first == "b"
+
+
+@BOTH
+def test_blocks_cached_at_the_end_are_not_found_before(name):
+    bench = Bench(name, insert=PrefixInsert.finish)
+    bench.admit("shared+a")
+    bench.compute("shared+a")
+    assert bench.num_cached("shared+a") == 0 and bench.serve("shared+b") == 0
+    bench.end("shared+a")
+    assert bench.num_cached("shared+a") == bench.num_cached("shared+b") == 8
+    assert bench.manager.counters()["prefix_insert.finish"] == 2
+    assert bench.pool.num_free == 20 - 5  # three shared blocks and two ends, once each
+
+
+def test_a_queue_of_free_blocks_takes_turns_and_a_stack_does_not():
+    for fifo, expected in ((False, [1, 2, 1, 2]), (True, [1, 2, 3, 4])):
+        pool = BlockPool(6, SIZE, fifo=fifo)
+        taken = pool.allocate(2)
+        pool.free(taken)
+        assert taken + pool.allocate(2) == expected
