@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shift_interval import confidence_interval
 
 from labkit.analysis import analyse_cell, write_study
 from labkit.analysis.comparison import cell_analysis
@@ -15,7 +16,7 @@ from labkit.analysis.comparison.output_identity import OutputAgreement, above_no
 from labkit.analysis.comparison.verdict import exceeds_margin, judge, target_effect_pct
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.statistics.effect_size import Equivalence, confidence_interval, to_percent
+from labkit.analysis.statistics.effect_size import Equivalence, to_percent
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct

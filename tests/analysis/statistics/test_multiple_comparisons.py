@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shift_interval import confidence_interval
 
-from labkit.analysis.statistics.effect_size import confidence_interval, equivalence_test
+from labkit.analysis.statistics.effect_size import equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import (
     JOINT_DRAWS,
     InvertedTest,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from shift_interval import confidence_interval
 
 from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
@@ -42,12 +43,6 @@ from labkit.analysis.statistics.power import (
 from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
 rng = np.random.default_rng
-
-
-def confidence_interval(baseline, arm):
-    labels = relabellings(*baseline.shape)
-    values = labels.mean_differences(pool_by_block(baseline, arm))
-    return breakpoints(values, labels).interval(0.05)
 
 
 def test_nine_pairs_match_scipy():
