@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.cli.program import Program, print_error
 from labkit.config import ConfigError, require
@@ -33,6 +34,9 @@ from labkit.records import (
 from labkit.replicate import article_archives, obstacles_here
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
 
+if TYPE_CHECKING:
+    from labkit.analysis.comparison.cell_analysis import CellAnalysis
+
 OURS, THEIRS = "ours", "theirs"
 MLX_BACKENDS = ("mlx-cpu", "mlx-metal")  # installed beside mlx, in its version
 PROG = "python -m labkit.replicate"
@@ -40,11 +44,16 @@ PROG = "python -m labkit.replicate"
 
 @dataclass(frozen=True)
 class AuthorsStudy:
-    """A study of the author's, its cells, and the folder for the reader's."""
+    """A study of the author's, its cells and analysis, and the folder for the reader's.
+
+    ``forecast``: what a replication will decide, one line per claim.
+    """
 
     path: StudyPath
     cells: tuple[AuthorsCell, ...]
     out: Path
+    analyses: Sequence[CellAnalysis] = ()
+    forecast: tuple[str, ...] = ()
 
     def changes(self, reader: ReaderOptions) -> list[str]:
         """Return what the reader's options change of the question."""
@@ -108,7 +117,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _studies(source: Path, out: Path) -> list[AuthorsStudy]:
     """Open the source's studies; raise ``RecordError`` if one is not valid."""
-    from labkit.analysis.studies.study_analysis import cell_dirs, study_name
+    from labkit.analysis.studies.replication import forecast_lines
+    from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, study_name
 
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     found = []
@@ -119,7 +129,9 @@ def _studies(source: Path, out: Path) -> list[AuthorsStudy]:
             if isinstance(folder, Path):  # an archive was checked when it was opened
                 check_digests(folder)
         own = out / study_name(opened) if article else out
-        found.append(AuthorsStudy(opened, authors_cells(opened, folders), own))
+        cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
+        lines = tuple(forecast_lines(analyses))
+        found.append(AuthorsStudy(opened, cells, own, analyses, lines))
     return found
 
 
@@ -174,15 +186,13 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
 
 def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
     """Print what would be run, how long it takes, and what it decides."""
-    from labkit.analysis.studies.replication import forecast_lines
-    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.experiment.schedule.plan_preview import print_plan
     from labkit.machine import cache_dir
 
     with cache_dir.recorded_entries() as written:
         print_plan([cell.composed(reader, time_s) for cell in study.cells], study.out, written)
     changed = (f"another question: {change}" for change in study.changes(reader))
-    print("\n".join([*forecast_lines(AnalysisCache().study(study.path)), *changed]))
+    print("\n".join([*study.forecast, *changed]))
 
 
 def _replicate_all(
@@ -221,9 +231,8 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     study.out.mkdir(parents=True, exist_ok=True)
     for cell in composed:
         runner.run(cell.name, study.out / cell.name)
-    status, cache = runner.finish(), AnalysisCache()
-    author, here = ((path, cache.study(path)) for path in (study.path, study.out))
-    page = replication_of(author, here, changes, versions)
+    status, here = runner.finish(), AnalysisCache().study(study.out)
+    page = replication_of((study.path, study.analyses), (study.out, here), changes, versions)
     write_replication(study.out, page)
     for row in page.rows:
         print(f"{row.name}: {decision_text(row)}")

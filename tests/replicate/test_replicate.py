@@ -16,6 +16,8 @@ from labkit import archive as archive_command
 from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.studies.replication import replication_of
+from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.records import RecordError, open_study, unpack_archive
@@ -174,6 +176,29 @@ def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, c
     assert main([str(unanswerable(archive, tmp_path, what)), "out=x"]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1 and not Path("x").exists()
+
+
+def analysed(name):
+    opened = open_study(ROOT / "outputs" / "reference" / name)
+    return opened, AnalysisCache().study(opened)
+
+
+def test_computed_numbers_are_compared_and_what_was_not_measured_is_said():
+    opened, author = analysed("padding_picture.zip")
+    page = replication_of((opened, author), (opened, author))
+    assert page.counts == {"replicated": 3} and {row.author.verdict for row in page.rows} == {
+        "computed"
+    }
+    page = replication_of((opened, author), (opened, []))
+    assert page.counts == {"not decided": 3}
+    assert {row.reason for row in page.rows} == {"not measured here"}
+
+
+def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):
+    path = ROOT / "outputs" / "reference" / "snapshot.zip"
+    assert main([str(path), f"out={tmp_path / 'x'}"]) == 2
+    error = capsys.readouterr().err
+    assert "compares no arm" in error and error.count("\n") == 1
 
 
 def edited(author, tmp_path, change):

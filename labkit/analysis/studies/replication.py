@@ -140,8 +140,16 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
     """Yield what a replication will decide about each claim, and the blocks that it would take.
 
     The noise is taken to be the author's, so the blocks are those of the author's length.
+
+    Raises
+    ------
+    RecordError
+        The author's study has no primary row with an arm under test.
     """
-    claims = [pair for pair in _pairs(author, ()) if pair.claimed is not None]
+    pairs = list(_pairs(author, ()))
+    if not pairs:
+        raise RecordError("the author's study compares no arm with its baseline in a primary row")
+    claims = [pair for pair in pairs if pair.claimed is not None]
     if not claims:
         yield "the author's study claims no effect; only computed numbers can be compared"
     for pair in claims:
@@ -165,9 +173,10 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
 
 def _untested(pair: _Pair) -> ReplicationDecision:
     """Decide a row without a test: the author claims nothing, or values are computed."""
-    word = ReplicationWord.not_decided if pair.claimed else ReplicationWord.no_claim
-    logs = pair.effects
-    if pair.one.verdict.word == "computed" and len(logs) == 2 and pair.reason is None:
+    logs, effect = pair.effects, pair.one.comparison.effect_pct
+    computed = pair.one.verdict.word == "computed" and effect is not None and effect > -100
+    word = ReplicationWord.not_decided if pair.claimed or computed else ReplicationWord.no_claim
+    if computed and len(logs) == 2 and pair.reason is None:
         word = ReplicationWord.not_replicated
         if abs(logs[1] - logs[0]) <= to_log_ratio(pair.author.data.criteria.margin_pct):
             word = ReplicationWord.replicated
@@ -238,15 +247,8 @@ def replication_of(
     """Return the replication of the author's study by the reader's.
 
     ``changes``: what the reader changed of the question.
-
-    Raises
-    ------
-    RecordError
-        The author's study has no primary row with an arm under test.
     """
     pairs = list(_pairs(author[1], reader[1]))
-    if not pairs:
-        raise RecordError(f"{author[0]}: it compares no arm with its baseline")
     tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
     sides = [one for i in tested for one in (pairs[i].author, pairs[i].reader) if one is not None]
     alpha = min((one.data.criteria.alpha for one in sides), default=0.0)
