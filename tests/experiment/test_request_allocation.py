@@ -14,6 +14,7 @@ from planted_runs import PlantedRuns
 
 from labkit import config
 from labkit.analysis.comparison.text_quality import text_qualities
+from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
@@ -110,6 +111,8 @@ def test_a_pilot_block_gives_the_requests_of_a_run(make, now, isolation):
     assert now[0] - began <= 120
     assert all(record.block != PILOT_BLOCK for record in read_runs(cell.dir))
     assert notes.lines[0].startswith("pilot: ")
+    said = f"every run has the first {served} requests or windows, a number that a pilot found"
+    assert said in list(caveats(AnalysisCache().cell(cell.dir)))
     (line,) = [line for line in notes.lines if "per run" in line]
     assert f"{served} of 64 requests per run, about 1:" in line and "decided with" in line
     data = json.loads((cell.dir / "allocation.json").read_text())
