@@ -4,7 +4,9 @@ Each study is run by the real runner: the pilot's costs and noise (estimated fro
 give the first allocation, the noise of the rounds so far divides what is left before each block,
 looks stop decided cases, and the analysis judges the records. Only the launches are drawn, and a
 clock that they move on: a round's log ratio of two arms is the case's effect plus noise. ``python
-benchmarks/simulated_time.py --studies 400`` prints a table for docs/statistical-methods.md.
+benchmarks/simulated_time.py --studies 400`` prints a table for docs/statistical-methods.md, and
+``--requests`` one of studies of requests, of which some take twice as long and are noisier in later
+blocks, so that the last look comes earlier.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,9 +46,12 @@ from labkit.experiment.schedule import (  # noqa: E402
     cell_allocation,
     cell_runner,
     round_planner,
+    time_limit,
 )
 from labkit.experiment.schedule.cell_runner import run_cell  # noqa: E402
+from labkit.experiment.schedule.request_allocation import PILOT_BLOCK  # noqa: E402
 from labkit.experiment.schedule.time_allocation import CellPilot  # noqa: E402
+from labkit.experiment.schedule.timing_lock import LOCK_DIR  # noqa: E402
 from labkit.records import Arm, CaseRecord, Metric, Record  # noqa: E402
 from labkit.workload.kernels.kernel_pilot import round_sd  # noqa: E402
 from labkit.workload.measurement import CasePilot  # noqa: E402
@@ -166,7 +173,7 @@ def study(
     effects = {str(i): logs() for i in range(rows)}
     counts: Counter[str] = Counter(studies=1)
     folder = Path(tempfile.mkdtemp(prefix="labkit-simulated-", dir=FOLDERS))
-    tempfile.tempdir = str(folder)  # the lock of a host that is timing is not theirs
+    os.environ[LOCK_DIR] = str(folder)  # the lock of a host that is timing is not theirs
     try:
         cell = cell_of(folder / "cell", rows, arms, time_s)
         cache = AnalysisCache()
@@ -204,6 +211,78 @@ def study(
     return counts
 
 
+class SimulatedRequests(PlantedRuns):
+    """Draws the records of one study of requests, and moves its clock.
+
+    A run's speed is that of its process (sd 1 %) and of its waves of 16 requests (sd 3 % each).
+    """
+
+    def __init__(self, seed: int, effect: float, slow: float) -> None:
+        super().__init__()
+        self.rng, self.effect, self.slow, self.now = np.random.default_rng(seed), effect, slow, 0.0
+        self.late = int(self.rng.integers(1, 6))  # the first slow block
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def record(self, run: Run, cell: ReadyCell) -> Record:
+        count = cell.arm(run.arm).config["workload"]["num_requests"]
+        slow = self.slow if self.late <= run.block < PILOT_BLOCK else 1.0
+        measure = 0.05 * count * slow * math.exp(0.05 * self.rng.normal())
+        self.now += 1.0 + measure
+        noise = slow * math.hypot(0.01, 0.03 / math.sqrt(count / 16)) * self.rng.standard_t(5)
+        log = noise + self.effect * (cell.arm(run.arm).role == "arm")
+        each = 100 * np.exp(0.03 * self.rng.normal() + 0.01 * self.rng.normal(size=count))
+        notes = {"requests": [{"id": str(i), "e2e_ms": ms} for i, ms in enumerate(each.tolist())]}
+        metric = Metric("total_tok_s", "tok/s", "higher", True, (1000 * math.exp(log),))
+        seconds = {"process": 1.0 + measure, "measure": measure}
+        case = CaseRecord("all", None, (metric,), notes=notes)
+        record = super().record(run, cell)
+        return replace(record, cases=(case,), counters={"engine.paged": 1.0}, seconds=seconds)
+
+
+def request_study(number: int, effect: float, slow: float) -> Counter[str]:
+    """Run one study of requests in 120 s and count its words, coverage and seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="labkit-simulated-", dir=FOLDERS))
+    os.environ[LOCK_DIR] = str(folder)
+    launcher = SimulatedRequests(number, effect, slow)
+    clock = SimpleNamespace(monotonic=launcher.monotonic)
+    cell_allocation.time = time_limit.time = clock  # type: ignore[assignment]
+    try:
+        cell = cell_of(folder / "cell", 1, 1, 120.0)
+        served = config.to_plain(config.Workload(num_requests=0))
+        arms = (replace(arm, config={**arm.config, "workload": served}) for arm in cell.arms)
+        cell = replace(cell, arms=tuple(arms), units_from_time=True)
+        with contextlib.redirect_stderr(None):
+            run_cell(cell, launcher, analysis=AnalysisCache())
+        analysis = AnalysisCache().cell(cell.dir)
+        one = next(r for r in analysis.cell.rows if r.primary).comparison(cell.arms[1].name)
+        assert one is not None and one.ci_pct is not None
+        true = 100 * math.expm1(effect)
+        return Counter(
+            studies=1,
+            covered=one.ci_pct[0] <= true <= one.ci_pct[1],
+            false_word=one.verdict in ("better", "worse", "trivial") and effect == 0,
+            false_equal=one.verdict in ("equivalent", "trivial") and abs(true) >= 2 - 1e-9,
+            decided=one.verdict in DECIDED_WORDS,
+            over=launcher.now > 1.2 * 120,
+        )
+    finally:
+        shutil.rmtree(folder)
+
+
+def print_request_studies(studies: int) -> None:
+    print("| later blocks | effect | false words | false equivalent | coverage | over 1.2 times |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    with ProcessPoolExecutor(2) as pool:
+        for slow, effect in ((1.0, 0.0), (2.0, 0.0), (2.0, MARGIN)):
+            one = partial(request_study, effect=effect, slow=slow)
+            total: Counter[str] = sum(pool.map(one, range(studies), chunksize=5), Counter())
+            keys = ("false_word", "false_equal", "covered", "over")
+            shares = (total[key] / studies for key in keys)
+            print(f"| x {slow:g} | {effect:.3f} | {' | '.join(f'{s:.1%}' for s in shares)} |")
+
+
 def settings() -> Iterator[tuple[Noise, int, int, float, str]]:
     """Yield what is simulated: noise, rows, arms, seconds, effects."""
     for noise in NOISES:
@@ -217,7 +296,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--only", default="", help="a noise's name")
+    parser.add_argument("--requests", action="store_true", help="studies of requests")
     options = parser.parse_args(argv)
+    if options.requests:
+        print_request_studies(options.studies)
+        return
     columns = "false words | false equivalent | coverage | decided | forecast | seconds"
     print(f"| noise | rows x arms | effects | {columns} |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")

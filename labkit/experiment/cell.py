@@ -206,6 +206,12 @@ class ReadyCell:
         return timed and all(_open_units(arm) for arm in self.arms)
 
     @property
+    def units(self) -> int | None:
+        """The requests or windows of every run, if their number has followed from the time."""
+        plan = self.plan(0)
+        return plan.rounds[UNITS] if self.counts_units and plan is not None else None
+
+    @property
     def window_looks(self) -> bool:
         """Whether looks at limits on quality decide how many windows a run scores."""
         return self.counts_units and bool(self.arms[0].quality)

@@ -117,6 +117,8 @@ class RemainingTime:
 
     def line(self) -> str:
         """Return ``run 7/24, 0:41 elapsed, about 1:20 left``."""
+        if not self.total:
+            return ""  # a pilot
         text = f"run {min(self.done + 1, self.total)}/{self.total}, "
         text += f"{format_duration(time.monotonic() - self.start)} elapsed"
         return f"{text}, {self.left}" if self.done_now else text
@@ -179,7 +181,7 @@ class PlainProgress(Progress):
         """Print where a long process is, twice a minute."""
         if self._work and time.monotonic() - self._printed >= PLAIN_PERIOD_S:
             self._printed = time.monotonic()
-            self.note(f"{self._now}, {self._work}, {self._time.line()}")
+            self.note(", ".join(filter(None, (self._now, self._work, self._time.line()))))
 
     def run_ended(self, record: Record) -> None:
         """Print which run ended, and its failure if it failed."""

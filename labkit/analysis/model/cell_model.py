@@ -133,6 +133,12 @@ class CellDesign:
         return {case: float(s) for case, s in self.keys.get("estimates", {}).items()}
 
     @property
+    def units(self) -> int | None:
+        """The requests or windows of every run, if their number followed from the time."""
+        units = self.keys.get("units")
+        return None if units is None else int(units)
+
+    @property
     def quality_confidence(self) -> float:
         """The confidence of intervals of quality, higher if looks decided how much was scored."""
         return float(self.keys.get("quality_confidence", CONFIDENCE))

@@ -143,6 +143,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
             "measured in few rounds, because deciding them would take longer than design.time: "
             f"{', '.join(names)}"
         )
+    if (units := data.design.units) is not None:
+        yield f"every run has the first {units} requests or windows, a number that a pilot found"
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts

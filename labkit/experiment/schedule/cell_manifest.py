@@ -108,6 +108,7 @@ def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "metrics": list(cell.metrics),
             **({"time_s": cell.design.time} if cell.timed else {}),
             **({"estimates": dict(cell.estimates)} if cell.estimates else {}),
+            **({"units": cell.units} if cell.units is not None else {}),
             **({"quality_confidence": LOOK_CONFIDENCE} if cell.window_looks else {}),
         },
         "identity": cell.identity,

@@ -172,7 +172,7 @@ class _BlockRunner:
                         return records[len(old_records) :]
                     records += self._run_block(block, planner)
                     if limit is not None:
-                        limit.done += 1
+                        limit.block_ended()
                     if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):

@@ -13,7 +13,7 @@ from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.schedule.cell_manifest import move_last_look
 from labkit.records import write_json
 
-LIMIT, PLANNED = 1.2, 0.9  # of the seconds said, and of design.time
+LIMIT, PLANNED = 1.15, 0.9  # of the seconds said, and of design.time: 1.2 with what is not seen
 
 
 @dataclass
@@ -27,8 +27,7 @@ class TimeLimit:
 
     cell: ReadyCell
     deadline: float
-    begun: float
-    done: int = 0
+    ended: list[float]  # when this session began, and when each of its blocks ended
 
     @classmethod
     def of(cls, cell: ReadyCell, blocks: int) -> TimeLimit | None:
@@ -38,17 +37,21 @@ class TimeLimit:
             return None
         now = time.monotonic()
         limit_s = max(LIMIT * cell.said_s, PLANNED * time_s) * blocks / cell.design.blocks
-        return cls(cell, now + limit_s, now)
+        return cls(cell, now + limit_s, [now])
+
+    def block_ended(self) -> None:
+        """Count a block."""
+        self.ended.append(time.monotonic())
 
     def ends_before(self, block: int) -> bool:
         """Return whether a block would end too late, so that the cell ends before it."""
-        design, now = self.cell.design, time.monotonic()
-        if block < fewest_blocks(design, self.cell.tested_arms) or not self.done:
+        design, done = self.cell.design, len(self.ended) - 1
+        if block < fewest_blocks(design, self.cell.tested_arms) or not done:
             return False
         looks = {look.blocks for look in design.looks}
         more = 1 + (block + 1 in looks)  # a look is not the last one, because it keeps its alpha
-        late = now + more * (now - self.begun) / self.done > self.deadline
-        return late and block not in looks
+        mean_s, last_s = (self.ended[-1] - self.ended[0]) / done, self.ended[-1] - self.ended[-2]
+        return block not in looks and self.ended[-1] + more * max(mean_s, last_s) > self.deadline
 
 
 def ended_early(cell: ReadyCell, blocks: int) -> ReadyCell:
