@@ -34,38 +34,43 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(cls: type[T], data: Any) -> T:
+def from_plain(cls: type[T], data: Any, known: dict[int, Any] | None = None) -> T:
     """Return a ``cls`` built from its JSON form (see :func:`to_plain`). Every rule is checked.
 
     The value of an environment variable replaces its expression in a text of a group with a place
     of its own; the texts of requests are never changed.
+
+    ``known``: the groups built so far, by the identity of their JSON form, for forms that share
+    parts. A group whose identity is a key with the value None is added.
 
     Raises
     ------
     ConfigError
         A key is unknown, a value has the wrong type, or a rule is broken.
     """
-    return cast(T, _build(cls, data, ""))
+    return cast(T, _build(cls, data, "", known or {}))
 
 
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _build(kind: Any, data: Any, where: str) -> Any:
+def _build(kind: Any, data: Any, where: str, known: dict[int, Any]) -> Any:
+    if known.get(id(data)) is not None:
+        return known[id(data)]
     origin = typing.get_origin(kind)
     if origin in (typing.Union, UnionType):
         if data is None:
             return None
         (kind,) = (item for item in typing.get_args(kind) if item is not NoneType)
-        return _build(kind, data, where)
+        return _build(kind, data, where, known)
     if origin is list:
         (item_kind,) = typing.get_args(kind)
         require(isinstance(data, list | tuple), f"{where}: must be a list, not {data!r}")
-        return [_build(item_kind, item, f"{where}[{i}]") for i, item in enumerate(data)]
+        return [_build(item_kind, item, f"{where}[{i}]", known) for i, item in enumerate(data)]
     if origin is dict:
         item_kind = typing.get_args(kind)[1]
         require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
-        return {key: _build(item_kind, item, f"{where}.{key}") for key, item in data.items()}
+        return {key: _build(item_kind, item, f"{where}.{key}", known) for key, item in data.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
             return kind(data)
@@ -78,14 +83,19 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         prefix = f"{where}." if where else ""
         unknown = [key for key in data if key not in hints]
         require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")
-        built = {key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
+        built = {
+            key: _build(hints[key], item, f"{prefix}{key}", known) for key, item in data.items()
+        }
         if issubclass(kind, Group) and kind.place:
             built = {key: _from_environment(item) for key, item in built.items()}
         try:
-            return kind(**built)
+            group = kind(**built)
         except ConfigError as error:  # a group that is used at several paths does not know its path
             several = issubclass(kind, Group) and not kind.place
             raise ConfigError(f"{prefix if several else ''}{error}") from None
+        if id(data) in known:
+            known[id(data)] = group
+        return group
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     wrong = isinstance(data, bool) and kind in (int, float)

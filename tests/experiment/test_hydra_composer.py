@@ -1,11 +1,12 @@
 """The Hydra composer: Hydra's own configs, with every choice of files read once."""
 
+import contextlib
 import doctest
 
 import pytest
 
 from labkit.cli import study_composer
-from labkit.config import ConfigError
+from labkit.config import ConfigError, to_plain
 from labkit.experiment.hydra import hydra_composer
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, hydra_quote
 
@@ -144,3 +145,40 @@ def test_an_error_in_a_value_reads_as_hydra_s_own(override, message, composer):
     with pytest.raises(ConfigError) as caught:
         composer.compose([*BASE, override], "arm one: ")
     assert str(caught.value).startswith("arm one: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "values"),
+    [
+        (["ablation=seq_map"], ["seed=7"]),
+        (["workload=ragged"], ["engine.kv.block_size=8", "seed=3", "engine.kv.block_size=32"]),
+        ([], ["engine.scheduler.chunk=null", "engine.threads=2", "model.path=a/b"]),
+        ([], ["engine.attention.resolver=seq_map", "engine.dtype=float16", "design.alpha=1"]),
+        ([], ["workload.prompts.input.low=4", "workload.prompts={source: synthetic}"]),
+        (["experiment=decode_burst"], ["workload.concurrency=3"]),  # other values refer to it
+        ([], ["engine.kv.block_size=9"]),
+        ([], ["engine.kv.block_sise=8"]),
+        ([], ["engine.kv.block_size=x"]),
+    ],
+)
+def test_shared_parts_change_no_config_and_no_error(files, values, composer):
+    def composed(composer):
+        try:
+            return to_plain(composer.compose([*files, *values, "out=x"]))
+        except ConfigError as error:
+            return str(error)
+
+    known = Composer()
+    with contextlib.suppress(ConfigError):
+        known.compose(files)
+    assert composed(known) == composed(known) == composed(Composer())
+
+
+def test_a_cell_costs_what_its_values_change(composer):
+    composer = Composer()
+    composer.compose(["workload=ragged", "seed=0"])
+    first, second = (composer.compose(["workload=ragged", f"seed={seed}"]) for seed in (1, 2))
+    assert (first.seed, second.seed) == (1, 2) and first.workload is second.workload
+    other = composer.compose(["workload=ragged", "engine.kv.block_size=8"])
+    assert other.engine.kv.block_size == 8 and first.engine.kv.block_size == 16
+    assert other.engine.scheduler is first.engine.scheduler

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import PRESET_LAYOUTS, Engine, Experiment, option_index, require, user_classes
+from labkit.config import (
+    PRESET_LAYOUTS,
+    ConfigError,
+    Engine,
+    Experiment,
+    option_index,
+    require,
+    user_classes,
+)
 from labkit.config.option_index import did_you_mean
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import compute_dtype
@@ -43,12 +51,12 @@ def check_names(
             f"the arms are {', '.join(arms)}",
         )
         for name in claimed:
-            require(
-                _may_claim(name, arms[arm]),
-                f"ablation.claims.engaged.{arm}: no counter {name!r}"
-                f"{did_you_mean(name, counter_registry.counter_names(option_choices))}; "
-                "docs/counters.md lists them",
-            )
+            if not _may_claim(name, arms[arm]):
+                known = counter_registry.counter_names(option_choices)
+                raise ConfigError(
+                    f"ablation.claims.engaged.{arm}: no counter {name!r}"
+                    f"{did_you_mean(name, known)}; docs/counters.md lists them"
+                )
 
 
 def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:

@@ -49,8 +49,10 @@ def rows_of_cell(published: Any, experiment: Experiment) -> Any:
 def _check_keys(place: str, data: Any, keys: Sequence[str]) -> None:
     require(isinstance(data, Mapping), f"{place}: must be a map of keys and values, not {data!r}")
     for key in data:
-        hint = did_you_mean(str(key), keys)
-        require(key in keys, f"{place}.{key}: no such key{hint}; the keys are: {', '.join(keys)}")
+        if key not in keys:
+            hint = did_you_mean(str(key), keys)
+            known = ", ".join(keys)
+            raise ConfigError(f"{place}.{key}: no such key{hint}; the keys are: {known}")
 
 
 def _belongs(row: Mapping[str, Any], experiment: Experiment) -> bool:

@@ -19,6 +19,7 @@ from labkit.config.environment_text import hide_values
 from labkit.config.option import options
 from labkit.experiment.hydra import environment_resolver
 from labkit.experiment.hydra.hydra_error_text import explain_config_error
+from labkit.experiment.hydra.shared_parts import SharedParts
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -33,6 +34,7 @@ class Composer:
         self._trees: dict[
             tuple[str, ...], bytes
         ] = {}  # pickled trees: loading one is six times as fast as copying one
+        self._shared: dict[tuple[str, ...], SharedParts | None] = {}
         self._parsed: dict[str, Override] = {}
 
     def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
@@ -46,17 +48,29 @@ class Composer:
         from omegaconf import OmegaConf
 
         try:
+            files, values = self._split(overrides)
+            shared = self._shared_parts(files, values)
+            if shared is not None and (whole := shared.with_values(values)) is not None:
+                return from_plain(Experiment, whole, shared.known)
             tree = self.tree(overrides)
             plain: Any = OmegaConf.to_container(
                 tree, resolve=True, throw_on_missing=True, enum_to_str=True
             )
-            if b"oc.env" in self._trees[self._split(overrides)[0]] or "oc.env" in str(overrides):
+            if b"oc.env" in self._trees[files] or "oc.env" in str(overrides):
                 environment_resolver.keep_expressions(tree, plain)
             return from_plain(Experiment, plain)
         except ConfigError as error:
             raise ConfigError(f"{where}{hide_values(str(error), list(overrides))}") from None
         except Exception as error:
             raise ConfigError(f"{where}{explain_config_error(error, overrides)}") from None
+
+    def _shared_parts(
+        self, files: tuple[str, ...], values: Sequence[Override]
+    ) -> SharedParts | None:
+        """Return what configs of the same files share, from the second one on."""
+        if files in self._trees and values and files not in self._shared:
+            self._shared[files] = SharedParts.of(pickle.loads(self._trees[files]))
+        return self._shared.get(files)
 
     def tree(self, overrides: Sequence[str]) -> DictConfig:
         """Return the config of a list of overrides as Hydra composes it, not checked."""

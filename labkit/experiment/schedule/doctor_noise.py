@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from labkit.machine import cache_dir
@@ -157,9 +159,15 @@ def load_pilot_noise(kind: str) -> PilotNoise | None:
 
 def _load() -> Mapping[str, Any]:
     """Return the cached measurements, or {} if they are unreadable or from another machine."""
+    path = cache_dir.root() / FILE_NAME
     try:
-        data = read_json(cache_dir.root() / FILE_NAME)
-        other = machine_difference(data["machine"], fingerprint.take())
-        return data if other is None else {}
+        return _measured(path, path.stat().st_mtime_ns)
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):
         return {}
+
+
+@lru_cache(1)  # a plan asks several times for each of its cells
+def _measured(path: Path, written_ns: int) -> Mapping[str, Any]:
+    data = read_json(path)
+    other = machine_difference(data["machine"], fingerprint.take())
+    return data if other is None else {}

@@ -101,7 +101,9 @@ def _plan(
     cell: ReadyCell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
 ) -> CellPlan:
     cell, timing = _timing(with_allocation(cell), composed, history)
-    costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
+    arms = {id(arm): arm for arm in composed.experiments.values()}  # the control is the baseline
+    estimates = {key: workload.estimate(arm) for key, arm in arms.items()}
+    costs = {name: estimates[id(arm)] for name, arm in composed.experiments.items()}
     to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     combine = sum if cell.design.isolation.takes_turns else max
     seconds, measured_in = _measured_run_s(cell, composed, history)
