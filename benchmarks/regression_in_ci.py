@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```\w+\n# (mine/\S+)\n(.*?)^```$", re.S | re.M)
 FAST, SLOWER = "LAYERS = 20", f"LAYERS = {os.environ.get('LAYERS', '22')}"  # of every step
 WHO = ["-c", "user.name=toy", "-c", "user.email=toy@localhost"]
+MARGIN = os.environ.get("MARGIN", "5")
 COMMITS, FIRST_SLOW = 8, 6
 ENGINE = "engine.name=mine.toy:Toy"
 
@@ -77,7 +78,7 @@ def compare(folder: Path, base: str) -> int:
         "BASE": base,
         "HEAD": "HEAD",
         "WORKLOAD": "eight_at_a_time",
-        "MARGIN": os.environ.get("MARGIN", "5"),
+        "MARGIN": MARGIN,
         "MINUTES": os.environ.get("MINUTES", "4"),
         "REPOSITORY": ".",
         "CONFIG_DIR": "mine",
@@ -111,7 +112,7 @@ def attempt(kind: str, folder: Path) -> tuple[str, bool]:
     ]
     good = git(folder / "toy", "rev-list", "--max-parents=0", "HEAD").strip()
     git(folder / "toy", "bisect", "start", "HEAD", good)
-    words = f"--repository . --config-dir mine --on eight_at_a_time {ENGINE} --margin 5"
+    words = f"--repository . --config-dir mine --on eight_at_a_time {ENGINE} --margin {MARGIN}"
     minutes = os.environ.get("MINUTES", "2")
     command = [sys.executable, "-m", "labkit.regression"]
     found = subprocess.run(
