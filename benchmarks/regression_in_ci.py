@@ -6,7 +6,8 @@
 
 The repository holds the files of docs/regression.md. The action's own shell commands are run, but
 labkit is not installed and no comment is written. ``MINUTES`` and ``MARGIN`` of the environment are
-the action's inputs. Each attempt prints one line; the last line counts the right answers.
+the action's inputs, and ``LAYERS`` is the slower engine's work (22; the other's: 20). Each attempt
+prints one line; the last line counts the right answers.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```\w+\n# (mine/\S+)\n(.*?)^```$", re.S | re.M)
-FAST, SLOWER = "LAYERS = 20", "LAYERS = 22"  # 10 % more work in every step
+FAST, SLOWER = "LAYERS = 20", f"LAYERS = {os.environ.get('LAYERS', '22')}"  # of every step
 WHO = ["-c", "user.name=toy", "-c", "user.email=toy@localhost"]
+MARGIN = os.environ.get("MARGIN", "5")
 COMMITS, FIRST_SLOW = 8, 6
 ENGINE = "engine.name=mine.toy:Toy"
 
@@ -76,7 +78,7 @@ def compare(folder: Path, base: str) -> int:
         "BASE": base,
         "HEAD": "HEAD",
         "WORKLOAD": "eight_at_a_time",
-        "MARGIN": os.environ.get("MARGIN", "5"),
+        "MARGIN": MARGIN,
         "MINUTES": os.environ.get("MINUTES", "4"),
         "REPOSITORY": ".",
         "CONFIG_DIR": "mine",
@@ -110,7 +112,7 @@ def attempt(kind: str, folder: Path) -> tuple[str, bool]:
     ]
     good = git(folder / "toy", "rev-list", "--max-parents=0", "HEAD").strip()
     git(folder / "toy", "bisect", "start", "HEAD", good)
-    words = f"--repository . --config-dir mine --on eight_at_a_time {ENGINE} --margin 5"
+    words = f"--repository . --config-dir mine --on eight_at_a_time {ENGINE} --margin {MARGIN}"
     minutes = os.environ.get("MINUTES", "2")
     command = [sys.executable, "-m", "labkit.regression"]
     found = subprocess.run(

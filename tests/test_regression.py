@@ -208,6 +208,44 @@ def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path)
     assert workload.config_dirs == (".", "checkout")
 
 
+def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
+    studies, tmp_path, monkeypatch
+):
+    """A commit that is undecided is skipped. The verdicts are planted, the commits are real."""
+    folder = tmp_path / "checkout"
+    words = {0: "good", 1: "bad", 125: "skip"}
+
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        command = ["git", "-C", folder, *who, *words]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    for number in range(3, 9):
+        git("commit", "-q", "--allow-empty", "-m", f"{number}")
+    commits = git("rev-list", "--reverse", "HEAD").split()
+    slow, noisy = commits[5], commits[3]
+    git("bisect", "start", "HEAD", commits[0])
+    said, tested, resolved = "", [], []
+    monkeypatch.setattr(
+        regression,
+        "subjects",
+        lambda names, base, head, folders: resolved.append((base, head)) or ["chat"],
+    )
+    monkeypatch.setattr(
+        regression, "_study", lambda *_: list(row_results("chat", studies.result, "head"))
+    )
+    while "is the first bad commit" not in said:
+        (now,) = git("rev-parse", "HEAD").split()
+        verdict = "worse" if commits.index(now) >= 5 else "equivalent"
+        studies.result = cell("invalid" if now == noisy else verdict, -1.0, 1.0)
+        code, _ = studies(commits[0], "--on", "chat")
+        assert [one["revision"] for one in resolved.pop()] == [commits[0], now]
+        said = git("bisect", words[code])
+        tested.append((now, words[code]))
+    assert f"{slow} is the first bad commit" in said
+    assert len(tested) <= 5 and (noisy, "skip") in tested
+
+
 @pytest.mark.parametrize(
     ("result", "code"),
     [

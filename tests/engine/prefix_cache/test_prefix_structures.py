@@ -352,6 +352,15 @@ def test_a_policy_decides_what_is_evicted_and_prefixes_go_from_their_ends(name, 
     assert counters[f"prefix_eviction.{policy.name if policy else 'lru'}"] == need
 
 
+@BOTH
+def test_a_shared_beginning_stays_as_long_as_what_is_behind_it(name):
+    bench = Bench(name, 6, make=lambda pool: prefix_cache.create(name, pool, ShortestFirst()))
+    for text in ("aabbcc", "aadd"):  # in the radix tree, the second splits the first one's node
+        bench.serve(text)
+    bench.admit("xxyyzz")
+    assert bench.num_cached("aabbcc") == 6 and bench.num_cached("aadd") == 2
+
+
 def test_an_order_of_eviction_forgets_entries_that_are_no_longer_idle():
     order = EvictionOrder(LeastFrequentlyUsed())
     order.add("a", IdlePrefix(2, 1, 1), 0.0)
