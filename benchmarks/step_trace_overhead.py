@@ -1,6 +1,8 @@
 """Cost of tracing (``workload.step_trace``): pairs of steps of two engines, one of them traced.
 
-    python benchmarks/step_trace_overhead.py [--rounds 12] [--steps 800] [--requests 16]
+    python benchmarks/step_trace_overhead.py [--clocks] [--rounds 12] [--steps 800] [--requests 16]
+
+With ``--clocks``, the second engine has clocks on the parts of its steps (docs/why.md) instead.
 
 The engines have a stub in place of the model, so that a step is the host's work alone: schedule,
 build, sample, update. Both decode the same requests. They take one step each in turn, in random
@@ -17,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +37,7 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import create_launcher
+from labkit.engine.runner.step_clocks import ClockedEngine
 from labkit.engine.sampling.lazy_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator
@@ -77,17 +81,21 @@ def decoding_engine(requests: int, steps: int) -> LLMEngine:
     return engine
 
 
-def timed_step(engine: LLMEngine) -> float:
+def timed_step(engine: Any) -> float:
     """Return the time of a step in us."""
     began = time.perf_counter()
     engine.step()
     return (time.perf_counter() - began) * 1e6
 
 
-def run_round(requests: int, steps: int, order: random.Random) -> tuple[float, float]:
+def run_round(requests: int, steps: int, order: random.Random, clocks: bool) -> tuple[float, float]:
     """Return the median time of a plain step, and the median extra time of a traced step (us)."""
-    engines = [decoding_engine(requests, steps) for _ in range(2)]
-    engines[1].trace_steps(steps, time.perf_counter)
+    engines: list[Any] = [decoding_engine(requests, steps) for _ in range(2)]
+    if clocks:
+        timed = engines[1].time_steps(time.perf_counter)
+        engines[1] = ClockedEngine(engines[1], timed, time.perf_counter)
+    else:
+        engines[1].trace_steps(steps, time.perf_counter)
     times = []
     for _ in range(steps):
         first = order.randrange(2)
@@ -102,9 +110,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="rounds of new engines")
     parser.add_argument("--steps", type=int, default=800, help="pairs of steps in a round")
     parser.add_argument("--requests", type=int, default=16, help="requests that decode together")
+    parser.add_argument("--clocks", action="store_true", help="clocks in place of a trace")
     options = parser.parse_args()
     order = random.Random(0)
-    rounds = [run_round(options.requests, options.steps, order) for _ in range(options.rounds)]
+    sizes = options.requests, options.steps
+    rounds = [run_round(*sizes, order, options.clocks) for _ in range(options.rounds)]
     plain, more = (sorted(column) for column in zip(*rounds, strict=True))
     print("| requests | time of a step (us) | extra time of a traced step (us) | extra (%) |")
     print("| --- | --- | --- | --- |")

@@ -91,6 +91,7 @@ def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
 def test_steps_are_weighted_as_in_the_measurement():
     whole, quarter = record("base", 0), record("base", 0, share=0.25)
     assert part_times(quarter) == pytest.approx(part_times(whole))
+    assert part_times(whole)["products"] == pytest.approx((0.8 * 900 + 0.2 * 4000) / 4)
     alone = record("base", 0, counters={"steps.mixed": 0.0, "tokens.sampled": 0.0})
     assert part_times(alone) == pytest.approx(part_times(whole))
 
