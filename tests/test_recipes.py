@@ -72,6 +72,8 @@ NOT_COMMANDS = {
 }
 # Commands that are neither composed nor parsed here, and why.
 LISTED = {
+    "pip wheel --no-deps --wheel-dir dist .": "runs: tests/packaging, weekly",
+    "pip uninstall mlx-labkit": "runs: tests/packaging, weekly",
     "apt-get install slurm-wlm munge && service munge start": "needs root: tests/slurm does it",
     "python -m labkit.judge A... --against B...": "the form of a command",
     "python -m labkit.judge B2... --against B...": "the form of a command",
