@@ -266,7 +266,7 @@ def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monk
         (["--cfg", "job", "--resolve", "-p", "engine.kv.block_size", "-m"], "16\n"),
         (["--info", "defaults"], "workload/chat"),
         (["--help"], "\n  engine.kv "),
-        (["--help", "engine.kv"], "\n  engine.kv.block_size=16\n      Token slots per block"),
+        (["--help", "engine.kv"], "\n  engine.kv.block_size=16\n      Tokens per KV block"),
         (["--help", "ablation"], "  ablation=seq_map              Does a host-built"),
         (["--help", "engine.kv", "engine.kv.block_size=8"], "\n  engine.kv.block_size=8\n"),
         (["--help", "all"], "\n  engine.kv.block_size=16\n"),

@@ -30,6 +30,7 @@ DATES = {
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_mtime"},
+    "labkit/experiment/schedule/doctor_noise.py:_load": {"st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},
     "labkit/importers/run_order.py:_times": {"st_mtime"},
     "labkit/importers/study_writer.py:_record": {"st_mtime"},  # a run's date, if its tool has none

@@ -523,6 +523,7 @@ TINY_BENCHMARKS = {
         "--parts engine --rounds 1 --largest 1000",
         "blocks",
     ),
+    "benchmarks/named_causes.py": ("none 0 {out}", "named in 0 of 0 studies"),
     # Its smallest study takes a minute alone and several on a busy machine: only the table.
     "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity.zip", "| --- |"),
     # Needs a native build of llama.cpp.

@@ -245,7 +245,7 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
     size = draw.pick(8, 8, 16, 32, 64)
     own = ("draft", "per_request") if model in CONFIGS else ()  # not with recurrent states
     options = {
-        "decode_shape": draw.rarely("exact", "bucketed", "fixed"),
+        "decode_shape": draw.rarely("exact", "bucketed", "fixed", "captured"),
         "prefix_cache": draw.pick("none", "hash", "hash", "radix", "radix"),
         "speculation": draw.rarely("none", "ngram", "random", *own[:1], share=0.4),
         "pipeline": draw.rarely("sync", "overlap"),
@@ -256,10 +256,16 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
         "weights": draw.rarely("model", "float32", share=0.1),
         "kv.layout": "paged",
         "kv.block_size": size,
+        "kv.free_list": draw.pick("lifo", "fifo"),
         "kv.window_pools": model == "gemma3" and draw.chance(0.5),
         "budget.blocks": 2 + draw.pick(*range(40 // size, 160 // size), 400 // size),
     }
+    if options["decode_shape"] == "captured":
+        options["decode_sizes"] = draw.pick([1, 2, 4, 8], [2, 3], [4])
     if options["prefix_cache"] != "none":
+        options["prefix_eviction"] = draw.pick("lru", "lfu")
+        if model in CONFIGS:  # refused with recurrent states
+            options["kv.prefix_insert"] = draw.rarely("computed", "finish")
         chunk = scheduler["scheduler.chunk"]
         aligned = chunk is not None and chunk % size == 0
         options["prefix_align"] = "chunk" if aligned and draw.chance(0.5) else "block"
@@ -267,7 +273,7 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
     options |= draw_attention(draw)
     if options["attention.device"] != "cpu":
         options["batch_invariant"] = False  # refused: MLX multiplies
-    if options["attention.backend"] == "gather":
+    if options["attention.backend"] in ("gather", "gather_padded", "masked"):
         halves = () if model in NO_HALVES else ("float16", "bfloat16")
         options["dtype"] = draw.pick("model", "float32", *halves)
     elif (
@@ -281,7 +287,7 @@ def draw_paged(draw: Draw, scheduler: dict[str, Any], model: str) -> dict[str, A
 
 
 def draw_attention(draw: Draw) -> dict[str, Any]:
-    backend = draw.rarely("fused", "gather", "reference", share=0.25)
+    backend = draw.rarely("fused", "gather", "gather_padded", "masked", "reference", share=0.3)
     options = {"backend": backend, "split_kv": "off", "device": "cpu"}
     if backend == "fused":
         options["device"] = draw.rarely("cpu", "emulated", share=0.06)

@@ -17,6 +17,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.attention.launch_report import launch_stamp
 from labkit.engine.engine_protocol import StaleLaunchError
 from labkit.kernel_constants import STAMP_MASK
+from labkit.metal import gpu_properties
 
 LAYERS = 3
 
@@ -108,6 +109,7 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
     monkeypatch.setattr(
         metal_backend, "executor_for", lambda name: lambda call: faulty(stand_in(call))
     )
+    monkeypatch.setattr(metal_backend, "gpu_properties", lambda *_: gpu_properties.EMULATED)
     fault = []
 
     def faulty(outputs):

@@ -59,8 +59,10 @@ class World:
     def enter(self, arm):
         assert self.turn is None, "a turn inside a turn"
         self.turn = arm
-        yield
-        self.turn = None
+        try:
+            yield
+        finally:
+            self.turn = None
 
 
 class Backend:
