@@ -303,7 +303,8 @@ def test_every_switch_is_drawn():
     drawn = {}
     for seed in range(200):
         for key, value in draw_case(seed).options.items():
-            drawn.setdefault(key, set()).add(override_text(value))
+            text = str(value) if isinstance(value, list) else override_text(value)
+            drawn.setdefault(key, set()).add(text)
     entries = [entry for group in option_groups(config.Engine) for entry in group.entries]
     for entry in (entry for entry in entries if not entry.key.startswith(NOT_DRAWN)):
         values = drawn.get(entry.key, set())
