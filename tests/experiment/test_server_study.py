@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from labkit.experiment.launch import turn_coordinator
+from labkit.machine.processes import server_supervisor
 from labkit.records import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,7 @@ def test_a_study_of_a_server(study, tmp_path):
 @pytest.mark.parametrize("victim", ["worker", "study"])
 def test_kill_9_of_a_study_leaves_no_server(study, victim):
     process = study()
+    supervisor, program = server_supervisor.__name__, "openai.null_server --port"
     pids = {}
     deadline = time.monotonic() + 120
     while len(pids) < 3 and time.monotonic() < deadline:
@@ -84,18 +86,11 @@ def test_kill_9_of_a_study_leaves_no_server(study, victim):
                 words = " ".join(one.cmdline())
             except psutil.Error:
                 continue
-            for name in (
-                "experiment.worker",
-                "machine.server_supervisor",
-                "openai.null_server --port",
-            ):
-                if name in words and (
-                    name != "openai.null_server --port" or "server_supervisor" not in words
-                ):
+            for name in ("experiment.worker", supervisor, program):
+                if name in words and (name != program or supervisor not in words):
                     pids[name] = one
     assert len(pids) == 3, "the server never came"
-    server = pids["openai.null_server --port"]
-    worker = pids["machine.server_supervisor"].parent()  # other arms have workers too
+    worker = pids[supervisor].parent()  # other arms have workers too
     os.kill(process.pid if victim == "study" else worker.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs([server, pids["machine.server_supervisor"]], timeout=1.0)
+    _, left = psutil.wait_procs([pids[program], pids[supervisor]], timeout=1.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
