@@ -31,6 +31,7 @@ from labkit.experiment.schedule.time_allocation import (
     Allocation,
     CaseShare,
     CellPilot,
+    best_allocation,
     p_decided,
 )
 from labkit.experiment.worker.worker_stages import experiment_of
@@ -149,12 +150,7 @@ def allocate_units(
     if blocks is None and full >= max(fewest, USUAL_BLOCKS):
         return option(min(MOST_BLOCKS, full), limits.total)
     counts = [blocks] if blocks is not None else range(fewest, max(fewest, MAX_BLOCKS) + 1)
-    options = [fitting(count) for count in counts]
-    affordable = [one for one in options if one.seconds <= time_s] or options[:1]
-    return max(
-        affordable,
-        key=lambda one: (round(one.expected_decisions, 1), -abs(one.blocks - USUAL_BLOCKS)),
-    )
+    return best_allocation([fitting(count) for count in counts], time_s)
 
 
 def unit_lines(allocation: Allocation, limits: UnitLimits, time_s: float | None) -> Iterator[str]:

@@ -139,10 +139,16 @@ def allocate(
         The number of processes, if it is fixed.
     """
     counts = [blocks] if blocks is not None else range(fewest_blocks(design, arms), MAX_BLOCKS + 1)
-    options = [divide(pilot, design, arms, time_s, count) for count in counts]
+    return best_allocation([divide(pilot, design, arms, time_s, n) for n in counts], time_s)
+
+
+def best_allocation(options: Sequence[Allocation], time_s: float | None) -> Allocation:
+    """Return the option that decides most cases in ``time_s`` seconds; the first if none fits.
+
+    Of almost equal ones, that near the usual number of blocks: fewer processes would rely on the
+    pilot's single process, which cannot see how much processes differ.
+    """
     affordable = [one for one in options if time_s is None or one.seconds <= time_s]
-    # Of almost equal ones, that near the usual number: fewer processes would rely on the pilot's
-    # single process, which cannot see how much processes differ.
     return max(
         affordable or options[:1],
         key=lambda one: (round(one.expected_decisions, 1), -abs(one.blocks - USUAL_BLOCKS)),
