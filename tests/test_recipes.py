@@ -81,6 +81,7 @@ LISTED = {
     "python -m labkit.check mine.maps:Repeat": "runs: tests/conformance",
     "python -m labkit.check mine.plain:Plain model=smollm2": "runs: tests/conformance",
     "python -m labkit.replicate STUDY.zip": "the form of a command",
+    "python -m labkit.report FOLDER": "the form of a command",
     "python -m labkit.report": "the command's name alone",
     "python -m labkit.compare": "the command's name alone",
     "python -m labkit.post --check": "the command's name and an option",
@@ -105,6 +106,14 @@ NOT_TINY = {
     "python -m labkit ablation=precision -m": (
         "weights.narrow",
         "the tiny model that stands in for smollm2 has float32 weights, which are not narrow",
+    ),
+    "python -m labkit ablation=capture_sizes -m": (
+        "tokens.padded stayed 0",
+        "the few requests that run at the same time need no padding with nine sizes",
+    ),
+    "python -m labkit ablation=prefix_policies -m": (
+        "prefix_eviction.lru stayed 0",
+        "the tiny prompts fill no cache, so nothing is evicted",
     ),
     "python -m labkit ablation=keyframes workload.clips=DIR -m": (
         "no clip could be decoded",
