@@ -77,7 +77,8 @@ def test_a_delay_is_the_time_of_its_part(part):
 
 def test_an_overlapped_step_is_one_part():
     _, note, steps = serve("model", Hand(), "overlap")
-    assert sum(us["model"] for us in note["parts_us"].values()) <= steps * DELAY * 1e6
+    # The other thread may end before this one waits: then the part is absent.
+    assert sum(us.get("model", 0.0) for us in note["parts_us"].values()) <= steps * DELAY * 1e6
     assert not any({"attention", "products", "rest"} & set(us) for us in note["parts_us"].values())
 
 
