@@ -194,7 +194,12 @@ def study(
                 assert one is not None
                 true = 100 * math.expm1(effects[row.case])
                 if one.ci_pct is not None:
-                    covered &= one.ci_pct[0] <= true <= one.ci_pct[1]
+                    inside = one.ci_pct[0] <= true <= one.ci_pct[1]
+                    if one.verdict == "estimate_only":  # an interval of its own
+                        counts["estimates"] += 1
+                        counts["estimates_covered"] += inside
+                    else:
+                        covered &= inside
                 if one.verdict in ("better", "worse"):
                     false_word |= true == 0 or (true > 0) != (one.verdict == "worse")
                 if one.verdict == "trivial":
@@ -301,9 +306,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.requests:
         print_request_studies(options.studies)
         return
-    columns = "false words | false equivalent | coverage | decided | forecast | seconds"
+    columns = (
+        "false words | false equivalent | coverage | of an estimate | decided | forecast | seconds"
+    )
     print(f"| noise | rows x arms | effects | {columns} |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     with ProcessPoolExecutor(2) as pool:
         for noise, rows, arms, time_s, effect in settings():
             if options.only and noise.name != options.only:
@@ -314,9 +321,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 total += counts
             n, per = total["studies"], total["comparisons"]
             forecast = total["forecast_milli"] / 1000 / n / rows
+            estimates = total["estimates_covered"] / max(1, total["estimates"])
             print(
                 f"| {noise.name} | {rows} x {arms} | {effect} | {total['false_word'] / n:.1%} "
-                f"| {total['false_equal'] / n:.1%} | {total['covered'] / n:.1%} "
+                f"| {total['false_equal'] / n:.1%} | {total['covered'] / n:.1%} | {estimates:.1%} "
                 f"| {total['decided'] / per:.1%} | {forecast:.1%} | {total['seconds'] / n:.0f} |",
                 flush=True,
             )

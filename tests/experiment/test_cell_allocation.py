@@ -114,6 +114,7 @@ def test_a_pilot_gives_blocks_and_rounds_and_a_decided_case_stops(make):
     counts = launcher.rounds["noisy"]
     assert counts[look.blocks] > counts[0] >= 6  # it has the time of the case that stopped
     (first, end) = read_cell(cell.dir)["design"]["looks_taken"]
+    assert first["estimates"] == end["estimates"] == ["heavy"]
     assert first["stopped"] == ["clear"] and "stopped" not in end  # all have ended by then
     (decided,) = [line for line in notes.lines if line.startswith("decided")]
     assert decided.startswith("decided: clear: seq_map worse, +2") and " to +" in decided
@@ -132,6 +133,9 @@ def test_a_stopped_case_keeps_the_result_of_its_look(make):
     assert comparison["noisy"].level == pytest.approx(1 - last.alpha)
     assert comparison["noisy"].verdict == "inconclusive"
     assert comparison["noisy"].blocks == last.blocks
+    heavy = comparison["heavy"]  # of an estimate nothing is claimed
+    assert heavy.verdict == "estimate_only" and "longer than design.time" in heavy.reason
+    assert heavy.p_adjusted is None and heavy.ci_low_pct < heavy.effect_pct < heavy.ci_high_pct
     lines = caveats(AnalysisCache().cell(cell.dir))
     (line,) = [line for line in lines if line.startswith("measured in few rounds")]
     assert re.search(r"longer than design\.time: 'heavy' \(\d+ min\)$", line)

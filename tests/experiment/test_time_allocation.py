@@ -14,7 +14,9 @@ from labkit.experiment.compose.reachable_looks import fewest_blocks, planned_loo
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
     MIN_ROUNDS_TO_DECIDE,
+    Allocation,
     CasePilot,
+    CaseShare,
     CellPilot,
     Measured,
     allocate,
@@ -133,3 +135,10 @@ def test_a_study_takes_its_time_or_the_least_that_can_claim_something(cases, sta
     for share in allocation.cases:
         assert share.rounds >= 1 and least <= share.blocks <= allocation.blocks
         assert share.blocks == allocation.blocks or share.rounds < MIN_ROUNDS_TO_DECIDE
+
+
+def test_a_case_with_more_than_half_of_the_blocks_is_no_estimate():
+    shares = tuple(CaseShare(str(blocks), blocks, 1, 0.0, 5.0) for blocks in (6, 8, 9, 16))
+    assert Allocation(16, shares, 60.0).estimates(6).keys() == {"6", "8"}
+    assert Allocation(6, shares[:1], 60.0).estimates(6) == {}
+    assert Allocation(9, shares[:2], 60.0).estimates(8).keys() == {"6", "8"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,13 +29,15 @@ from labkit.analysis.statistics.permutation_test import (
 )
 from labkit.analysis.statistics.power import between_run_sd, mde_pct
 
+OUT_OF_REACH = "deciding it would take longer than design.time"
+
 
 @dataclass(frozen=True)
 class DecisionCriteria:
     """What the design fixed before the first run: runs per block, alpha and margin (percent).
 
-    ``withheld_reason`` is the reason why nothing may be claimed yet, or None. While nothing may be
-    claimed, ``alpha`` is 0.
+    ``withheld_reason`` is the reason why nothing may be claimed, or None. While nothing may be
+    claimed of any row, ``alpha`` is 0.
     """
 
     runs: int
@@ -85,6 +87,7 @@ def compare_arm(
     baseline: str,
     criteria: DecisionCriteria,
     arms_tested: int = 1,
+    estimated: Collection[int] = (),
 ) -> list[ArmComparison]:
     """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
 
@@ -100,7 +103,7 @@ def compare_arm(
         for row in rows
     ]
     for primary in (True, False):
-        tests = row_tests(rows, arm, baseline, criteria.runs, primary)
+        tests = row_tests(rows, arm, baseline, criteria.runs, primary, estimated)
         if not tests:
             continue
         each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
@@ -110,6 +113,9 @@ def compare_arm(
             comparisons[index] = _compare(
                 rows[index], comparisons[index], test, adjusted, criteria, alpha
             )
+    alone = replace(criteria, withheld_reason=criteria.withheld_reason or OUT_OF_REACH)
+    for index in estimated:
+        comparisons[index] = compare_arm([rows[index]], arm, baseline, alone)[0]
     return comparisons
 
 
@@ -129,9 +135,16 @@ def effect_pct(
 
 
 def row_tests(
-    rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
+    rows: Sequence[MetricRow],
+    arm: str,
+    baseline: str,
+    runs: int,
+    primary: bool,
+    without: Collection[int] = (),
 ) -> dict[int, RowPermutations]:
     """Return the permutation test of each row with ``row.primary == primary``, by row index.
+
+    ``without``: indexes of rows that are left out.
 
     Skipped and computed rows, rows without a complete block and rows with values that are not
     comparable have no test. A row that lacks a block is tested on its other blocks, under the same
@@ -142,7 +155,7 @@ def row_tests(
         if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
-        if blocks and row.primary == primary:
+        if blocks and row.primary == primary and index not in without:
             groups.setdefault(blocks, []).append(index)
     all_blocks = sorted({block for blocks in groups for block in blocks})
     tests: dict[int, RowPermutations] = {}

@@ -6,7 +6,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.analysis.comparison import gates, output_identity, slow_launches
 from labkit.analysis.comparison.arm_comparison import (
+    OUT_OF_REACH,
     ArmComparison,
     DecisionCriteria,
     compare_arm,
@@ -144,9 +145,23 @@ class CellData:
     def criteria_of(self, case: str) -> DecisionCriteria:
         """Return the criteria of a case's rows: the current ones, or those of its last look."""
         look = self.stopped.get(case)
+        if case in self.estimates_at(None) and self.criteria.withheld_reason is None:
+            return replace(self.criteria, withheld_reason=OUT_OF_REACH)
         if look is None or not self.design.declared:
             return self.criteria
         return DecisionCriteria(self.design.runs_per_block, look.alpha, self.design.margin_pct)
+
+    def estimates_at(self, look: InterimLook | None) -> frozenset[str]:
+        """Return the cases that were only estimated, and so not tested, at a look; None: now."""
+        if look is None:
+            return frozenset(self.design.estimates)
+        taken = self.design.looks_taken
+        return frozenset(
+            case
+            for one in taken
+            if one["blocks"] == look.blocks
+            for case in one.get("estimates", ())
+        )
 
     @cached_property
     def withheld_reason(self) -> str | None:
@@ -335,24 +350,34 @@ class CellAnalysis:
     def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
         """Compare the arms in every row; a case that stopped at a look keeps its result."""
         data = self.data
-        compared = list(self._compare_by(rows, data.criteria))
+        compared = list(self._compare_by(rows, data.criteria, data.estimates_at(None)))
         for look in {look.blocks: look for look in data.stopped.values()}.values():
             stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
             if stopped:
                 then = [row.before(look.blocks) for row in rows]
-                at_look = self._compare_by(then, data.criteria_of(rows[stopped[0]].case))
+                criteria = data.criteria_of(rows[stopped[0]].case)
+                at_look = self._compare_by(then, criteria, data.estimates_at(look))
                 for index in stopped:
                     compared[index] = at_look[index]
         return tuple(compared)
 
     def _compare_by(
-        self, rows: Sequence[MetricRow], criteria: DecisionCriteria
+        self,
+        rows: Sequence[MetricRow],
+        criteria: DecisionCriteria,
+        estimates: Collection[str],
     ) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
+        estimated = {index for index, row in enumerate(rows) if row.case in estimates}
         per_arm = {
             arm.name: compare_arm(
-                rows, arm.name, data.baseline, criteria, arms_tested if arm.role == "arm" else 1
+                rows,
+                arm.name,
+                data.baseline,
+                criteria,
+                arms_tested if arm.role == "arm" else 1,
+                estimated,
             )
             for arm in data.arms[1:]
         }

@@ -140,7 +140,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if estimates := data.design.estimates:
         names = (f"{case!r} ({math.ceil(s / 60)} min)" for case, s in estimates.items())
         yield (
-            "measured in few rounds, because deciding them would take longer than design.time: "
+            "measured in few rounds and not tested, because deciding them would take longer than "
+            "design.time: "
             f"{', '.join(names)}"
         )
     if (units := data.design.units) is not None:

@@ -305,9 +305,14 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
         if c.p_floor and c.arm in arms
     }
     if smallest_p_values:
+        rows = (
+            "rows but estimates, whose intervals are their own,"
+            if cell.design.estimates
+            else "rows"
+        )
         notes.append(
             f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
-            "adjusted over all rows and arms; smallest reachable p "
+            f"adjusted over all {rows} and arms; smallest reachable p "
             f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'

@@ -323,7 +323,7 @@ def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[s
         if share.blocks < blocks
     ]
     if out_of_reach:
-        yield f"estimates only, unless they differ by much: {'; '.join(out_of_reach)}"
+        yield f"estimates only: {'; '.join(out_of_reach)}"
     if time_s is not None and allocation.seconds > 1.05 * time_s:
         yield (
             f"this is longer than design.time, which leaves {format_duration(time_s)}: with fewer "

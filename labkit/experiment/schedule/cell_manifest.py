@@ -395,9 +395,9 @@ def take_interim_look(
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
     The cell ends if no case that is still measured is undecided. The look lists the decided ones,
-    which stop. With ``design.eliminate``, arms that cannot be the best are dropped. The look lists
-    the remaining arms, always with the baseline and the control. The result is added to
-    ``cell.json``.
+    which stop, and those that were only estimated, which it has not tested. With
+    ``design.eliminate``, arms that cannot be the best are dropped. The look lists the remaining
+    arms, always with the baseline and the control. The result is added to ``cell.json``.
     A look is taken only if no later block has been run. If an earlier command ran later blocks,
     the look's recorded result stays.
     """
@@ -408,17 +408,21 @@ def take_interim_look(
         raise ValueError(f"cell {cell.name}: its design has looks, but analysis is None")
     undecided, plan = set(analysis.undecided_cases(cell.dir)), cell.plan(blocks)
     measured = undecided if plan is None else set(cell.plans[0].rounds)
-    measured -= set(estimates_in_manifest(cell))
-    running = measured & undecided
-    decided = not running
+    estimates = set(estimates_in_manifest(cell))
+    measured -= estimates
+    running, last = measured & undecided, blocks >= cell.design.blocks
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
+    stopped = measured - running
+    decided = not running
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
-    if cell.design.eliminate and not decided and blocks < cell.design.blocks:
+    if estimates:
+        result["estimates"] = sorted(estimates)
+    if cell.design.eliminate and not decided and not last:
         result["kept"] = _remaining_arms(cell, taken, analysis)
-    if plan is not None and not decided and blocks < cell.design.blocks:
-        result["stopped"] = sorted(measured - running - _stopped_cases(taken))
+    if plan is not None and not decided and not last:
+        result["stopped"] = sorted(stopped - _stopped_cases(taken))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken

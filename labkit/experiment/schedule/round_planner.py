@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.schedule.time_allocation import CellPilot, Measured, balanced, divide
 from labkit.records import CaseRecord, Record
 from labkit.workload.kernels.kernel_pilot import NORMAL_SD
@@ -41,7 +42,7 @@ class RoundPlanner:
     deadline
         When the last block is to end, on the clock ``time.monotonic``.
     estimates
-        The cases out of reach, with the seconds of a study that would decide them.
+        The cases that are only estimated, with the seconds of a study that would decide them.
     """
 
     cell: ReadyCell
@@ -76,9 +77,9 @@ class RoundPlanner:
             for share in allocation.cases
             if share.blocks > self._blocks
         }
-        self.estimates = {case: s for case, s in self.estimates.items() if case not in rounds} | {
-            share.case: share.needed_s for share in allocation.cases if share.blocks < design.blocks
-        }
+        ended_early = {case: s for case, s in self.estimates.items() if case in ended}
+        few = fewest_blocks(design, self.cell.tested_arms)
+        self.estimates = ended_early | allocation.estimates(few)
         return BlockPlan(
             rounds,
             pilot.start_s,

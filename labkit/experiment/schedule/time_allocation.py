@@ -106,6 +106,14 @@ class Allocation:
     cases: tuple[CaseShare, ...]
     seconds: float
 
+    def estimates(self, few: int) -> dict[str, float]:
+        """Return the cases that are only estimated, with the seconds that deciding them would take.
+
+        They have at most ``few`` blocks, or at most half of all blocks.
+        """
+        most = min(max(few, self.blocks // 2), self.blocks - 1)
+        return {share.case: share.needed_s for share in self.cases if share.blocks <= most}
+
     @property
     def expected_decisions(self) -> float:
         """The number of cases that are decided if the arms do not differ."""

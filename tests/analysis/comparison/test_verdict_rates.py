@@ -118,6 +118,20 @@ def answers(design, values, planned=None, shown=(), arms=1):
     ]
 
 
+def test_an_estimate_widens_no_interval_and_has_its_own():
+    values = np.random.default_rng(3).normal(0.0, 0.01, (2, 10, 1, 6))
+    criteria = levels_of(Design(blocks=10, runs_per_block=1), 10, 10, ())
+    rows = as_rows(values)
+    whole, alone = (compare_arm(some, "arm", "base", criteria) for some in (rows, rows[2:]))
+    *estimates, third, _, _, last = compare_arm(rows, "arm", "base", criteria, 1, {0, 1})
+    assert [third, last] == [alone[0], alone[-1]] and third != whole[2]
+    for one, tested in zip(estimates, whole, strict=False):
+        assert one.ci_pct == one.ci_raw_pct == pytest.approx(tested.ci_raw_pct)
+        assert one.p_adjusted is None
+        verdict = judge(one, "lower", replace(criteria, withheld_reason="why"), [], None)
+        assert verdict.word == "estimate_only"
+
+
 DECIDED = {"better", "worse", "equivalent", "trivial"}
 
 
