@@ -6,6 +6,7 @@ next step still runs. Only ctrl-C stops the sequence.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -175,7 +176,8 @@ def _show_until_exit(
         show(text.read())
         if time.monotonic() > deadline:
             return "failed (took too long)"
-        time.sleep(POLL_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
     return None
 
 

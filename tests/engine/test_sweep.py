@@ -124,13 +124,19 @@ def drawn(count, seed):
 
 def covering(samples):
     """The fewest combinations, greedily, that have every pair which any of them has."""
-    pairs = {combination: set(combinations(combination, 2)) for combination in samples}
-    missing = set().union(*pairs.values())
+    bits = {}  # a number with one bit for each pair
+    pairs = {
+        combination: sum(
+            bits.setdefault(pair, 1 << len(bits)) for pair in combinations(combination, 2)
+        )
+        for combination in samples
+    }
+    missing = sum(bits.values())
     chosen = []
     while missing:
-        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))
+        best = max(pairs, key=lambda combination: (pairs[combination] & missing).bit_count())
         chosen.append(best)
-        missing -= pairs[best]
+        missing &= ~pairs[best]
     return chosen
 
 

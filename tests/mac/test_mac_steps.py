@@ -14,6 +14,7 @@ import pytest
 
 from labkit import analysis
 from labkit.cli import command_line, study_composer
+from labkit.experiment.hydra import hydra_composer
 from labkit.mac import __main__ as door
 from labkit.mac import gpu, kernel_verification, mac_steps, report_bundle
 from labkit.mac.mac_steps import (
@@ -77,7 +78,7 @@ def test_output_is_shown_while_the_step_runs(tmp_path):
 
 
 def test_a_hanging_step_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(mac_steps, "STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(mac_steps, "STOP_TIMEOUT_S", 0.05)
     steps = [python("hangs", "import time; time.sleep(600)"), python("next", "")]
     outcomes, _ = run(tmp_path, steps, timeout_s=0.5)
     assert [o.status for o in outcomes] == ["failed (took too long)", PASSED]
@@ -123,25 +124,31 @@ def test_ctrl_c_lets_the_step_finish_and_runs_no_other(tmp_path):
     assert (tmp_path / "one.log").read_text().endswith("finished\n")
 
 
-def ablations_of(cells):
-    return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
-
-
 def kernels(cells):
     return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
 
 
-def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_path, monkeypatch):
+@pytest.fixture
+def compose_step(composer, monkeypatch):
+    """A function from a step that is a study to its cells; files are read once for all tests."""
+    monkeypatch.setattr(hydra_composer, "Composer", lambda: composer)
+
+    def compose(step):
+        start = 3 if step.name == "answers" else 2
+        return study_composer.compose_cells(command_line.parse(step.arguments[start:]))
+
+    return compose
+
+
+def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(
+    tmp_path, monkeypatch, compose_step
+):
     monkeypatch.setattr(macos, "has_metal", lambda: True)
-    study_composer.register()
     cells = {}
     for step in all_steps(tmp_path, 16 * GIB):
         if step.arguments[:2] != ("-m", "pytest"):
             assert ON_METAL in step.arguments
-            start = 3 if step.name == "answers" else 2
-            cells[step.name] = study_composer.compose_cells(
-                command_line.parse(step.arguments[start:])
-            )
+            cells[step.name] = compose_step(step)
     assert kernels(cells["seq_map"]) | kernels(cells["decode"]) == kernels(cells["answers"])
     arms = {name: {a: e.engine for a, e in c[0].experiments.items()} for name, c in cells.items()}
     opponent = arms["serving"]["mlx_lm"]
@@ -152,16 +159,14 @@ def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_pa
         assert first.attention.device.value == "metal", name
 
 
-def test_every_kernel_study_on_a_gpu_is_verified_and_has_the_article_s_seven_rows(tmp_path):
+def test_every_kernel_study_on_a_gpu_is_verified_and_has_the_article_s_seven_rows(
+    tmp_path, compose_step
+):
     """The emulator stands for the GPU: the steps must be ready when there is one."""
-    study_composer.register()
     cells = {}
     for step in gpu.gpu_steps(tmp_path, 16 * GIB, "engine.attention.device=emulated"):
         if step.arguments[:2] != ("-m", "pytest"):
-            start = 3 if step.name == "answers" else 2
-            cells[step.name] = study_composer.compose_cells(
-                command_line.parse(step.arguments[start:])
-            )
+            cells[step.name] = compose_step(step)
     assert {c.experiment.ablation.name for c in cells["answers"]} == {"seq_map", *gpu.ABLATIONS}
     (rows,) = cells["seq_map"]
     workload = rows.experiment.workload
@@ -292,6 +297,7 @@ def test_it_writes_one_bundle_with_everything(inside, capsys, monkeypatch):
     def steps(folder, memory_bytes):
         assert memory_bytes > GIB
         study = ["ablation=seq_map", "design=quick", "design.blocks=1", f"out={folder / 'study'}"]
+        study.append("design.isolation=in_process")  # three arms, of which one process starts
         return (
             MacStep("study", "asks something", ("-m", "labkit", *study, *TINY, "-m")),
             python("broken", "import sys; print('why'); sys.exit(1)"),

@@ -55,16 +55,22 @@ def masks(threads):
     return [os.sched_getaffinity(thread) for thread in threads]
 
 
-def placed(placement, arm, pid):
-    placement.place(arm, [pid])
-    time.sleep(0.3)
-    placement.place(arm, [pid])
+def placed(placement, arm, threads, *gone):
+    """Place the threads of a process as soon as both busy ones have worked about equally long."""
+    pid, *_ = threads
+    placement.place(arm, [*gone, pid])
+    before, used = [thread_placement._cpu_ns(thread) for thread in threads[:2]], [0, 1]
+    while min(used) < max(20_000_000, 0.5 * max(used)):
+        time.sleep(0.01)
+        now = [thread_placement._cpu_ns(thread) for thread in threads[:2]]
+        used = [ns - start for ns, start in zip(now, before, strict=True)]
+    placement.place(arm, [*gone, pid])
 
 
 def test_the_busy_threads_of_all_arms_have_the_same_cores_and_the_others_have_all(start):
     placement, arms = ThreadPlacement(), [start() for _ in range(3)]
-    for arm, (pid, *_) in enumerate(arms):
-        placed(placement, arm, pid)
+    for arm, threads in enumerate(arms):
+        placed(placement, arm, threads)
     first, second, idle = masks(arms[0])
     assert len(first) == len(second) == 1 and first != second and idle == set(CORES)
     assert masks(arms[1]) == masks(arms[2]) == [first, second, idle]
@@ -75,7 +81,7 @@ def test_the_busy_threads_of_all_arms_have_the_same_cores_and_the_others_have_al
 
 def test_a_thread_with_a_mask_of_its_own_keeps_it(start):
     placement, threads = ThreadPlacement(), start("restricted")
-    placed(placement, 0, threads[0])
+    placed(placement, 0, threads)
     assert masks(threads) == [{CORES[-1]}] * 3
     placement.release(0, [threads[0]])
     assert masks(threads) == [{CORES[-1]}] * 3
@@ -83,7 +89,7 @@ def test_a_thread_with_a_mask_of_its_own_keeps_it(start):
 
 def test_a_thread_that_inherits_a_core_from_its_creator_may_run_on_all(start):
     placement, threads = ThreadPlacement(), start()
-    placed(placement, 0, threads[0])
+    placed(placement, 0, threads)
     os.sched_setaffinity(threads[2], {CORES[0]})  # as if a placed thread had started it
     placement.place(0, [threads[0]])
     assert masks(threads)[2] == set(CORES)
@@ -91,9 +97,9 @@ def test_a_thread_that_inherits_a_core_from_its_creator_may_run_on_all(start):
 
 def test_a_mask_of_its_own_is_kept_although_other_arms_have_the_same_core(start):
     placement, threads = ThreadPlacement(), start("restricted")
-    placed(placement, 0, threads[0])
+    placed(placement, 0, threads)
     other = start()
-    placed(placement, 1, other[0])  # gets both cores
+    placed(placement, 1, other)  # gets both cores
     placement.place(0, [threads[0]])
     assert masks(threads) == [{CORES[-1]}] * 3
 
@@ -106,10 +112,8 @@ def test_the_busiest_are_ranked_by_time_and_ordered_by_creation():
 
 
 def test_processes_that_have_ended_are_ignored(start):
-    placement, (pid, *_) = ThreadPlacement(), start()
-    placement.place(0, [2**22 + 1, pid])
-    time.sleep(0.3)
-    placement.place(0, [2**22 + 1, pid])
+    placement, (pid, *others) = ThreadPlacement(), start()
+    placed(placement, 0, (pid, *others), 2**22 + 1)
     assert len(os.sched_getaffinity(pid)) == 1
     placement.release(0, [2**22 + 1, pid])
     assert os.sched_getaffinity(pid) == set(CORES)

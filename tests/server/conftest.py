@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 # Tests are not a package; this makes ``fake_engine`` and ``chat_model`` importable.
 sys.path.insert(0, str(Path(__file__).parent))
+
+import api_client
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +32,8 @@ class ServerProcess:
     def __init__(self, process, url, log):
         self.process, self.url, self.log = process, url, log
 
-    def client(self, *, strict=True, **options):
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", _strict_response_validation=strict, **options
-        )
+    def client(self, **options):
+        return api_client.connect(self.url, **options)
 
     def stop(self, signum=signal.SIGTERM):
         """Send a signal and return the exit code."""
@@ -46,6 +45,18 @@ class ServerProcess:
 def start_server():
     """A context manager that runs a server, given a log's path and overrides."""
     return _run_server
+
+
+@pytest.fixture(scope="session")
+def tiny_server(chat_model):
+    """A function from overrides to a server of the tiny model in this process."""
+    from fake_server import ModelServer
+
+    def make(*overrides):
+        model = f"model.path={chat_model}"
+        return ModelServer("model=local", model, "server.model_name=tiny", *overrides)
+
+    return make
 
 
 @contextlib.contextmanager

@@ -1,14 +1,16 @@
-"""A server on loopback in this process, with a fake engine, for tests of HTTP."""
+"""Servers on loopback in threads of this process, with a fake engine or a real model."""
 
 import contextlib
 import json
 import socket
 import threading
 
+import pytest
 import uvloop
 from fake_engine import CharTokenizer, FakeEngine
 
-from labkit import config
+from labkit import config, serve
+from labkit.server import __main__ as command
 from labkit.server.generation.serving_service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
@@ -39,16 +41,14 @@ class TemplatesHere:
         pass
 
 
-class FakeServer:
-    """A running server with its ``service``, ``engine`` and ``tokenizer``."""
+class LocalServer:
+    """A running server of a ``service``."""
 
-    def __init__(self, folder, *, tokenizer=None, **options):
-        self.engine, self.tokenizer = FakeEngine(), tokenizer or CharTokenizer()
-        settings = config.Server(port=0, **options)
-        self.service = Service(settings, "fake", self.tokenizer, self.engine, FakeModel(folder))
-        self.service.templates = TemplatesHere(self.tokenizer)
-        self._socket = http_listener.bind(settings)
+    def __init__(self, service):
+        self.service = service
+        self._socket = http_listener.bind(service.options)
         self.port = self._socket.getsockname()[1]
+        self.url = http_listener.url(self._socket)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
 
@@ -92,6 +92,34 @@ class FakeServer:
         head, _, text = response.partition(b"\r\n\r\n")
         status = int(head.split()[1])
         return status, json.loads(text) if text.startswith(b"{") else text.decode()
+
+
+class FakeServer(LocalServer):
+    """A running server with its ``service``, ``engine`` and ``tokenizer``."""
+
+    def __init__(self, folder, *, engine=None, tokenizer=None, **options):
+        self.engine, self.tokenizer = engine or FakeEngine(), tokenizer or CharTokenizer()
+        settings = config.Server(port=0, **options)
+        service = Service(settings, "fake", self.tokenizer, self.engine, FakeModel(folder))
+        service.templates = TemplatesHere(self.tokenizer)
+        super().__init__(service)
+
+
+class ModelServer(LocalServer):
+    """A running server of a model and options as the command has them.
+
+    It differs from the command's by its process, whose threads and BLAS are left as they are.
+    """
+
+    def __init__(self, *overrides):
+        options = serve.compose(["server.port=0", *overrides])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "configure_process", lambda engine: None)
+            loaded = command.load(options)
+        name = options.server.model_name or loaded.model.name
+        service = Service(options.server, name, loaded.tokenizer, loaded.engine, loaded.model)
+        service.grammars.load_tokenizer()
+        super().__init__(service)
 
 
 def post(path, body, **headers):

@@ -1,15 +1,15 @@
 """Tests of the chat shell."""
 
 import io
-import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 from fake_engine import CharTokenizer, FakeEngine
 
+from labkit import serve
+from labkit.server import __main__ as command
 from labkit.server.chat_shell import Shell
 
 
@@ -81,18 +81,13 @@ def test_ctrl_c_at_the_prompt_does_not_exit():
     assert "(ctrl-D exits)" in output and "aaaaa" in output
 
 
-def test_the_command_reads_lines_from_a_pipe(chat_model):
-    command = [sys.executable, "-m", "labkit.serve", "shell=true", "model=local"]
-    command += [f"model.path={chat_model}", "server.max_output_tokens=4"]
-    completed = subprocess.run(
-        command, input="hello\nagain\n", capture_output=True, text=True, timeout=600,
-        env=dict(os.environ),
-    )  # fmt: skip
-    assert completed.returncode == 0, completed.stderr
-    assert (
-        len(re.findall(r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]", completed.stdout))
-        == 2
-    )
+def test_the_command_reads_lines_that_are_no_terminal_s(chat_model, monkeypatch, capsys):
+    monkeypatch.setattr(command, "configure_process", lambda engine: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nagain\n"))
+    overrides = ["shell=true", "model=local", f"model.path={chat_model}"]
+    assert command.serve(serve.compose([*overrides, "server.max_output_tokens=4"])) == 0
+    replies = r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]"
+    assert len(re.findall(replies, capsys.readouterr().out)) == 2
 
 
 def test_server_options_are_refused_with_shell():

@@ -142,9 +142,8 @@ def test_tool_calls_of_the_history_are_in_the_prompt(client):
     assert num_prompt_tokens('{"at": "the old mill"}') > num_prompt_tokens("{}")
 
 
-def test_output_is_bounded_by_the_context(chat_model, start_server, tmp_path):
-    overrides = ["model=local", f"model.path={chat_model}", "server.model_name=tiny"]
-    with start_server(tmp_path / "log", *overrides, "engine.budget.blocks=8") as small:
+def test_output_is_bounded_by_the_context(tiny_server):
+    with tiny_server("engine.budget.blocks=8") as small:
         status, body = post(small, "/v1/completions", max_tokens=16_384)
         context = send(small, "GET", "/v1/models/tiny")[2]["max_model_len"]
         assert status == 200 and context < 16_384

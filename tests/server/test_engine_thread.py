@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -13,7 +14,7 @@ from in_process import get, run_scenario
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
-from labkit.server.generation import engine_thread
+from labkit.server.generation import engine_thread, serving_service
 from labkit.server.generation.engine_thread import EngineThread, warm_up
 from labkit.server.generation.serving_service import Service
 from labkit.server.http import http_listener
@@ -212,20 +213,26 @@ def test_a_request_that_the_engine_refuses_is_a_bad_request(tmp_path):
     run_scenario(scenario, tmp_path)
 
 
-def test_stop_gives_live_requests_the_grace_period(tmp_path):
+def test_stop_gives_live_requests_the_grace_period(tmp_path, monkeypatch):
+    ahead = [0.0]  # seconds that the service's clock is ahead of the real one
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time)
+    monkeypatch.setattr(serving_service, "time", clock)
+
     async def scenario(service, engine):
         engine.before_step = lambda: time.sleep(0.01)
         short, endless = (
             start_generation(service, 5),
             service.generate("other", [[1]], SamplingParams(max_tokens=1 << 20), 1),
         )
-        texts = asyncio.gather(text_of(short), text_of(endless), return_exceptions=True)
-        stopping = asyncio.create_task(service.stop(1.5))
+        texts = [asyncio.create_task(text_of(one)) for one in (short, endless)]
+        stopping = asyncio.create_task(service.stop(600.0))
         await asyncio.sleep(0.01)
         with pytest.raises(ApiError, match="stopping"):
             start_generation(service)
-        first, second = await texts
-        assert first == "aaaaa" and isinstance(second, ApiError)
+        assert await texts[0] == "aaaaa" and not texts[1].done()
+        ahead[0] = 600.0
+        with pytest.raises(ApiError, match="stopping"):
+            await texts[1]
         await stopping
 
     assert run_scenario(scenario, tmp_path).closed

@@ -268,10 +268,11 @@ def test_a_process_dies_with_its_parent(chat_model, tmp_path):
             sys.executable, str(script), stdout=asyncio.subprocess.PIPE
         )
         child = psutil.Process(int(await parent.stdout.readline()))
-        while sum(child.cpu_times()[:2]) < 1:  # busy, so that it does not see the end of its input
-            await asyncio.sleep(0.05)
+        spent = sum(child.cpu_times()[:2])
+        while sum(child.cpu_times()[:2]) < spent + 0.1:  # busy, so that it does not read its input
+            await asyncio.sleep(0.02)
         parent.send_signal(signal.SIGKILL)
-        await parent.wait()
+        await parent.communicate()
         await asyncio.to_thread(psutil.wait_procs, [child], 10)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 

@@ -1,5 +1,6 @@
 """Tests of API keys, limits, errors, metrics, tokenising and shutdown over plain HTTP."""
 
+import asyncio
 import http.client
 import itertools
 import json
@@ -7,10 +8,20 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import openai
 import pytest
+from api_client import connect
+from fake_engine import CharTokenizer, FakeEngine
+from fake_server import FakeModel
+
+from labkit import config
+from labkit.server.generation import response_streams
+from labkit.server.generation.serving_service import Service
+from labkit.server.http import http_listener
+from labkit.server.http.routes import create_app
 
 HELLO = {"model": "tiny", "prompt": "hello", "temperature": 0}
 
@@ -45,23 +56,23 @@ def metric(server, name, **labels):
 
 
 @pytest.fixture(scope="module")
-def limited_server(chat_model, start_server, tmp_path_factory):
+def limited_server(tiny_server):
     """A server with an API key and low limits."""
-    with start_server(
-        tmp_path_factory.mktemp("limited") / "log",
-        "model=local",
-        f"model.path={chat_model}",
-        "server.model_name=tiny",
+    with tiny_server(
         "server.api_key=sesame",
         "server.max_body_bytes=2000",
         "server.max_prompt_tokens=20",
         "server.max_output_tokens=30000",
         "server.max_live=2",
-        "server.timeout_s=4",
-        "server.grace_s=1",
+        "server.timeout_s=600",
         "engine.scheduler.max_num_seqs=1",
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def limited_client(limited_server):
+    return connect(limited_server.url, api_key="sesame", strict=False)
 
 
 KEY = {"Authorization": "Bearer sesame"}
@@ -101,7 +112,7 @@ def test_the_api_key_is_required_except_for_health(limited_server):
     assert send(limited_server, "GET", "/v1/models/tiny", headers=KEY)[0] == 200
     assert send(limited_server, "GET", "/v1/models", headers={"x-api-key": "sesame"})[0] == 200
     with pytest.raises(openai.AuthenticationError):
-        limited_server.client(api_key="wrong").models.list()
+        connect(limited_server.url, api_key="wrong").models.list()
 
 
 def test_a_too_long_body_is_refused(limited_server):
@@ -119,9 +130,9 @@ def test_a_too_long_prompt_is_refused(limited_server):
     assert response[0] == 400 and response[2]["error"]["code"] == "context_length_exceeded"
 
 
-def test_more_choices_than_the_server_allows_are_a_bad_request(limited_server):
+def test_more_choices_than_the_server_allows_are_a_bad_request(limited_client):
     with pytest.raises(openai.BadRequestError, match="needs 3 completions; at most 2"):
-        limited_server.client(api_key="sesame").completions.create(**HELLO, n=3)
+        limited_client.completions.create(**HELLO, n=3)
 
 
 def endless_stream(client, **options):
@@ -130,8 +141,8 @@ def endless_stream(client, **options):
     return client.completions.create(**request, stream=True)
 
 
-def test_a_full_server_sends_retry_after(limited_server):
-    client = limited_server.client(api_key="sesame", strict=False)
+def test_a_full_server_sends_retry_after(limited_server, limited_client):
+    client = limited_client
     stream = endless_stream(client)
     next(iter(stream))
     waiting = []
@@ -166,15 +177,33 @@ def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     assert metric(server, "vllm:kv_cache_usage_perc") < 0.01
 
 
-def test_a_request_ends_at_the_time_limit(limited_server):
-    client = limited_server.client(api_key="sesame", strict=False)
+def test_a_request_ends_at_the_time_limit(limited_client, monkeypatch):
+    passed, limits = threading.Event(), []
+
+    async def wait(tasks, *, timeout, **options):
+        """Wait until the test says that the time limit has passed."""
+        if timeout <= 1:
+            return await asyncio.wait(tasks, timeout=timeout, **options)
+        limits.append(timeout)
+        done, left = set(), tasks
+        while not (done or passed.is_set()):
+            done, left = await asyncio.wait(tasks, timeout=0.01, **options)
+        return done, left
+
+    clock = SimpleNamespace(**{**vars(asyncio), "wait": wait})
+    monkeypatch.setattr(response_streams, "asyncio", clock)
     long = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}}
     with ThreadPoolExecutor(2) as pool:
-        stream = endless_stream(client)
+        stream = iter(endless_stream(limited_client))
+        next(stream)
         first = pool.submit(list, stream)
-        second = pool.submit(client.completions.create, **long)  # it waits until the limit
+        second = pool.submit(limited_client.completions.create, **long)
+        while len(limits) < 2:
+            time.sleep(0.01)
+        passed.set()  # while the second request waits for the first
         errors = [first.exception(), second.exception()]
-    assert isinstance(errors[0], openai.APIError) and "longer than 4 s" in str(errors[0])
+    assert all(590 < limit <= 600 for limit in limits)
+    assert isinstance(errors[0], openai.APIError) and "longer than 600 s" in str(errors[0])
     assert not isinstance(errors[0], openai.APIStatusError)  # the stream had started
     assert isinstance(errors[1], openai.InternalServerError) and errors[1].status_code == 504
 
@@ -234,20 +263,28 @@ def test_tokenize_and_detokenize(server, client):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_streams_with_an_error_event(chat_model, start_server, tmp_path, signum):
-    with start_server(
-        tmp_path / "log", "model=local", f"model.path={chat_model}", "server.model_name=tiny",
-        "server.grace_s=0.5", "server.max_output_tokens=30000",
-    ) as running:  # fmt: skip
-        connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=60)
-        body = {**HELLO, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+def test_a_signal_ends_streams_with_an_error_event(tmp_path, signum, capfd, monkeypatch):
+    monkeypatch.setattr(http_listener, "CLOSE_S", 0.1)
+    options = config.Server(port=0, grace_s=0.1, max_output_tokens=1 << 20)
+    service = Service(options, "fake", CharTokenizer(), FakeEngine(), FakeModel(tmp_path))
+    bound = http_listener.bind(options)
+
+    def stream():
+        connection = http.client.HTTPConnection(*bound.getsockname(), timeout=60)
+        body = {**HELLO, "model": "fake", "max_tokens": 1 << 20, "stream": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
         response = connection.getresponse()
         response.readline()
-        running.process.send_signal(signum)
-        lines = response.read().decode().split("\n\n")
-        assert running.process.wait(timeout=30) == 0
-        assert lines[-2:] == ["data: [DONE]", ""]
-        error = json.loads(lines[-3].removeprefix("data: "))["error"]
-        assert (error["type"], error["message"]) == ("server_error", "the server is stopping")
-        assert "Traceback" not in running.log.read_text()
+        signal.raise_signal(signum)
+        return response.read().decode()
+
+    with ThreadPoolExecutor(1) as pool:
+        streams = []
+        http_listener.run(
+            service, create_app(service), bound, lambda: streams.append(pool.submit(stream))
+        )
+        lines = streams[0].result().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    error = json.loads(lines[-3].removeprefix("data: "))["error"]
+    assert (error["type"], error["message"]) == ("server_error", "the server is stopping")
+    assert "Traceback" not in capfd.readouterr().err

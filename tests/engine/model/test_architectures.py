@@ -21,7 +21,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.numpy_port.model_conversion import Conversion
 
-TOKENS = 8
+TOKENS = 6
 LENGTHS = (5, 19, 1)  # mixed steps, a prompt in chunks, and none before the first token
 MOST_IDS = 126
 # Served by the NumPy forward too; the others stay on MLX with labkit's attention.
@@ -198,7 +198,7 @@ def test_the_page_of_architectures_is_up_to_date():
 
 def test_the_answers_are_not_degenerate(plain):
     lively = [len({t for answer in plain(name) for t in answer}) for name in REPRESENTATIVES]
-    assert np.median(lively) > 10
+    assert np.median(lively) > 8
 
 
 def test_other_names_of_an_architecture_are_mlx_lm_s_own():

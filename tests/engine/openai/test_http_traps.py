@@ -40,10 +40,10 @@ def tpot(entries):
 def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, run_load, ask):
     """Repeated prompts hit the prefix cache; a fresh server has none."""
     running, _ = opponent("prefix_cache")
-    first, second = (tpot(run_load(running, ask(*PROMPTS), 1).entries) for _ in range(2))
+    first, second = (tpot(run_load(running, ask(*PROMPTS, tokens=3), 1).entries) for _ in range(2))
     assert second < 0.5 * first and running.counters()["tokens.cached"] > 0
     engine = fresh("prefix_cache")
-    assert tpot(run_load(engine, ask(*PROMPTS), 1).entries) > 2 * second
+    assert tpot(run_load(engine, ask(*PROMPTS, tokens=3), 1).entries) > 2 * second
     assert engine.counters()["tokens.cached"] == 0
     assert engine.notes["server"]["kept"] is None
 
@@ -51,14 +51,14 @@ def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, run_load,
 def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, run_load, ask):
     """If a long prompt slows a server for ever, the result depends on the order of tests."""
     running, _ = opponent("carries_over")
-    before = tpot(run_load(running, ask(*PROMPTS)).entries)
-    run_load(running, ask(LONG))
-    after = tpot(run_load(running, ask(*PROMPTS)).entries)
+    before = tpot(run_load(running, ask(*PROMPTS, tokens=3)).entries)
+    run_load(running, ask(LONG, tokens=2))
+    after = tpot(run_load(running, ask(*PROMPTS, tokens=3)).entries)
     assert after > 2 * before
     engine = fresh("carries_over")
-    run_load(engine, ask(LONG))
+    run_load(engine, ask(LONG, tokens=2))
     engine.close()
-    assert tpot(run_load(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.5 * after
+    assert tpot(run_load(fresh("carries_over"), ask(*PROMPTS, tokens=3)).entries) < 0.5 * after
 
 
 def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, run_load, ask):

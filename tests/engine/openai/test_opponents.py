@@ -4,18 +4,21 @@ Both serve tokens at the same pace, so no verdict of faster or slower is right. 
 measured once. The runs of further blocks differ from it by noise.
 """
 
+import contextlib
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
+from stub_server import Stub
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.robustness.caveats import caveats
-from labkit.config import Workload
+from labkit.config import Engine, OpenAIServer, Workload
+from labkit.engine import openai
 from labkit.experiment.worker.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_record, write_json
 from labkit.workload.requests.serving_session import ServingSession
@@ -43,8 +46,20 @@ def measured(engine):
     return replace(record, cases=result.cases, counters=result.counters, notes=result.notes)
 
 
+@pytest.fixture(scope="module")
+def honest(tiny_dir):
+    """The record of an honest server's run."""
+    with contextlib.closing(Stub()) as stub:
+        server = OpenAIServer(preset="other", url=stub.url, **ON_TIME)
+        with contextlib.closing(
+            openai.create(Engine(name="openai", server=server), tiny_dir)
+        ) as it:
+            it.reset_counters()
+            return measured(it)
+
+
 @pytest.fixture
-def study(opponent, tmp_path):
+def study(tmp_path):
     """Return a function that analyses an opponent's run beside an honest server's."""
     number = count()
 
@@ -99,18 +114,16 @@ def varied(record, factor):
         (("half", "no_usage"), "the tokenizer and usage counts more tokens than max_tokens"),
     ],
 )
-def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes, why):
-    honest, _ = opponent(**ON_TIME)
-    base = measured(honest)
+def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, honest, study, modes, why):
     silent = {"silence_s": 1.0} if {"dead", "pings"} & set(modes) else {}
     engine, stub = opponent(**silent, **ON_TIME)
     stub.modes |= set(modes)
     other = measured(engine)
-    analysis = study(base, other)
+    analysis = study(honest, other)
     reasons = [*analysis.causes("server", "total_tok_s"), *caveats(analysis)]
     assert any(why in reason for reason in reasons), reasons
     assert not any("request r1: request" in reason for reason in reasons), reasons
-    for one in (analysis, study(other, base)):
+    for one in (analysis, study(other, honest)):
         primary = [judged for judged in one.judged if judged.row.primary]
         assert {judged.verdict.word for judged in primary} <= {"invalid"}
         findings = plan_findings(one)
@@ -120,15 +133,13 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, study, modes
 
 
 @pytest.mark.parametrize("modes", [(), ("bundles",), ("role_first",)])
-def test_an_honest_server_gets_a_verdict(opponent, study, modes):
+def test_an_honest_server_gets_a_verdict(opponent, honest, study, modes):
     """Its throughput is set to that of the other: only what it did beside that is judged."""
-    honest, _ = opponent(**ON_TIME)
-    base = measured(honest)
     engine, stub = opponent(**ON_TIME)
     stub.modes |= set(modes)
     other = measured(engine)
-    (case,), (own,) = base.cases, other.cases
-    analysis = study(base, replace(other, cases=(replace(own, metrics=case.metrics),)))
+    (case,), (own,) = honest.cases, other.cases
+    analysis = study(honest, replace(other, cases=(replace(own, metrics=case.metrics),)))
     (row,) = [one for one in analysis.judged if one.row.primary]
     assert row.verdict.word in ("inconclusive", "equivalent") and not analysis.causes(
         "server", None

@@ -1,7 +1,6 @@
 """A failing rank is named at once, and no rank outlives the engine's process."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -87,25 +86,6 @@ def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, faul
     with pytest.raises(EngineError, match="the ranks have ended"):
         engine.submit(Request("late", (1,), SamplingParams()))
     engine.close()
-
-
-def test_ranks_ignore_sigint_and_end_when_it_stops_the_engine(model_dir, monkeypatch):
-    """A terminal sends it to all processes at once; the engine's ends the ranks."""
-    engine = make(model_dir("qwen3"))
-    pids = engine._ranks.pids
-    for pid in pids:
-        os.kill(pid, signal.SIGINT)
-    drain(engine)
-    assert all(map(running, pids))
-    engine.submit(Request("again", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
-
-    def interrupted(pipes, seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rank_processes, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert gone(pids, 0.0)
 
 
 OWNER = """

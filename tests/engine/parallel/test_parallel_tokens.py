@@ -1,11 +1,15 @@
 """Two ranks give the tokens of one process, under all that a scheduler does."""
 
 import json
+import os
+import re
 import shutil
+import signal
 
 import numpy as np
 import psutil
 import pytest
+from process_state import running
 
 from labkit.config import (
     KV,
@@ -18,6 +22,12 @@ from labkit.config import (
     TensorParallel,
 )
 from labkit.engine import LLM, Request, SamplingParams, create
+from labkit.engine.engine_factory import create_rank
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.parallel import rank_processes
+from labkit.engine.parallel.mlx_ring import Ring
+from labkit.engine.parallel.rank_messages import RankFailure
+from labkit.engine.parallel.schedule_check import NoScheduleCheck
 
 SHARED = tuple(range(60, 84))
 # Ragged, three with a beginning in common, one sampled; the pool holds not even half of them.
@@ -64,16 +74,20 @@ def collect(events, tokens, margins):
         margins.setdefault(event.request_id, []).append(event.margin)
 
 
-def both(path, **changes):
+def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **changes):
     """Return tokens, margins and counters of one process and of two ranks."""
     results = []
     for size in (1, 2):
         engine = create(options(size, **changes), path)
+        pids = engine._ranks.pids if size > 1 else []
         try:
+            if size > 1:
+                begin(engine)
             results.append((*serve(engine), engine.counters()))
             assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes
-            pids = engine._ranks.pids if size > 1 else []
+            if size > 1:
+                end(engine)
         finally:
             engine.close()
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
@@ -109,12 +123,36 @@ def test_the_tokens_and_the_schedule_are_those_of_one_process(model_dir, kind):
     assert two["step_ms"] > two["host_ms"] > 0
 
 
-def test_a_forward_on_mlx_sums_inside_its_graph(tmp_path):
+def interrupt_ranks(engine):
+    """Interrupt the ranks as a terminal does, which sends the signal to all processes at once."""
+    for pid in engine._ranks.pids:
+        os.kill(pid, signal.SIGINT)
+
+
+def interrupt_engine(engine):
+    """Interrupt a step, which ends the ranks."""
+    pids = engine._ranks.pids
+    assert all(map(running, pids))
+    engine.submit(Request("again", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
+
+    def interrupted(pipes, seconds):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert not any(map(running, pids))
+
+
+def test_a_forward_on_mlx_sums_inside_its_graph_and_ranks_ignore_sigint(tmp_path):
     from architectures import COMMON
     from small_models import build_model_dir
 
     path = build_model_dir(tmp_path / "moe", {**COMMON, "model_type": "qwen3_moe"})
-    (tokens, _, one), (same, _, two) = both(path, attention=Attention(backend="gather"))
+    (tokens, _, one), (same, _, two) = both(
+        path, interrupt_ranks, interrupt_engine, attention=Attention(backend="gather")
+    )
     assert tokens == same
     assert one["kernel.gather"] == two["kernel.gather"] > 0
     assert one["forward.mlx"] == two["forward.mlx"] == two["ranks.agreed"]
@@ -156,8 +194,6 @@ def test_the_llm_class_starts_and_stops_ranks(tmp_path_factory):
 
 
 def test_a_model_without_divisible_heads_is_one_line(tmp_path, model_dir):
-    from labkit.engine.engine_protocol import EngineError
-
     path = shutil.copytree(model_dir("qwen3"), tmp_path / "three")
     settings = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**settings, "num_key_value_heads": 3}))
@@ -169,7 +205,9 @@ def test_a_model_without_divisible_heads_is_one_line(tmp_path, model_dir):
 
 
 def test_an_architecture_that_mlx_lm_cannot_shard_is_named_with_the_rank(model_dir):
-    from labkit.engine.engine_protocol import EngineError
-
-    with pytest.raises(EngineError, match=r"rank \d: .*gemma3_text: mlx_lm cannot shard"):
-        create(options(2), model_dir("gemma3"))
+    """As a rank does it, whose failure is sent to the run's process."""
+    with pytest.raises(EngineError) as caught:
+        create_rank(options(2), model_dir("gemma3"), Ring(2, None), NoScheduleCheck())
+    error = RankFailure.from_exception(caught.value).to_exception(1)
+    assert type(error) is EngineError
+    assert re.match(r"rank 1: .*gemma3_text: mlx_lm cannot shard", str(error))
