@@ -101,6 +101,7 @@ SAMPLED = {
     ("test_app.py", "test_an_error_is_one_line_with_exit_code_2_and_no_files"): 3,
     ("test_app.py", "test_flags_that_only_print_exit_with_0"): 2,
     ("test_docs.py", "test_a_mistake_in_an_ablation_is_one_line"): 3,
+    ("test_docs.py", "test_the_tables_of_sensitivity_are_those_of_the_committed_records"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 6,
     ("test_experiments.py", "test_it_runs_tiny"): 4,
     ("test_job_launcher.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,

@@ -3,40 +3,65 @@
 import json
 import re
 import shutil
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from labkit.analysis.number_format import percent_text
+from labkit.analysis.pages.article import PLACES
 from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.studies import study_analysis
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.post import main
 from labkit.records import DIGESTS_FILE, unpack_archive
 
 ROOT = Path(__file__).parent.parent
 CELL = "ablation=seq_map,design.time=360,engine=paged"
+STUDY = re.compile(r'\w+\("([^"]+)"')  # the first argument of a placeholder
 FILLED = re.compile(r"^<!-- \{\{|'\{\{", re.M)
 FIRST = 'case="decode, 64 reqs, ctx 128"'
 
 
-@pytest.fixture
-def study(tmp_path):
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
     """Return the folder of a committed study, with its page and its pictures."""
-    reference = ROOT / "outputs" / "reference"
-    unpack_archive(reference / "seq_map.zip", tmp_path / "study")
-    shutil.copytree(reference / "seq_map.report", tmp_path / "study", dirs_exist_ok=True)
-    (tmp_path / "study" / CELL / DIGESTS_FILE).unlink()  # the tests change its records
-    return tmp_path / "study"
+    reference, folder = ROOT / "outputs" / "reference", tmp_path_factory.mktemp("post") / "study"
+    unpack_archive(reference / "seq_map.zip", folder)
+    shutil.copytree(reference / "seq_map.report", folder, dirs_exist_ok=True)
+    (folder / CELL / DIGESTS_FILE).unlink()  # the tests change its records
+    return folder
+
+
+@pytest.fixture
+def study(tmp_path, committed):
+    """Return a copy of the committed study."""
+    return shutil.copytree(committed, tmp_path / "study")
 
 
 @pytest.fixture
 def write(tmp_path, study):
-    def write(text):
-        path = tmp_path / "article.md"
-        path.write_text(text, encoding="utf-8")
-        return path
+    return partial(write_article, tmp_path)
 
-    return write
+
+def write_article(folder, text):
+    path = folder / "article.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    """A cache of analyses for the tests that change no study."""
+    return AnalysisCache()
+
+
+@pytest.fixture
+def write_beside(committed, analysed, monkeypatch):
+    """Like ``write``, beside the committed study itself, which is analysed once."""
+    monkeypatch.setattr(study_analysis, "AnalysisCache", lambda: analysed)
+    return partial(write_article, committed.parent)
 
 
 def filled_pages():
@@ -51,10 +76,30 @@ def test_committed_articles_are_found():
     assert len([page for page in filled_pages() if page.startswith("docs/articles/")]) == 7
 
 
-@pytest.mark.parametrize("page", filled_pages())
-def test_committed_articles_agree_with_their_records(page, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert main([page, "--check"]) == 0, capsys.readouterr().out
+def placeholders():
+    """Return the filled placeholders: by study, and by page, the texts that the page shows."""
+    found = defaultdict(lambda: defaultdict(list))
+    for page in filled_pages():
+        for place in PLACES.finditer((ROOT / page).read_text("utf-8")):
+            call = place["block"] or place["inline"]
+            if call is not None:
+                found[STUDY.match(call.strip())[1]][page].append(place[0])
+    return found
+
+
+PLACEHOLDERS = placeholders()
+
+
+@pytest.mark.parametrize("study", PLACEHOLDERS)
+def test_committed_articles_agree_with_their_records(study, tmp_path, capsys):
+    """Pages of the placeholders of one study, each where the committed page lies."""
+    (tmp_path / "outputs").symlink_to(ROOT / "outputs")
+    for name, texts in PLACEHOLDERS[study].items():
+        page = tmp_path / name
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    pages = [str(tmp_path / name) for name in PLACEHOLDERS[study]]
+    assert main([*pages, "--check"]) == 0, capsys.readouterr().out
 
 
 def test_a_committed_article_s_page_agrees_with_its_text(monkeypatch, capsys):
@@ -63,8 +108,8 @@ def test_a_committed_article_s_page_agrees_with_its_text(monkeypatch, capsys):
     assert main([one_launch, "--html", "--check"]) == 0, capsys.readouterr().out
 
 
-def test_filled_placeholders_stay_and_are_filled_again(write, study):
-    path = write(
+def test_filled_placeholders_stay_and_are_filled_again(write_beside, committed):
+    path = write_beside(
         '# Title\n\n{{ sentence("study") }}\n\nIt is {{ value("study", '
         f'{FIRST}, what="delta") }}}}, `{{{{ code }}}}`.\n\n'
         '{{ table("study", columns=["batch", "delta", "verdict"]) }}\n\n'
@@ -73,7 +118,7 @@ def test_filled_placeholders_stay_and_are_filled_again(write, study):
     )
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    cell = json.loads((study / CELL / "cell.json").read_text(encoding="utf-8"))
+    cell = json.loads((committed / CELL / "cell.json").read_text(encoding="utf-8"))
     row = cell["rows"][0]
     effect = row["comparisons"][0]["effect_pct"]
     assert f"[{percent_text(effect)}](study/report.html#cell0r0 '{{{{ value(" in text
@@ -159,9 +204,9 @@ def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):
     ],
 )
 def test_a_placeholder_that_cannot_be_filled_is_one_line_and_exit_2(
-    placeholder, says, write, capsys
+    placeholder, says, write_beside, capsys
 ):
-    path = write(f"Text.\n\n{{{{ {placeholder} }}}}\n")
+    path = write_beside(f"Text.\n\n{{{{ {placeholder} }}}}\n")
     assert main([str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"labkit.post: {path}:3: ") and says in error
@@ -169,8 +214,8 @@ def test_a_placeholder_that_cannot_be_filled_is_one_line_and_exit_2(
     assert path.read_text(encoding="utf-8") == f"Text.\n\n{{{{ {placeholder} }}}}\n"
 
 
-def test_a_table_in_the_middle_of_a_line_is_refused(write, capsys):
-    assert main([str(write('See {{ table("study") }}.\n'))]) == 2
+def test_a_table_in_the_middle_of_a_line_is_refused(write_beside, capsys):
+    assert main([str(write_beside('See {{ table("study") }}.\n'))]) == 2
     assert "a table or sentence needs a line of its own" in capsys.readouterr().err
 
 

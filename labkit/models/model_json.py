@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -116,7 +117,7 @@ def _token_ids(value: Any, where: str) -> set[int]:
     return {token for token in ids if token >= 0}
 
 
-def _tokenizer_eos(model_dir: Path, where: str | None) -> set[int]:
+def _tokenizer_eos(model_dir: Path, where: str | None) -> Set[int]:
     """Return the id of the tokenizer's EOS token, if it has one.
 
     tokenizer.json is read as JSON, which is faster than building the tokenizer.
@@ -124,13 +125,23 @@ def _tokenizer_eos(model_dir: Path, where: str | None) -> set[int]:
     names = ("tokenizer_config.json", "special_tokens_map.json")
     configs = (read_optional(model_dir / name, where) for name in names)
     eos = next((token for config in configs if (token := special_token(config, "eos_token"))), None)
-    if eos is None or not (model_dir / "tokenizer.json").exists():
-        return set()
-    tokenizer = read_object(model_dir / "tokenizer.json", where)
+    path = model_dir / "tokenizer.json"
+    if eos is None or not path.exists():
+        return frozenset()
+    stat = path.stat()
+    return _ids_in_tokenizer(path, eos, where, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)  # every arm of a study asks for the same few megabytes
+def _ids_in_tokenizer(
+    path: Path, eos: str, where: str | None, stamp: tuple[int, ...]
+) -> frozenset[int]:
+    """Return the id of the token ``eos`` in tokenizer.json; ``stamp`` tells a changed file."""
+    tokenizer = read_object(path, where)
     try:
         added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}
         vocab = tokenizer["model"].get("vocab")
         token_id = added.get(eos, vocab.get(eos) if isinstance(vocab, dict) else None)
-        return set() if token_id is None else {int(token_id)}
+        return frozenset() if token_id is None else frozenset({int(token_id)})
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise ConfigError(f"{where or model_dir}: tokenizer.json is not a tokenizer") from None
+        raise ConfigError(f"{where or path.parent}: tokenizer.json is not a tokenizer") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -34,7 +33,7 @@ from labkit.records.study_archive import StudyPath
 MAX_DEPTH = 100  # levels of lists and objects; labkit writes about 10
 MAX_NUMBER = sys.float_info.max
 DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
-LARGE_EXPONENT = re.compile(rb"[:,\[\s]-?[eE][,\]}\s]")  # a number without its digits
+SEPARATORS = bytes.maketrans(b":[]} \t\n\r\v\fE", b",,,,,,,,,,e")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -69,8 +68,11 @@ def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
 
 
 def _may_be_large(content: bytes) -> bool:
-    long = b"0" * 309 in content.translate(DIGITS_AS_ZERO)
-    return long or LARGE_EXPONENT.search(content.translate(None, b"0123456789.+")) is not None
+    if b"0" * 309 in content.translate(DIGITS_AS_ZERO):
+        return True
+    # A number with an exponent that is not negative is a lone "e" without its digits.
+    short = content.translate(SEPARATORS, b"0123456789.+")
+    return b",e," in short or b",-e," in short
 
 
 def _bracket_depth(content: bytes) -> int:

@@ -15,7 +15,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import own_work_bound_pct
 from labkit.analysis.comparison.observations import middle_half_over_rounds
 from labkit.analysis.statistics.permutation_test import relabellings
-from labkit.records import ARCHIVE_SUFFIX, unpack_archive
+from labkit.records import ARCHIVE_SUFFIX, open_study
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "outputs" / "reference"
@@ -30,14 +30,20 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Return a folder with all committed studies as folders."""
-    folder = tmp_path_factory.mktemp("reference")
-    for path in REFERENCE.iterdir():
-        if path.suffix == ARCHIVE_SUFFIX:
-            unpack_archive(path, folder / path.stem)
-    return folder
+@pytest.fixture
+def unpacked(tmp_path):
+    """Return a function that unpacks one cell (``STUDY/CELL``) of a committed study."""
+
+    def unpack(cell):
+        study, name = cell.split("/", 1)
+        files = open_study(REFERENCE / f"{study}{ARCHIVE_SUFFIX}").archive.cell(name)
+        for file, content in files.items():
+            path = tmp_path / study / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return tmp_path / study / name
+
+    return unpack
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +89,21 @@ def compare_with_the_package(script, cell):
 
 
 @pytest.mark.parametrize("cell", EXAMPLES)
-def test_the_script_gives_the_package_s_numbers(script, reference, cell):
-    assert compare_with_the_package(script, reference / cell)
+def test_the_script_gives_the_package_s_numbers(script, unpacked, cell):
+    assert compare_with_the_package(script, unpacked(cell))
 
 
 @pytest.mark.slow
-def test_the_script_gives_the_package_s_numbers_of_every_committed_study(script, reference):
-    cells = [path.parent for path in sorted(reference.glob("*/*/cell.json"))]
+def test_the_script_gives_the_package_s_numbers_of_every_committed_study(script, unpacked):
+    cells = [
+        f"{path.stem}/{cell}"
+        for path in sorted(REFERENCE.glob(f"*{ARCHIVE_SUFFIX}"))
+        for cell in open_study(path).archive.cells
+    ]
     assert len(cells) > 90
     for cell in cells:
-        if cell.name != "spread":  # has one arm
-            compare_with_the_package(script, cell)
+        if not cell.endswith("/spread"):  # has one arm
+            compare_with_the_package(script, unpacked(cell))
 
 
 def test_the_script_gives_the_numbers_of_the_summaries(script):
@@ -133,10 +143,10 @@ def test_the_script_relabels_as_the_package_does(script, blocks, runs):
     assert len(signs) == package.count == script.number_of_relabellings(blocks, runs)
 
 
-def test_the_script_reads_an_archive_as_it_reads_the_folder_of_a_cell(script, reference, capsys):
+def test_the_script_reads_an_archive_as_it_reads_the_folder_of_a_cell(script, unpacked, capsys):
     script.main(REFERENCE / "seq_map.zip")
     printed = capsys.readouterr().out
-    script.main(reference / EXAMPLES[0])
+    script.main(unpacked(EXAMPLES[0]))
     assert printed == capsys.readouterr().out and printed.count("effect_pct") > 10
 
 

@@ -509,7 +509,7 @@ def test_a_study_in_which_nothing_was_measured_shows_no_empty_table_or_legend(ma
         )
 
     path = make_cell(change=crash)
-    write_study(path.parent)
+    write_study(path.parent, plots=False)
     page = (path.parent / "report.html").read_text()
     text = (path.parent / "report.md").read_text()
     printed = Console(file=io.StringIO(), width=100)

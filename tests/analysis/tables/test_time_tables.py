@@ -3,12 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 
 from labkit.analysis import write_study
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell
 
 PARTS = {"schedule": 40.0, "attention": 300.0, "products": 500.0, "left_over": 60.0, "stalls": 99.0}
+
+
+@pytest.fixture(autouse=True)
+def pictures_are_empty(monkeypatch):
+    """Write the files of pictures without drawing them; tests/analysis/pages draw every kind."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)
 
 
 def with_clocks(record):
