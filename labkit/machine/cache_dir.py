@@ -135,11 +135,14 @@ def _full_disk(path: Path) -> Iterator[None]:
     """Raise ``CacheError`` if the disk is full; other errors are the caller's own."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
+    except Exception as error:
+        # A library or program that writes in its own language has only the system's text.
+        texts = [os.strerror(code) for code in FULL_DISK]
+        full = [text for text in texts if text in str(error)]
+        if isinstance(error, CacheError) or not full:
             raise
         raise CacheError(
-            f"cannot write {path.parent}: {error.strerror}; free space there, or set LABKIT_CACHE "
+            f"cannot write {path.parent}: {full[0]}; free space there, or set LABKIT_CACHE "
             "to a folder on another disk"
         ) from None
 
