@@ -75,7 +75,7 @@ def building_file(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.touch(exist_ok=False)
     try:
-        with _full_disk(path):
+        with full_disk_named(path):
             yield temporary
         with _one_line_errors(path):
             _fsync(temporary)
@@ -97,7 +97,7 @@ def building_directory(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.mkdir()
     try:
-        with _full_disk(path):
+        with full_disk_named(path):
             yield temporary
         for item in temporary.iterdir():
             _fsync(item)
@@ -131,7 +131,7 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
+def full_disk_named(path: Path) -> Iterator[None]:
     """Raise ``CacheError`` if the disk is full; other errors are the caller's own."""
     try:
         yield
