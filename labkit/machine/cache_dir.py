@@ -75,7 +75,7 @@ def building_file(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.touch(exist_ok=False)
     try:
-        with _full_disk(path):
+        with full_disk_named(path):
             yield temporary
         with _one_line_errors(path):
             _fsync(temporary)
@@ -97,7 +97,7 @@ def building_directory(path: Path) -> Iterator[Path]:
         temporary = _temporary(path)
         temporary.mkdir()
     try:
-        with _full_disk(path):
+        with full_disk_named(path):
             yield temporary
         for item in temporary.iterdir():
             _fsync(item)
@@ -131,15 +131,18 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
+def full_disk_named(path: Path) -> Iterator[None]:
     """Raise ``CacheError`` if the disk is full; other errors are the caller's own."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
+    except Exception as error:
+        # A library or program that writes in its own language has only the system's text.
+        texts = [os.strerror(code) for code in FULL_DISK]
+        full = [text for text in texts if text in str(error)]
+        if isinstance(error, CacheError) or not full:
             raise
         raise CacheError(
-            f"cannot write {path.parent}: {error.strerror}; free space there, or set LABKIT_CACHE "
+            f"cannot write {path.parent}: {full[0]}; free space there, or set LABKIT_CACHE "
             "to a folder on another disk"
         ) from None
 

@@ -13,7 +13,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file beside ``path``; rename it to ``path`` when the block succeeds.
 
     After an exception ``path`` is as it was and the temporary file is removed. Neither a link at
-    ``path`` nor one at the temporary path is followed.
+    ``path`` nor one at the temporary path is followed. An ``OSError`` names a file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -21,6 +21,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            error.filename = str(path)  # writing to an open file names none
         raise

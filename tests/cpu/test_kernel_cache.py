@@ -1,5 +1,6 @@
 """Where numba caches kernels, and that no kernel outlives a change of what it contains."""
 
+import errno
 import fcntl
 import importlib
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from numba.core import caching
@@ -64,6 +66,15 @@ def test_a_kernel_is_cached_under_its_module_and_digest():
     digest = numba_sources.digest(Path(norms.__file__), PACKAGE)
     path = Path(norms._rms_norm._cache.cache_path)
     assert path == cache_dir.numba_cache_dir() / f"norms-{digest}"
+
+
+def test_a_kernel_that_fills_the_disk_names_the_folder(tmp_path, monkeypatch):
+    def fill(file, key, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # numba's temporary file has no name
+
+    monkeypatch.setattr(kernel_cache, "_save", fill)
+    with pytest.raises(cache_dir.CacheError, match=re.escape(f"cannot write {tmp_path}: No space")):
+        kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
 
 
 def test_every_module_that_caches_machine_code_imports_the_pool_first():

@@ -53,6 +53,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, building):
     message = r"cannot write .*: No space left on device; free space there, or set LABKIT_CACHE"
     with pytest.raises(cache_dir.CacheError, match=message), building(tmp_path / "made"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(cache_dir.CacheError, match=message), building(tmp_path / "made"):
+        raise RuntimeError("serializing: No space left on device (os error 28)")  # as safetensors
     with pytest.raises(OSError, match="absent"), building(tmp_path / "made"):
         (tmp_path / "absent").read_text()
     assert not list(tmp_path.iterdir())

@@ -31,6 +31,7 @@ from labkit.records import (
     write_json,
     write_record,
 )
+from labkit.records.atomic_write import atomic_write
 
 
 def a_record(**changes) -> Record:
@@ -322,3 +323,10 @@ def test_no_link_is_followed_when_a_file_is_written(tmp_path):
         (tmp_path / name).symlink_to(tmp_path / "mine")
     write_json(tmp_path / "a.json", {})
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "a.json").is_symlink()
+
+
+def test_a_write_that_fails_names_the_file(tmp_path):
+    path = tmp_path / "table.tex"
+    with pytest.raises(OSError, match=r"No space: '.*table\.tex'"), atomic_write(path):
+        raise OSError(28, "No space")
+    assert not any(tmp_path.iterdir())

@@ -51,7 +51,7 @@ def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
         differs = bool(lost or unserved) and _served(record) != reference
         if not differs and unserved <= MAX_UNSERVED_SHARE * asked:
             continue
-        others = ", and the baseline served others" if differs else ""
+        others = ", and the baseline served others" if differs and baseline else ""
         first = next(iter(traffic.get("unserved", ())), None)
         why = f"; {first['error']}" if first is not None and first["error"] else ""
         text = f"{unserved} of {count_text(asked, 'request')} were not served{others}"

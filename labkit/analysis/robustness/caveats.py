@@ -224,8 +224,9 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
             total, first = sum(n["requests"] for n in notes), unserved[0]
             error = str(first["error"]).removeprefix(f"request {first['id']}: ")
             yield (
-                f"{arm}: {refused} of {count_text(total, 'request')} were refused and {failed} "
-                f"failed (request {first['id']}: {error}); its numbers describe the rest"
+                f"{arm}: {refused + failed} of {count_text(total, 'request')} were not served, "
+                f"{refused} of them without a first token (request {first['id']}: {error}); its "
+                "numbers describe the rest"
             )
 
 

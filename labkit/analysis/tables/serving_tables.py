@@ -22,7 +22,10 @@ from labkit.records import Record
 from labkit.records.record_notes import TrafficNote
 
 NotesByArm = Mapping[str, Sequence[TrafficNote]]
-COUNTS = {"requests": "requests", "served": "served", "refused": "refused", "failed": "failed"}
+COUNTS = {
+    "requests": "requests", "served": "served", "refused": "ended without a token",
+    "failed": "ended after a token",
+}  # fmt: skip
 TOKEN_COUNTERS = ("usage", "tokenizer", "stream")
 STREAMS_NOTE = (
     "Medians over runs. Tokens are counted by the server's usage field, by the model's tokenizer "
@@ -68,7 +71,9 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
         columns.append(share)
     lost = any(note.get("refused") or note.get("failed") for note in all_notes)
     times = " but the time of a run" if lost else ""
-    lines = [f"Requests of all runs. No other number{times} includes refused or failed requests."]
+    lines = [
+        f"Requests of all runs. No other number{times} includes requests that were not served."
+    ]
     if open_loop:
         lines.append(
             "Medians over runs. Requested: the workload's request rate; due: the rate of the "
@@ -80,7 +85,7 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
 
 @section("Request outcomes")
 def request_outcomes_section(report: CellSource) -> Parts:
-    """Show the numbers of served, refused and failed requests."""
+    """Show the numbers of requests by how they ended."""
     return table_parts(request_outcomes_table(report.cell, report.records))
 
 

@@ -64,6 +64,7 @@ def _save_locked(file: Any, key: Any, data: Any) -> None:
     numba (0.68) reads the cache's index, adds an entry and writes the index back. Without the lock,
     two processes that save at the same time could give two kernels the same name, or lose one.
     """
-    with open(Path(file._cache_path) / "saving", "a", encoding="utf-8") as lock:
+    path = Path(file._cache_path) / "saving"
+    with cache_dir.full_disk_named(path), path.open("a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _save(file, key, data)

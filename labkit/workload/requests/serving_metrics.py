@@ -62,7 +62,7 @@ class ServedRequest:
 
     @property
     def outcome(self) -> Outcome:
-        """Served, refused (ended before the first token) or failed."""
+        """Served, failed, or refused: ended, for whatever reason, before the first token."""
         if self.finish in ("stop", "length"):
             return "served"
         return "failed" if self.chunk_times else "refused"

@@ -334,10 +334,8 @@ def _check_complete(generator: LoadGenerator) -> None:
     unserved = [entry for entry in generator.entries if entry.outcome != "served"]
     if generator.requests and len(unserved) == len(generator.requests):
         first = unserved[0]
-        outcome = "was refused" if first.outcome == "refused" else "failed"
-        raise InvalidOutput(
-            f"request {first.request_id} {outcome}: {first.error}; no request was served"
-        )
+        error = str(first.error).removeprefix(f"request {first.request_id}: ")
+        raise InvalidOutput(f"no request was served; request {first.request_id}: {error}")
 
 
 def _check_length(request: Request, entry: ServedRequest) -> None:

@@ -69,6 +69,8 @@ def test_the_reason_names_the_run_and_the_first_error():
         "b00-p00-server: 20 of 40 requests were not served, and the baseline served others; "
         "it broke off"
     )
+    (alone,) = healthy([run("server", HALF)]).reasons  # the baseline's run crashed
+    assert alone == "b00-p00-server: 20 of 40 requests were not served; it broke off"
 
 
 def counting(arm, change):

@@ -29,8 +29,8 @@ def test_counts_are_sums_over_runs_and_older_records_have_no_table():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
     table = request_outcomes_table(CELL, records)
     assert [column.heading for column in table.columns] == [
-        "arm", "requests", "served", "refused", "failed", "within the limits",
-        "sender's share of a core",
+        "arm", "requests", "served", "ended without a token", "ended after a token",
+        "within the limits", "sender's share of a core",
     ]  # fmt: skip
     assert [table.cells(line) for line in table.lines] == [
         ["base", "10", "10", "0", "0", "0", "1.00%"],
@@ -52,8 +52,8 @@ def test_unserved_requests_and_waits_at_the_client_are_caveats():
     analysis = SimpleNamespace(data=SimpleNamespace(records=records))
     lines = [*_unserved(analysis), *_waits(analysis)]
     assert lines == [
-        "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers "
-        "describe the rest",
+        "other: 2 of 10 requests were not served, 1 of them without a first token (request r3: "
+        "no room); its numbers describe the rest",
         "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
         "no latency includes this wait",
     ]
@@ -76,5 +76,5 @@ def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_cav
 
 def test_the_table_says_that_the_time_of_a_run_counts_requests_that_failed():
     notes = [request_outcomes_table(CELL, [run("base", 0, **one)]).notes for one in (SERVED, BAD)]
-    texts = ["number includes refused", "number but the time of a run includes refused"]
+    texts = ["number includes requests", "number but the time of a run includes requests"]
     assert all(text in "".join(note) for text, note in zip(texts, notes, strict=True))
