@@ -1,12 +1,13 @@
 """``python -m labkit.replicate STUDY.zip [key=value ...]``: repeat an author's comparison here.
 
 STUDY is an archive, a study's folder, or an article (Markdown), whose tables' archives are all
-repeated. Arguments ``key=value`` are options of the reader: ``plan=true`` only says what would be
-run and decided, ``design.time=30m`` takes longer than the ten minutes of the default,
-``model.path=DIR`` names the model on this machine, ``out=DIR`` the folder. Any other option of the
-engine, model or workload asks another question, and the result says so. Exit codes: 0 if all runs
-and gates are good, whatever was decided; 1 if one failed; 2, with a line for each reason, if the
-archive is not valid or this machine cannot run it; 130 if interrupted.
+repeated, except those that cannot run here. Arguments ``key=value`` are options of the reader:
+``plan=true`` only says what would be run and decided, ``design.time=30m`` takes longer than the ten
+minutes of the default, ``model.path=DIR`` names the model on this machine, ``out=DIR`` the folder.
+Any other option of the engine, model or workload asks another question, and the result says so.
+Exit codes: 0 if all runs and gates are good, whatever was decided; 1 if one failed; 2, with a line
+for each reason, if the archive is not valid or this machine cannot run it (of an article: any of
+its archives); 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,9 @@ class AuthorsStudy:
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
 
 
+Pair = tuple[AuthorsStudy, ReaderOptions]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.experiment import StudyError
@@ -93,46 +97,81 @@ def _run(options: argparse.Namespace) -> int:
     study_composer.register()
     command = command_line.parse([word for word in options.words if word not in sources])
     given, out = ReaderOptions.parse(command.overrides), study_command.study_folder(command)[0]
-    studies = _studies(Path(sources[0]), out)
-    plan = bool(given.values.get("plan"))
-    lines = [] if options.trust else [part for one in studies for part in _untrusted(one)]
-    if options.trust:
-        studies = [_with_inputs(one, plan) for one in studies]
-    time_s = TIME_S / sum(len(one.cells) for one in studies)
-    pairs = [(one, _reader(one, given, options.versions)) for one in studies]
-    for one, reader in () if lines else pairs:
-        one.changes(reader)  # refuses an option that is the question
-        for cell in one.cells:
-            lines += obstacles_here.cell_obstacles(cell, reader, time_s)
-    for line in dict.fromkeys(lines):
-        print_error(PROG, line)
-    if lines:
+    source = Path(sources[0])
+    if not source.is_file() or source.suffix == ARCHIVE_SUFFIX:
+        study, reader, lines = _ready(source, out, given, options)
+        return _answer([] if lines else [(study, reader)], {"": lines}, options, out)
+    pairs, refused = list[Pair](), dict[str, list[str]]()
+    for path in article_archives.table_archives(source):
+        try:
+            study, reader, lines = _ready(
+                path, out / path.name.removesuffix(ARCHIVE_SUFFIX), given, options
+            )
+            pairs += [] if lines else [(study, reader)]
+        except (ConfigError, RecordError) as error:
+            lines = [str(error)]
+        refused |= {path.name: lines} if lines else {}
+    return _answer(pairs, refused, options, out)
+
+
+def _answer(
+    pairs: Sequence[Pair],
+    refused: Mapping[str, Sequence[str]],
+    options: argparse.Namespace,
+    out: Path,
+) -> int:
+    """Name what cannot run here, then plan or run the rest.
+
+    ``refused``: the reasons by the name of an article's study; the empty name is the only study.
+    """
+    for name, lines in refused.items():
+        for line in dict.fromkeys(lines):
+            print_error(PROG, f"{name}: cannot run here: {line}" if name else line)
+    if not pairs:
         return 2
-    if plan:
-        for one, reader in pairs:
-            _plan(one, reader, time_s)
-        return 0
-    return _replicate_all(pairs, options, time_s, out)
+    time_s = TIME_S / sum(len(study.cells) for study, _ in pairs)
+    if not pairs[0][1].values.get("plan"):
+        return _replicate_all(pairs, refused, options, time_s, out)
+    for study, reader in pairs:
+        _plan(study, reader, time_s)
+    return 0
 
 
-def _studies(source: Path, out: Path) -> list[AuthorsStudy]:
-    """Open the source's studies; raise ``RecordError`` if one is not valid."""
+def _ready(
+    path: Path, out: Path, given: ReaderOptions, options: argparse.Namespace
+) -> tuple[AuthorsStudy, ReaderOptions, list[str]]:
+    """Return an author's study, the reader's options, and the reasons why it cannot run here.
+
+    Raises
+    ------
+    RecordError
+        The study is not valid.
+    ConfigError
+        An option of the reader's is the question.
+    """
+    study = _open(path, out)
+    if options.trust:
+        study = _with_inputs(study, bool(given.values.get("plan")))
+    elif untrusted := _untrusted(study):
+        return study, given, untrusted
+    reader = _reader(study, given, options.versions)
+    study.changes(reader)  # refuses an option that is the question
+    cells = study.cells
+    return study, reader, [x for c in cells for x in obstacles_here.cell_obstacles(c, reader)]
+
+
+def _open(path: Path, out: Path) -> AuthorsStudy:
+    """Open a study; raise ``RecordError`` if it is not valid."""
     from labkit.analysis.studies.replication import forecast_lines
-    from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs, study_name
+    from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 
-    article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
-    found = []
-    for path in article_archives.table_archives(source) if article else [source]:
-        opened = open_study(path)
-        folders = cell_dirs(opened)
-        for folder in folders:
-            if isinstance(folder, Path):  # an archive was checked when it was opened
-                check_digests(folder)
-        own = out / study_name(opened) if article else out
-        cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
-        lines = tuple(forecast_lines(analyses))
-        found.append(AuthorsStudy(opened, cells, own, analyses, lines))
-    return found
+    opened = open_study(path)
+    folders = cell_dirs(opened)
+    for folder in folders:
+        if isinstance(folder, Path):  # an archive was checked when it was opened
+            check_digests(folder)
+    cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
+    return AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
 
 
 def _untrusted(study: AuthorsStudy) -> list[str]:
@@ -196,7 +235,8 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
 
 
 def _replicate_all(
-    pairs: Sequence[tuple[AuthorsStudy, ReaderOptions]],
+    pairs: Sequence[Pair],
+    refused: Mapping[str, Sequence[str]],
     options: argparse.Namespace,
     time_s: float,
     out: Path,
@@ -213,8 +253,8 @@ def _replicate_all(
         again = f"{PROG} {shlex.join(words)}"
         print(f"labkit.replicate: interrupted; continue with: {again}", file=sys.stderr)
         raise
-    if len(pairs) > 1:
-        print(write_replications(out))
+    if "" not in refused:
+        print(write_replications(out, {name: "; ".join(why) for name, why in refused.items()}))
     return status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labkit.analysis.pages.article import TABLES, studies_named
 from labkit.records import RecordError
 
 NAMED = re.compile(r"\{\{\s*(?:table|settings)\(\s*\"([^\"\n]+)\"|labkit\.replicate ([^\s`]+\.zip)")
@@ -25,6 +26,8 @@ def table_archives(article: Path) -> list[Path]:
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{article} is neither a study nor an article: {error}") from None
     names = dict.fromkeys(named or line for named, line in NAMED.findall(text))
+    tables = (place["table"] or "" for place in TABLES.finditer(text))
+    names |= dict.fromkeys(name for table in tables for name in studies_named(table))
     if not names:
         raise RecordError(f"{article}: no table of it names a study's archive")
     folder = article.resolve().parent

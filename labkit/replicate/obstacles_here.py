@@ -13,7 +13,7 @@ from labkit.config import ConfigError, Experiment
 from labkit.config.environment_text import EXPRESSION
 from labkit.experiment.compose.cell_composer import obstacles
 from labkit.experiment.compose.input_digests import class_paths
-from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
+from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions
 
 SERVER_OPTIONS = ("command", "python", "url", "args")
 SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_bytes"
@@ -34,14 +34,14 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
             yield f"arm {arm.name}: the environment variable {found}"
 
 
-def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions, time_s: float) -> Iterator[str]:
+def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
     """Yield a line for each reason why an arm of a cell cannot run on this machine."""
     from labkit.models import resolve
 
     for arm in cell.tested:
         found: list[object] = []
         try:
-            experiment = cell.experiment(arm, reader, time_s)
+            experiment = cell.experiment(arm, reader, TIME_S)
             if experiment.model.shape is None:
                 resolve(experiment.model)
             found += obstacles(experiment)

@@ -97,7 +97,7 @@ def study(planted, blocks=7):
         )
     ]  # fmt: skip
     arms = [Arm("base", "baseline", {}, {}), Arm("arm", "arm", {}, {})]
-    return divide_time(arms, records, DecisionCriteria(1, 0.05, 2.0))
+    return divide_time(arms, records, DecisionCriteria(1, 0.05, 2.0), {"arm"})
 
 
 @pytest.mark.parametrize(

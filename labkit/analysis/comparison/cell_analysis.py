@@ -37,7 +37,7 @@ from labkit.analysis.comparison.observations import (
 from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.step_parts import divide_time
 from labkit.analysis.comparison.text_quality import text_qualities
-from labkit.analysis.comparison.verdict import DECIDED_WORDS, IF_NO_DRIFT, Verdict, judge
+from labkit.analysis.comparison.verdict import DECIDED_WORDS, EFFECTS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import round_significant, value_text
@@ -401,6 +401,12 @@ class CellAnalysis:
             for comparison in row.values()
         )
 
+    @property
+    def _claimed_arms(self) -> set[str]:
+        """The arms of which a difference is claimed in a primary row."""
+        claims = (one for one in self.judged if one.row.primary and one.verdict.word in EFFECTS)
+        return {one.comparison.arm for one in claims}
+
     @cached_property
     def best(self) -> tuple[BestSetting, ...]:
         """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
@@ -495,7 +501,7 @@ class CellAnalysis:
             sweep=dict(data.sweep) or None,
             best=tuple(one.rounded() for one in self.best) if data.sweep else None,
             quality=tuple(quality.rounded() for quality in qualities) or None,
-            time=divide_time(data.arms, data.records, data.criteria),
+            time=divide_time(data.arms, data.records, data.criteria, self._claimed_arms),
         )
 
     def _row(self, index: int) -> Row:

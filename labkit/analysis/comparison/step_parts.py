@@ -5,11 +5,15 @@ The times come from turns with clocks, which follow the measurement and decide n
 output token. Steps with and without prompt tokens are weighted as often as they occurred in the
 measurement. Arms are compared by the permutation test of the metrics, in a family of their own:
 intervals and p-values are adjusted over parts and arms.
+
+A cause is named only of a difference that the study claims in a primary row: parts are the second
+family of a sequence, each tested at alpha. So the probability of a cause where nothing differs is
+at most alpha over all rows, arms and parts (gatekeeping: P. H. Westfall and A. Krishen, 2001).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -47,9 +51,15 @@ WITH_ROWS = (*MODEL, "sample", "plan", "build")
 
 
 def divide_time(
-    arms: Sequence[Arm], records: Sequence[Record], criteria: DecisionCriteria
+    arms: Sequence[Arm],
+    records: Sequence[Record],
+    criteria: DecisionCriteria,
+    claimed: Collection[str],
 ) -> TimeDivision | None:
-    """Return where the time went; None if no run of the baseline had turns with clocks."""
+    """Return where the time went; None if no run of the baseline had turns with clocks.
+
+    ``claimed``: the arms of which a primary metric's difference is claimed, so that it has a cause.
+    """
     clocked = [r for r in records if r.ok and r.known_notes.get("step_parts")]
     parts = {record.run: part_times(record) for record in clocked}
     baseline = arms[0].name
@@ -73,7 +83,7 @@ def divide_time(
                 compare_arm(
                     rows, arm.name, baseline, criteria, tested if arm.role == "arm" else 1
                 ),
-                rows, clocked, total_us,
+                rows, clocked, total_us, claimed,
             )
             for arm in arms[1:]
             if any(record.arm == arm.name for record in clocked)
@@ -149,6 +159,7 @@ def _arm_time(
     rows: Sequence[MetricRow],
     records: Sequence[Record],
     total_us: float,
+    claimed: Collection[str],
 ) -> ArmTime:
     *parts, total = (_difference(*pair, total_us) for pair in zip(rows, compared, strict=True))
     names = compared[0].baseline, compared[0].arm
@@ -156,7 +167,7 @@ def _arm_time(
     counts = tuple(counted_work.sentences(found, 1.0 + (total.pct or 0.0) / 100))
     arm = ArmTime(names[1], tuple(parts), total, None, counts)
     first = arm.cause_part
-    if first is None:
+    if first is None or arm.arm not in claimed:
         return arm
     slower = (first.difference_us or 0.0) > 0
     by_rows = counted_work.row_cause(found, slower) if first.part in WITH_ROWS else None

@@ -47,7 +47,8 @@ VERDICT_WORDS = (
     "estimate_only",
     "computed",
 )
-DECIDED_WORDS = frozenset({"better", "worse", "equivalent", "trivial"})
+EFFECTS = frozenset({"better", "worse", "trivial"})  # the words that claim a difference
+DECIDED_WORDS = EFFECTS | {"equivalent"}
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
 IF_NO_DRIFT = "if nothing drifted between the arms' runs"  # of imported runs in sequence
 

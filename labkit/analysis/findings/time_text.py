@@ -30,9 +30,7 @@ def cause_text(arm: ArmTime) -> str:
         more = "more" if total.pct >= 0 else "less"
         whole = f"{magnitude_text(total.pct)} % {more} time per output token; "
     if first is None or arm.cause is None:
-        known = any(part.low_us is not None for part in arm.parts)
-        why = "no part's time differs" if known else "too few blocks to name a cause"
-        return f"{arm.arm}: {whole}{why}."
+        return f"{arm.arm}: {whole}{_why_none(arm)}."
     interval = interval_text(first.low_us, first.high_us)
     by = WORK_NAMES.get(arm.cause)
     through = f" (it shows in {PART_NAMES[first.part]})" if by else ""
@@ -41,6 +39,14 @@ def cause_text(arm: ArmTime) -> str:
         f"{signed_text(first.difference_us or 0.0)} µs per output token ({interval}), "
         f"{signed_text(first.pct or 0.0)} % of the baseline's time."
     )
+
+
+def _why_none(arm: ArmTime) -> str:
+    if all(part.low_us is None for part in arm.parts):
+        return "too few blocks to name a cause"
+    if arm.cause_part is None:
+        return "no part's time differs significantly in its direction"
+    return "no metric's difference is decided, so there is no cause to name"
 
 
 def worth_text(share: PartShare) -> str:

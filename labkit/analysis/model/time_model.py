@@ -54,9 +54,9 @@ class PartDifference:
 class ArmTime:
     """An arm's time per output token by part.
 
-    ``total``: the whole time, as a part. ``cause``: the first cause of the difference: a part, or
-    the work that explains it (:mod:`labkit.analysis.comparison.counted_work`); None if there is
-    none. ``counts``: sentences about counters that differ.
+    ``total``: the whole time, as a part. ``cause``: the first cause of an effect that the study
+    claims: a part, or the work that explains it (:mod:`labkit.analysis.comparison.counted_work`);
+    None if there is none. ``counts``: sentences about counters that differ.
     """
 
     arm: str
@@ -67,8 +67,14 @@ class ArmTime:
 
     @property
     def cause_part(self) -> PartDifference | None:
-        """The part with the largest difference of those that are causes, or None."""
-        causes = (part for part in self.parts if part.is_cause)
+        """The part of the whole time that differs most in the direction of the whole, or None."""
+        causes = (
+            part
+            for part in self.parts
+            if part.is_cause
+            and part.part != STALLS
+            and (part.pct or 0.0) * (self.total.pct or 0.0) > 0
+        )
         return max(causes, key=lambda part: abs(part.difference_us or 0.0), default=None)
 
 

@@ -16,6 +16,7 @@ from labkit.analysis.pages.article_placeholders import (
     ArticleError,
     ArticleLink,
     PlaceholderFunctions,
+    repeat_line,
     require,
 )
 from labkit.analysis.pages.html_report import TEMPLATES
@@ -30,6 +31,13 @@ PLACES = re.compile(
     r"|\{\{(?P<bare>[^\n]*?)\}\}",
     re.M | re.S,
 )
+# A Markdown table outside of code and placeholders, and the line after it that repeats it.
+TABLES = re.compile(
+    rf"{CODE}|^<!-- \{{\{{[^\n]*?\}}\}} -->\n.*?^<!-- end -->$"
+    r"|(?P<table>(?:^\|[^\n]*\n)+)(?:\nRepeat it: `[^`\n]*`\n)?",
+    re.M | re.S,
+)
+NAMED_STUDY = re.compile(r"\{\{\s*(?:answer|value)\(\s*\"([^\"\n]+\.zip)\"|`[^`\n]*`")
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
@@ -54,7 +62,19 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
             line = text.count("\n", 0, place.start()) + 1
             raise ArticleError(f"{article}:{line}: {error}") from None
 
-    return PLACES.sub(fill, text)
+    def with_repeat_line(place: re.Match[str]) -> str:
+        studies = studies_named(place["table"] or "")
+        if not any(map(functions.compares, studies)):
+            return place[0]
+        whole = functions.from_root(article, studies[0])
+        return f"{place['table']}\n{repeat_line(studies[0] if len(studies) == 1 else whole)}\n"
+
+    return TABLES.sub(with_repeat_line, PLACES.sub(fill, text))
+
+
+def studies_named(table: str) -> list[str]:
+    """Return the archives whose answers or values a Markdown table has, each once, in order."""
+    return list(dict.fromkeys(filter(None, NAMED_STUDY.findall(table))))
 
 
 def _is_on_own_lines(place: re.Match[str]) -> bool:

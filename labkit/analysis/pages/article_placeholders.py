@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
 from urllib.parse import quote
@@ -131,7 +131,7 @@ class PlaceholderFunctions:
         if rows is not None:
             table = replace(table, lines=tuple(_selected_lines(table, rows)))
         text = markdown_table(replace(table, columns=tuple(selected)))
-        return ArticleBlock(text + _repeat_line(study, report))
+        return ArticleBlock(text + _repeated(study, report))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
         """Return the table of a sweep's settings with their values in a primary row.
@@ -144,7 +144,7 @@ class PlaceholderFunctions:
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]
         text = "\n\n".join([markdown_table(table), *table.notes])
-        return ArticleBlock(text + _repeat_line(study, report))
+        return ArticleBlock(text + _repeated(study, report))
 
     def answer(self, study: str, cell: str | None = None) -> ArticleLink:
         """Return the answer of a study, or of one of its cells, in at most 20 words, as a link."""
@@ -244,15 +244,35 @@ class PlaceholderFunctions:
                 return path
         raise ArticleError(f"{study}: no such study in the article's folder or above it")
 
+    def compares(self, study: str) -> bool:
+        """Return whether a study compares arms, so that it can be repeated."""
+        return any(map(_compares, self._reports(self._study(study))))
+
+    def from_root(self, article: Path, study: str) -> str:
+        """Return an article's path from the folder that a study's name starts in."""
+        root = self._study(study).parents[len(PurePath(study).parts) - 1]
+        return os.path.relpath(article.resolve(), root).replace(os.sep, "/")
+
     def _link(self, path: Path) -> str:
         return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
 
 
-def _repeat_line(study: str, report: CellReport) -> str:
-    """Return the line that repeats an archived comparison; empty if there is none to repeat."""
-    if not study.endswith(ARCHIVE_SUFFIX) or not report.cell.treatment_arms:
-        return ""
-    return f"\n\nRepeat it: `python -m labkit.replicate {study}`"
+def repeat_line(source: str) -> str:
+    """Return the line below a table that repeats it: an archive, or all tables of an article."""
+    return f"Repeat it: `python -m labkit.replicate {source}`"
+
+
+def _repeated(study: str, report: CellReport) -> str:
+    archived = study.endswith(ARCHIVE_SUFFIX) and _compares(report)
+    return f"\n\n{repeat_line(study)}" if archived else ""
+
+
+def _compares(report: CellReport) -> bool:
+    return any(
+        row.comparison(arm)
+        for row in report.cell.primary_rows
+        for arm in report.cell.treatment_arms
+    )
 
 
 SENTENCES: dict[str, Callable[[CellReport], str | None]] = {

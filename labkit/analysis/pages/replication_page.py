@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 
@@ -184,19 +184,20 @@ def replication_files(root: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
-def _index(root: Path) -> str:
+def _index(root: Path, refused: Mapping[str, str]) -> str:
     """Return a table of who replicated what, on which kind of machine, by study.
 
-    A file that cannot be read has a line with the reason.
+    A file that cannot be read has a line with the reason, and so has a study that was refused.
     """
     words = [word.value for word in ReplicationWord]
-    lines: list[tuple[str, ...]] = []
+    blank = [""] * (5 + len(words))
+    lines = [(name, f"cannot run here: {reason}", *blank) for name, reason in refused.items()]
     for path in replication_files(root):
         name = path.relative_to(root).as_posix()
         try:
             page = Replication.read(path)
         except RecordError as error:
-            lines.append((f"cannot be read: {error}", name, *[""] * (5 + len(words))))
+            lines.append((f"cannot be read: {error}", name, *blank))
             continue
         counts = (str(page.counts.get(word, 0)) for word in words)
         question = f"another: {', '.join(page.changes)}" if page.changes else "the same"
@@ -210,10 +211,16 @@ def _index(root: Path) -> str:
     return markdown_table(Table(tuple(columns), tuple(sorted(lines))))
 
 
-def write_replications(root: Path) -> str:
-    """Write ``replications.md`` and ``.html`` into a folder; return a line about them."""
+def write_replications(root: Path, refused: Mapping[str, str] | None = None) -> str:
+    """Write ``replications.md`` and ``.html`` into a folder; return a line about them.
+
+    ``refused``: by study, why it cannot run on this machine.
+    """
     count = count_text(len(replication_files(root)), "replication")
-    text = f"# Replications in {root.resolve().name}\n\n{count}.\n\n{_index(root)}\n"
+    if refused:
+        count += f", {len(refused)} cannot run here"
+    table = _index(root, refused or {})
+    text = f"# Replications in {root.resolve().name}\n\n{count}.\n\n{table}\n"
     write_text(root / "replications.md", text)
     write_text(root / "replications.html", html(text, max_width="90rem"))
     return f"{count}: {root / 'replications.md'} and {root / 'replications.html'}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, JudgedComparison
+from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.model.replication_model import (
     MeasuredEffect,
     ReplicatedRow,
@@ -50,7 +51,6 @@ from labkit.records import (
     StudyPath,
 )
 
-CLAIMS = ("better", "worse", "equivalent", "trivial")
 MAX_BLOCKS = 200  # that a reader may be expected to run
 FACTS = (*MACHINE_FIELDS, "cores_usable", "os_release", "architecture", "python", "git")
 
@@ -67,7 +67,7 @@ class _Pair:
     @property
     def claimed(self) -> Interval | None:
         """The author's interval in percent, or None if the author claims nothing."""
-        return self.one.comparison.ci_pct if self.one.verdict.word in CLAIMS else None
+        return self.one.comparison.ci_pct if self.one.verdict.word in DECIDED_WORDS else None
 
     @property
     def effects(self) -> list[float]:

@@ -6,8 +6,9 @@ from planted_cells import planted_cell
 
 from labkit.analysis.charts.waterfall_chart import NOT_DIVIDED, waterfall_steps
 from labkit.analysis.comparison import counted_work
-from labkit.analysis.comparison.arm_comparison import DecisionCriteria
-from labkit.analysis.comparison.step_parts import divide_time, part_times
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
+from labkit.analysis.comparison.observations import MetricRow, RunValue
+from labkit.analysis.comparison.step_parts import divide_time, part_times, whole_us
 from labkit.analysis.findings.time_text import cause_text, predicted_text, time_sentences
 from labkit.records import Arm, Record
 
@@ -41,7 +42,8 @@ def record(arm, block, *, rng=None, machine=1.0, factors=(), counters=(), share=
     )  # fmt: skip
 
 
-def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05):
+def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05, claimed=("new",)):
+    """A study's division of the time; ``claimed=None``: if its measured times claim an effect."""
     rng = np.random.default_rng(seed) if seed is not None else None
     machines = rng.lognormal(0, 0.05, blocks) if rng else [1.0] * blocks
     records = [
@@ -49,7 +51,15 @@ def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05):
         for block, machine in enumerate(machines)
         for arm, f, c in (("base", (), ()), ("new", factors, counters))
     ]
-    return divide_time(ARMS, records, DecisionCriteria(1, alpha, 2.0))
+    criteria = DecisionCriteria(1, alpha, 2.0)
+    if claimed is None:
+        row = MetricRow("all", "tpot_ms", "ms", "lower", primary=True)
+        for one in records:
+            us = whole_us(part_times(one)) * rng.lognormal(0, 0.01)
+            row.arms.setdefault(one.arm, []).append(RunValue(one.block, one.position, "", us))
+        (measured,) = compare_arm([row], "new", "base", criteria)
+        claimed = {"new"} if measured.p_adjusted <= alpha else ()
+    return divide_time(ARMS, records, criteria, claimed)
 
 
 WHOLE = sum(decode * 0.8 + prefill * 0.2 for decode, prefill in STEP.values())
@@ -61,14 +71,27 @@ def longer(part):
     return {part: 1 + 0.05 * WHOLE / (0.8 * decode + 0.2 * prefill)}
 
 
-@pytest.mark.parametrize("part", ["schedule", "attention", "sample", "idle"])
-def test_a_planted_part_is_named_in_18_of_20_studies(part):
-    causes = [study(seed, longer(part)).arms[0].cause for seed in range(20)]
-    assert causes.count(part) >= 18 and set(causes) <= {part, None}
+PLANTED = ("schedule", "attention", "sample", "idle")
 
 
-def test_a_copy_has_no_cause_in_20_studies():
-    assert {study(seed).arms[0].cause for seed in range(100, 120)} == {None}
+@pytest.mark.parametrize("part", PLANTED)
+def test_a_planted_part_is_named_in_18_of_20_studies(part, studies=20):
+    causes = [study(seed, longer(part), claimed=None).arms[0].cause for seed in range(studies)]
+    assert causes.count(part) >= 0.9 * studies and set(causes) <= {part, None}
+    print(part, causes.count(part), "of", studies)
+
+
+def test_a_copy_has_no_cause_in_20_studies(studies=20, named=0):
+    causes = [study(1000 + s, claimed=None).arms[0].cause for s in range(studies)]
+    assert studies - causes.count(None) <= named
+    print("copies with a cause:", studies - causes.count(None), "of", studies)
+
+
+@pytest.mark.slow
+def test_error_rates_of_causes():
+    test_a_copy_has_no_cause_in_20_studies(1000, 5)
+    for part in PLANTED:
+        test_a_planted_part_is_named_in_18_of_20_studies(part, 100)
 
 
 def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
@@ -104,7 +127,7 @@ def test_too_few_blocks_and_interim_results_name_no_cause(alpha, blocks):
 
 def test_runs_without_clocks_have_no_division():
     plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-11-20T20:00:00Z")
-    assert divide_time(ARMS, [plain], DecisionCriteria(1, 0.05, 2.0)) is None
+    assert divide_time(ARMS, [plain], DecisionCriteria(1, 0.05, 2.0), ()) is None
 
 
 @pytest.mark.parametrize(
