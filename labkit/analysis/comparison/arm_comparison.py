@@ -128,6 +128,18 @@ def effect_pct(
     return row.to_percent(estimate(*_arms(row, arm, baseline, blocks)))
 
 
+@dataclass(frozen=True)
+class PairedRow:
+    """A row's log values of two arms in their complete blocks: all that its test needs.
+
+    ``values``: float64 [2 * runs * blocks], in the order of :func:`pool_by_block`.
+    """
+
+    index: int
+    blocks: tuple[int, ...]
+    values: Floats
+
+
 def row_tests(
     rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowPermutations]:
@@ -137,26 +149,41 @@ def row_tests(
     comparable have no test. A row that lacks a block is tested on its other blocks, under the same
     relabellings.
     """
-    groups: dict[tuple[int, ...], list[int]] = {}
+    return paired_tests(paired_rows(rows, arm, baseline, runs, primary), runs)
+
+
+def paired_rows(
+    rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
+) -> list[PairedRow]:
+    """Return the values of the rows that :func:`row_tests` tests."""
+    paired = []
     for index, row in enumerate(rows):
         if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
         if blocks and row.primary == primary:
-            groups.setdefault(blocks, []).append(index)
+            values = pool_by_block(*_arms(row, arm, baseline, blocks))
+            paired.append(PairedRow(index, blocks, values))
+    return paired
+
+
+def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutations]:
+    """Return the rows' permutation tests by row index; each holds up to 300,000 differences."""
+    groups: dict[tuple[int, ...], list[PairedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.blocks, []).append(row)
     all_blocks = sorted({block for blocks in groups for block in blocks})
     tests: dict[int, RowPermutations] = {}
     for blocks, members in groups.items():
         labels = relabellings(len(all_blocks), runs).restrict_to_blocks(
             [all_blocks.index(block) for block in blocks]
         )
-        pairs = [_arms(rows[i], arm, baseline, blocks) for i in members]
-        values = np.stack([pool_by_block(*pair) for pair in pairs], axis=1)
+        values = np.stack([row.values for row in members], axis=1)
         differences = labels.mean_differences(values).T
         within = values.reshape(len(blocks), 2 * runs, len(members))
         squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
-        for column, index in enumerate(members):
-            tests[index] = RowPermutations(labels, differences[column], float(squares[column]))
+        for column, row in enumerate(members):
+            tests[row.index] = RowPermutations(labels, differences[column], float(squares[column]))
     return dict(sorted(tests.items()))
 
 

@@ -269,11 +269,12 @@ def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[floa
 
     Each p is that of :meth:`RowPermutations.inverted_test` at shift 0, with the rows of all cells
     as the other rows. 100,000 joint relabellings are drawn; the first has the observed labels of
-    all cells.
+    all cells. Each cell is asked for twice and not kept: a sequence that builds the tests of a cell
+    when they are asked for needs the memory of one cell.
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
     leader = np.full(JOINT_DRAWS, -1)  # per draw: the cell with the largest statistic
-    for i, (tests, draws) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
+    for i, (tests, draws) in enumerate(_with_joint_draws(cells)):
         largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[draws]
         above = largest > top
         second = np.where(above, top, np.maximum(second, largest))
@@ -281,12 +282,14 @@ def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[floa
         top = np.where(above, largest, top)
     return [
         _cell_p(tests, draws, np.where(leader == i, second, top))
-        for i, (tests, draws) in enumerate(zip(cells, _joint_draws(cells), strict=True))
+        for i, (tests, draws) in enumerate(_with_joint_draws(cells))
     ]
 
 
-def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray[np.int64]]:
-    """Yield each cell's part of the joint draws; every call yields the same draws.
+def _with_joint_draws(
+    cells: Sequence[Sequence[RowPermutations]],
+) -> Iterator[tuple[Sequence[RowPermutations], NDArray[np.int64]]]:
+    """Yield each cell and its part of the joint draws; every call yields the same draws.
 
     Draws are generated again instead of stored, because they take 0.8 MB per cell.
     """
@@ -294,7 +297,7 @@ def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray
     for tests in cells:
         draws = rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS)
         draws[0] = 0
-        yield draws
+        yield tests, draws
 
 
 def _cell_p(
