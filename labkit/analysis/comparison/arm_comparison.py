@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,8 +85,11 @@ def compare_arm(
     baseline: str,
     criteria: DecisionCriteria,
     arms_tested: int = 1,
+    only: Container[int] | None = None,
 ) -> list[ArmComparison]:
     """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
+
+    ``only``: indices of the rows whose comparisons are wanted; the others stay empty.
 
     Intervals and p-values are adjusted by single-step max-T over the primary rows as one family
     and over all other rows as another. Max-T cannot span several arms, because the tests of two
@@ -101,11 +104,13 @@ def compare_arm(
     ]
     for primary in (True, False):
         tests = row_tests(rows, arm, baseline, criteria.runs, primary)
-        if not tests:
+        if not any(only is None or index in only for index in tests):
             continue
         each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
         others = max_of_other_rows(list(tests.values()))
         for (index, test), rest, alpha in zip(tests.items(), others, each, strict=True):
+            if only is not None and index not in only:
+                continue
             adjusted = test.inverted_test(rest, arms_tested)
             comparisons[index] = _compare(
                 rows[index], comparisons[index], test, adjusted, criteria, alpha

@@ -6,7 +6,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
@@ -330,29 +330,38 @@ class CellAnalysis:
 
     @cached_property
     def _alternative_comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
-        return self._compare(self.alternative_rows)
+        """The comparisons in the alternative rows that are not the rows themselves."""
+        differing = frozenset(filter(self.differs, range(len(self.rows))))
+        return self._compare(self.alternative_rows, differing)
 
-    def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
+    def _compare(
+        self, rows: Sequence[MetricRow], only: Container[int] | None = None
+    ) -> tuple[Mapping[str, ArmComparison], ...]:
         """Compare the arms in every row; a case that stopped at a look keeps its result."""
         data = self.data
-        compared = list(self._compare_by(rows, data.criteria))
+        compared = list(self._compare_by(rows, data.criteria, only))
         for look in {look.blocks: look for look in data.stopped.values()}.values():
             stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
             if stopped:
                 then = [row.before(look.blocks) for row in rows]
-                at_look = self._compare_by(then, data.criteria_of(rows[stopped[0]].case))
+                at_look = self._compare_by(then, data.criteria_of(rows[stopped[0]].case), only)
                 for index in stopped:
                     compared[index] = at_look[index]
         return tuple(compared)
 
     def _compare_by(
-        self, rows: Sequence[MetricRow], criteria: DecisionCriteria
+        self, rows: Sequence[MetricRow], criteria: DecisionCriteria, only: Container[int] | None
     ) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
         per_arm = {
             arm.name: compare_arm(
-                rows, arm.name, data.baseline, criteria, arms_tested if arm.role == "arm" else 1
+                rows,
+                arm.name,
+                data.baseline,
+                criteria,
+                arms_tested if arm.role == "arm" else 1,
+                only,
             )
             for arm in data.arms[1:]
         }
