@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.pages.replication_page import replication_files, write_replications
     from labkit.analysis.pages.report_files import FORMATS, FormatError, render
-    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
     from labkit.analysis.studies.study_index import holds_studies
 
     parser = Program(
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, help="print this format and write nothing")
 
     def body(options: argparse.Namespace) -> None:
-        analysis_cache = AnalysisCache()
+        analysis_cache = AnalysisCache(MAX_RECORDS)
         several = holds_studies(options.dir)
         sent_back = options.format is None and replication_files(options.dir)
         if sent_back:
@@ -76,9 +76,9 @@ def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
     from labkit.analysis.pages.report_files import report_dir, write_study
     from labkit.config import count_text
 
-    analyses = write_study(folder, analysis_cache=analysis_cache)
-    cells = count_text(len(analyses), "cell")
-    runs = count_text(sum(len(analysis.data.records) for analysis in analyses), "run")
+    study = write_study(folder, analysis_cache=analysis_cache)
+    cells = count_text(len(study.cells), "cell")
+    runs = count_text(sum(cell.runs for cell in study.cells), "run")
     reports = report_dir(folder)
     print(f"{cells}, {runs}: {reports / 'report.md'} and {reports / 'report.html'}")
 

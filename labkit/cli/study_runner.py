@@ -155,8 +155,8 @@ class StudyRunner:
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        analyses = analysis.write_study(self.out, analysis_cache=self._load_analysis())
-        return max(int(len(begun) < len(cells)), *(one.status for one in analyses))
+        study = analysis.write_study(self.out, analysis_cache=self._load_analysis())
+        return max(int(len(begun) < len(cells)), study.exit_code)
 
     def decided(self) -> Iterator[str]:
         """Yield a line for each row that a look has decided in a cell that is not finished."""
@@ -176,10 +176,10 @@ class StudyRunner:
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
     def _load_analysis(self) -> AnalysisCache:
-        from labkit.analysis.studies.study_analysis import AnalysisCache
+        from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
 
         if self._analysis_cache is None:
-            self._analysis_cache = AnalysisCache()
+            self._analysis_cache = AnalysisCache(MAX_RECORDS)
         return self._analysis_cache
 
     def _cells(self) -> Iterable[ReadyCell]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,12 +88,17 @@ def compare_arm(
     criteria: DecisionCriteria,
     arms_tested: int = 1,
     estimated: Collection[int] = (),
+    only: Container[int] | None = None,
 ) -> list[ArmComparison]:
     """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
+
+    ``only``: indices of the rows whose comparisons are wanted; the others stay empty.
 
     Intervals and p-values are adjusted by single-step max-T over the primary rows as one family
     and over all other rows as another. Max-T cannot span several arms, because the tests of two
     arms share no relabelling. So the method of C. E. Bonferroni adjusts for ``arms_tested`` arms.
+    Rows that are only ``estimated`` (their indices) are in no family: their intervals are their
+    own, and nothing is claimed of them.
     """
     rows = [row.pair(baseline, arm) for row in rows]
     comparisons = [
@@ -104,17 +109,21 @@ def compare_arm(
     ]
     for primary in (True, False):
         tests = row_tests(rows, arm, baseline, criteria.runs, primary, estimated)
-        if not tests:
+        if not any(only is None or index in only for index in tests):
             continue
         each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
         others = max_of_other_rows(list(tests.values()))
         for (index, test), rest, alpha in zip(tests.items(), others, each, strict=True):
+            if only is not None and index not in only:
+                continue
             adjusted = test.inverted_test(rest, arms_tested)
             comparisons[index] = _compare(
                 rows[index], comparisons[index], test, adjusted, criteria, alpha
             )
     alone = replace(criteria, withheld_reason=criteria.withheld_reason or OUT_OF_REACH)
     for index in estimated:
+        if only is not None and index not in only:
+            continue
         comparisons[index] = compare_arm([rows[index]], arm, baseline, alone)[0]
     return comparisons
 
@@ -134,6 +143,18 @@ def effect_pct(
     return row.to_percent(estimate(*_arms(row, arm, baseline, blocks)))
 
 
+@dataclass(frozen=True)
+class PairedRow:
+    """A row's log values of two arms in their complete blocks: all that its test needs.
+
+    ``values``: float64 [2 * runs * blocks], in the order of :func:`pool_by_block`.
+    """
+
+    index: int
+    blocks: tuple[int, ...]
+    values: Floats
+
+
 def row_tests(
     rows: Sequence[MetricRow],
     arm: str,
@@ -144,32 +165,48 @@ def row_tests(
 ) -> dict[int, RowPermutations]:
     """Return the permutation test of each row with ``row.primary == primary``, by row index.
 
-    ``without``: indexes of rows that are left out.
+    ``without``: indices of rows that are left out.
 
     Skipped and computed rows, rows without a complete block and rows with values that are not
     comparable have no test. A row that lacks a block is tested on its other blocks, under the same
     relabellings.
     """
-    groups: dict[tuple[int, ...], list[int]] = {}
+    paired = paired_rows(rows, arm, baseline, runs, primary)
+    return paired_tests([row for row in paired if row.index not in without], runs)
+
+
+def paired_rows(
+    rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
+) -> list[PairedRow]:
+    """Return the values of the rows that :func:`row_tests` tests."""
+    paired = []
     for index, row in enumerate(rows):
         if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
-        if blocks and row.primary == primary and index not in without:
-            groups.setdefault(blocks, []).append(index)
+        if blocks and row.primary == primary:
+            values = pool_by_block(*_arms(row, arm, baseline, blocks))
+            paired.append(PairedRow(index, blocks, values))
+    return paired
+
+
+def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutations]:
+    """Return the rows' permutation tests by row index; each holds up to 300,000 differences."""
+    groups: dict[tuple[int, ...], list[PairedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.blocks, []).append(row)
     all_blocks = sorted({block for blocks in groups for block in blocks})
     tests: dict[int, RowPermutations] = {}
     for blocks, members in groups.items():
         labels = relabellings(len(all_blocks), runs).restrict_to_blocks(
             [all_blocks.index(block) for block in blocks]
         )
-        pairs = [_arms(rows[i], arm, baseline, blocks) for i in members]
-        values = np.stack([pool_by_block(*pair) for pair in pairs], axis=1)
+        values = np.stack([row.values for row in members], axis=1)
         differences = labels.mean_differences(values).T
         within = values.reshape(len(blocks), 2 * runs, len(members))
         squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
-        for column, index in enumerate(members):
-            tests[index] = RowPermutations(labels, differences[column], float(squares[column]))
+        for column, row in enumerate(members):
+            tests[row.index] = RowPermutations(labels, differences[column], float(squares[column]))
     return dict(sorted(tests.items()))
 
 

@@ -6,7 +6,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
@@ -345,18 +345,22 @@ class CellAnalysis:
 
     @cached_property
     def _alternative_comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
-        return self._compare(self.alternative_rows)
+        """The comparisons in the alternative rows that are not the rows themselves."""
+        differing = frozenset(filter(self.differs, range(len(self.rows))))
+        return self._compare(self.alternative_rows, differing)
 
-    def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
+    def _compare(
+        self, rows: Sequence[MetricRow], only: Container[int] | None = None
+    ) -> tuple[Mapping[str, ArmComparison], ...]:
         """Compare the arms in every row; a case that stopped at a look keeps its result."""
         data = self.data
-        compared = list(self._compare_by(rows, data.criteria, data.estimates_at(None)))
+        compared = list(self._compare_by(rows, data.criteria, data.estimates_at(None), only))
         for look in {look.blocks: look for look in data.stopped.values()}.values():
             stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
             if stopped:
                 then = [row.before(look.blocks) for row in rows]
                 criteria = data.criteria_of(rows[stopped[0]].case)
-                at_look = self._compare_by(then, criteria, data.estimates_at(look))
+                at_look = self._compare_by(then, criteria, data.estimates_at(look), only)
                 for index in stopped:
                     compared[index] = at_look[index]
         return tuple(compared)
@@ -366,6 +370,7 @@ class CellAnalysis:
         rows: Sequence[MetricRow],
         criteria: DecisionCriteria,
         estimates: Collection[str],
+        only: Container[int] | None,
     ) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
@@ -378,6 +383,7 @@ class CellAnalysis:
                 criteria,
                 arms_tested if arm.role == "arm" else 1,
                 estimated,
+                only,
             )
             for arm in data.arms[1:]
         }

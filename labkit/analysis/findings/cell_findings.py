@@ -183,7 +183,7 @@ class Findings:
     noise
         The A/A control's findings, if there is no other arm.
     alone
-        The baseline's first primary row and its median, if there is no other arm.
+        The baseline's first primary row, if it has a median.
     qualities, frames
         What the arms' predictions or video frames are worth.
     emulated
@@ -204,7 +204,7 @@ class Findings:
     num_settings: int = 0
     out_of_memory: tuple[str, ...] = ()
     noise: tuple[Finding, ...] = ()
-    alone: tuple[Row, float] | None = None
+    alone: Row | None = None
     qualities: tuple[TextQuality, ...] = ()
     frames: Mapping[str, PickedFrames] | None = None
     emulated: bool = False
@@ -341,10 +341,9 @@ def _outputs(analysis: CellAnalysis) -> OutputsFinding:
     return OutputsFinding(analysis.data.arms[0].identity, gate.status, reason, differing)
 
 
-def _alone(rows: Sequence[Row], baseline: str) -> tuple[Row, float] | None:
+def _alone(rows: Sequence[Row], baseline: str) -> Row | None:
     row = next((row for row in rows if row.metric), None)
-    median = None if row is None else row.median(baseline)
-    return None if row is None or median is None else (row, median)
+    return None if row is None or row.median(baseline) is None else row
 
 
 def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings | None:

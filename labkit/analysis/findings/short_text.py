@@ -338,9 +338,10 @@ def _best_setting(findings: Findings) -> Pieces:
 def _alone(findings: Findings) -> Pieces:
     """Return the answer for a cell without an arm to compare."""
     baseline = arm_text(findings.baseline)
-    if findings.alone is None:
+    row = findings.alone
+    median = None if row is None else row.median(findings.baseline)
+    if row is None or median is None:
         return [Piece(f"Nothing was measured for {baseline}")]
-    row, median = findings.alone
     value = f"{rounded_text(median, row.unit)} {unit_name(row.unit)}"
     where = "" if row.case == "all" else f"in {row.case}"
     return [

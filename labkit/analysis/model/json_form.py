@@ -12,6 +12,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 T = TypeVar("T")
 _ABSENT = "absent if None"
 
@@ -29,6 +31,8 @@ def to_json(value: Any) -> Any:
         return fields_to_json(value)
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return [to_json(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -70,6 +74,8 @@ def _part(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return from_json(hint, value)
     origin, inner = get_origin(hint), get_args(hint)
+    if origin is np.ndarray:
+        return np.array(value, np.float64)
     if origin is tuple:
         return tuple(_part(inner[0], item) for item in value)
     if origin is Mapping:

@@ -14,18 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.chart import Chart, changes
 from labkit.analysis.document.report_parts import ReportPart
 from labkit.analysis.document.svg_elements import chart_svg
-from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
-from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
+from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.study_answer import study_answer, study_question
-from labkit.config import count_text
-from labkit.records import ArchivePath, StudyPath
+from labkit.analysis.studies.study_cell import StudyCell
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -103,21 +100,48 @@ class PageCharts:
         return text.replace("<", "\\u003c")
 
 
-def study_html(study: Study, analyses: Sequence[CellAnalysis], study_dir: StudyPath) -> str:
-    """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
-    template, labels = _template(), cell_labels(analyses)
-    cells = [
-        _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])
-        for index, a in enumerate(analyses)
-    ]
-    return template.render(
+def study_html(study: str, cells: Sequence[StudyCell], reports: Sequence[CellReport]) -> str:
+    """Return the HTML report of a study with this name, its cells on one page."""
+    shown = list(map(_page_cell, reports, cell_labels(cells)))
+    return _page(study, cells, shown, machine_overviews(cells))
+
+
+def overview_html(study: str, cells: Sequence[StudyCell], links: Sequence[str], note: str) -> str:
+    """Return the page of a study whose cells have pages of their own, at ``links``."""
+    return _page(study, cells, [], machine_overviews(cells, links), note=note)
+
+
+def cell_html(study: str, cell: StudyCell, report: CellReport, markdown: str) -> str:
+    """Return a cell's own page, one folder below the study's.
+
+    ``markdown``: the file beside it with all lines of all tables.
+    """
+    shown = [_page_cell(report, report.name)]
+    return _page(study, [cell], shown, [], home="../report.html", markdown=markdown)
+
+
+def _page(
+    study: str,
+    cells: Sequence[StudyCell],
+    shown: Sequence[PageCell],
+    overviews: Sequence[MachineOverview],
+    *,
+    note: str = "",
+    home: str = "",
+    markdown: str = "report.md",
+) -> str:
+    return _template().render(
         study=study,
-        question=study_question(analyses),
-        answer=study_answer(analyses),
-        count=count_text,
+        question=study_question(cells),
+        answer=study_answer(cells),
+        note=note,
+        home=home,
+        markdown=markdown,
+        several=len(cells) > 1,
+        num_cells=len(cells),
         many_arms=lambda report: sum(len(arm) for arm, _ in report.legend) > MAX_LEGEND,
-        overviews=machine_overviews(study, analyses),
-        cells=cells,
+        overviews=overviews,
+        cells=shown,
         machine_states=_machine_states(cells),
         charts=PageCharts(),
         max_lines=MAX_LINES,
@@ -128,12 +152,12 @@ def study_html(study: Study, analyses: Sequence[CellAnalysis], study_dir: StudyP
     )
 
 
-def _machine_states(cells: Sequence[PageCell]) -> dict[str, list[str]]:
+def _machine_states(cells: Sequence[StudyCell]) -> dict[str, list[str]]:
     """Return the labels of the cells during which the machine was busy or slowed, by state."""
     states: dict[str, list[str]] = {}
-    for cell in cells:
-        for state in cell.report.machine_states:
-            states.setdefault(state, []).append(cell.label)
+    for cell, label in zip(cells, cell_labels(cells), strict=True):
+        for state in cell.machine_states:
+            states.setdefault(state, []).append(label)
     return states
 
 
@@ -153,12 +177,6 @@ def _page_cell(report: CellReport, label: str) -> PageCell:
 def _shown(parts: Sequence[ReportPart]) -> list[ReportPart]:
     """Return the parts that the page can show."""
     return [part for part in parts if hasattr(_macros(), part.kind)]
-
-
-def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
-    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
-        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
-    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 
 @cache

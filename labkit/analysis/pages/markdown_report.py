@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.report_parts import (
     BulletList,
     PictureCaption,
@@ -15,11 +14,11 @@ from labkit.analysis.document.report_parts import (
     TablePart,
 )
 from labkit.analysis.document.table_model import Table
-from labkit.analysis.model.study_model import Study
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.studies.study_answer import study_answer, study_question
+from labkit.analysis.studies.study_cell import StudyCell
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -34,14 +33,19 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def study_markdown(study: Study, analyses: Sequence[CellAnalysis]) -> str:
-    """Return the Markdown report of a study. Links to pictures are relative to its folder."""
-    lines = [f"# {study_question(analyses)}", "", f"**{study_answer(analyses)}**", ""]
-    for overview in machine_overviews(study, analyses):
+def study_markdown(
+    cells: Sequence[StudyCell], reports: Sequence[CellReport], note: str = ""
+) -> str:
+    """Return the Markdown report of a study. Links to pictures are relative to its folder.
+
+    ``reports``: the cells that are shown in full, all or none. ``note``: where the others are.
+    """
+    lines = [f"# {study_question(cells)}", "", f"**{study_answer(cells)}**", ""]
+    lines += [note, ""] if note else []
+    for overview in machine_overviews(cells):
         lines += _overview_lines(overview)
-    for analysis in analyses:
-        report = CellReport(analysis)
-        if len(analyses) > 1:
+    for report in reports:
+        if len(cells) > 1:
             lines += [f"## {report.title}", "", f"**{report.short_answer}**", ""]
         lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.exports.csv_latex import csv_text, latex_text
@@ -13,10 +14,18 @@ from labkit.analysis.exports.tool_exports import FormatError, benchstat, github,
 from labkit.analysis.model.study_model import Study
 from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.pages.html_report import study_html
+from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.study_analysis import AnalysisCache, summarise_study
+from labkit.analysis.studies.stored_cells import read_stored, stamp, store
+from labkit.analysis.studies.study_analysis import (
+    MAX_RECORDS,
+    AnalysisCache,
+    cell_dirs,
+    study_name,
+    summarise_study,
+)
+from labkit.analysis.studies.study_cell import StudyCell, study_cell
 from labkit.records import (
     ArchivePath,
     RecordError,
@@ -24,9 +33,17 @@ from labkit.records import (
     is_locked,
     open_study,
     read_cell,
+    read_json,
     write_json,
 )
 from labkit.records.atomic_write import atomic_write
+
+MAX_CELLS_ON_PAGE = 50  # a cell takes up to 0.5 MB of the page, and 20 MB of memory
+PAGES = "cells"  # the folder of the pages of a study with more cells
+PAGES_NOTE = (
+    f"The page of each cell is in the folder {PAGES}. Pictures in files are drawn on request: "
+    "python -m labkit.report STUDY/CELL."
+)
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
@@ -60,8 +77,11 @@ def report_dir(study: str | Path) -> Path:
 
 def write_study(
     study_dir: str | Path, plots: bool = True, analysis_cache: AnalysisCache | None = None
-) -> list[CellAnalysis]:
+) -> Study:
     """Write every derived file: ``cell.json``, ``study.json``, reports, tables and plots.
+
+    In a study of more than ``MAX_CELLS_ON_PAGE`` cells, each cell has a page of its own in the
+    folder ``cells``, without pictures in files; a cell that is unchanged since then keeps its page.
 
     Parameters
     ----------
@@ -76,25 +96,93 @@ def write_study(
     Raises
     ------
     RecordError
-        A file of a cell is not valid, or a folder to write to is a link. Nothing has been written.
+        A file of a cell is not valid, or a folder to write to is a link. Nothing has been written;
+        with pages of their own, only the cells before it.
     """
     opened, folder = open_study(study_dir), report_dir(study_dir)
-    analyses = (analysis_cache or AnalysisCache()).study(opened)
-    cells = [one.data.dir for one in analyses]
-    _refuse_links((*cells, folder / "tables", folder / "plots"), within=folder)
+    cache, paths = analysis_cache or AnalysisCache(MAX_RECORDS), cell_dirs(opened)
+    derived = (folder / name for name in ("tables", "plots", PAGES))
+    _refuse_links((*paths, *derived), within=folder)
+    if len(paths) > MAX_CELLS_ON_PAGE:
+        return _write_many(opened, paths, folder, plots, cache)
+    analyses = [cache.cell(path) for path in paths]
     for analysis in analyses:
         _write_cell(analysis)
-    study = summarise_study(opened, analyses)
+    cells, reports = list(map(study_cell, analyses)), _reports(opened, analyses)
+    study = summarise_study(opened, cells)
     folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study.to_json())
     (folder / "tables").mkdir(exist_ok=True)
-    for analysis in analyses:
-        _write_tables(CellReport(analysis), folder / "tables")
-    write_text(folder / "report.md", study_markdown(study, analyses))
-    write_text(folder / "report.html", study_html(study, analyses, opened))
+    for report in reports:
+        _write_tables(report, folder / "tables")
+    write_text(folder / "report.md", study_markdown(cells, reports))
+    write_text(folder / "report.html", study_html(study.study, cells, reports))
     if plots:
-        _write_plots(study, analyses, folder / "plots")
-    return analyses
+        _write_plots(cells, reports, folder / "plots")
+    return study
+
+
+def _write_many(
+    opened: StudyPath, paths: Sequence[StudyPath], folder: Path, plots: bool, cache: AnalysisCache
+) -> Study:
+    """Write a study whose cells have pages of their own, cell by cell: only one is in memory."""
+    for name in ("", "tables", PAGES):
+        (folder / name).mkdir(exist_ok=True)
+    cells, changed = [], False
+    for path in paths:
+        page = folder / PAGES / path.name
+        cell = read_stored(page, path)
+        if cell is None:
+            cell, changed = _write_page(opened, path, folder, cache), True
+        cache.count(path, cell.unlisted, cell.entry.runs)
+        cells.append(cell)
+    study = summarise_study(opened, cells, known=None if changed else _known_study(folder))
+    write_json(folder / "study.json", study.to_json())
+    links = [quote(f"{PAGES}/{path.name}.html", safe="/=,+~._-") for path in paths]
+    write_text(folder / "report.html", overview_html(study.study, cells, links, PAGES_NOTE))
+    write_text(folder / "report.md", study_markdown(cells, (), PAGES_NOTE))
+    if plots:
+        _write_plots(cells, (), folder / "plots")
+    return study
+
+
+def _write_page(
+    opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
+) -> StudyCell:
+    """Write what is derived from one cell: its ``cell.json``, tables and pages."""
+    page, before = folder / PAGES / path.name, stamp(path)
+    analysis = cache.cell(path)
+    _write_cell(analysis)
+    cell, (report,) = study_cell(analysis), _reports(opened, [analysis], below=f"{PAGES}/")
+    _write_tables(report, folder / "tables")
+    text = cell_html(study_name(opened), cell, report, f"{path.name}.md")
+    write_text(page.with_name(f"{path.name}.html"), text)
+    write_text(page.with_name(f"{path.name}.md"), study_markdown([cell], [report]))
+    store(page, path, before, cell)
+    return cell
+
+
+def _known_study(folder: Path) -> Study | None:
+    """Return the study as it was last written, or None."""
+    path = folder / "study.json"
+    return Study.from_json(read_json(path)) if path.is_file() else None
+
+
+def _reports(
+    opened: StudyPath, analyses: Sequence[CellAnalysis], below: str = ""
+) -> list[CellReport]:
+    """Return the cells' reports. ``below``: the folder of their page, relative to the study's."""
+    up = "../" * below.count("/")
+    return [
+        CellReport(analysis, f"{up}{_record_folder(analysis, opened)}", f"cell{index}")
+        for index, analysis in enumerate(analyses)
+    ]
+
+
+def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
+    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
+        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
+    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 
 def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
@@ -113,13 +201,13 @@ def _write_tables(report: CellReport, folder: Path) -> None:
     write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
 
 
-def _write_plots(study: Study, analyses: Sequence[CellAnalysis], folder: Path) -> None:
+def _write_plots(cells: Sequence[StudyCell], reports: Sequence[CellReport], folder: Path) -> None:
     from labkit.analysis.pages.matplotlib_figures import write_figure, write_figures
 
     folder.mkdir(exist_ok=True)
-    for analysis in analyses:
-        write_figures(CellReport(analysis), folder)
-    for overview in machine_overviews(study, analyses):
+    for report in reports:
+        write_figures(report, folder)
+    for overview in machine_overviews(cells):
         if overview.curves:
             write_figure([overview.load_chart], folder / overview.stem)
 
@@ -131,11 +219,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _markdown(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return study_markdown(summarise_study(folder, analyses), analyses)
+    return study_markdown(list(map(study_cell, analyses)), _reports(folder, analyses))
 
 
 def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return study_html(summarise_study(folder, analyses), analyses, folder)
+    cells = list(map(study_cell, analyses))
+    return study_html(study_name(folder), cells, _reports(folder, analyses))
 
 
 def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,15 @@ from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.model.row_model import Row
-from labkit.analysis.model.study_model import CellEntry, Study
+from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.studies.study_cell import StudyCell
 from labkit.analysis.tables.serving_tables import capacity_chart, capacity_table
 
 NOT_COMPARED = (
@@ -90,65 +89,74 @@ class MachineOverview:
         return latency_throughput_table(self.curves)
 
 
-def machine_overviews(study: Study, analyses: Sequence[CellAnalysis]) -> list[MachineOverview]:
-    """Return one overview per machine, in the order of their first cells."""
-    groups = host_groups(analyses)
-    stem = LATENCY_THROUGHPUT_STEM
-    return [
-        MachineOverview(
+def machine_overviews(
+    cells: Sequence[StudyCell], links: Sequence[str] | None = None
+) -> list[MachineOverview]:
+    """Return one overview per machine, in the order of their first cells.
+
+    ``links``: the target of each cell's link; None if the cells follow on the same page.
+    """
+    groups = host_groups([cell.entry.machine for cell in cells])
+    stem, labels = LATENCY_THROUGHPUT_STEM, cell_labels(cells)
+    targets = links or [f"#cell{index}" for index in range(len(cells))]
+    lines = list(map(CellLine, targets, labels, cells))
+    overviews = []
+    for number, group in enumerate(groups, start=1):
+        own = [cells[index] for index in group.cells]
+        overview = MachineOverview(
             group.name if len(groups) > 1 else None,
-            cells_table(study, group.cells, analyses) if len(analyses) > 1 else None,
-            load_curves([analyses[index] for index in group.cells]),
+            cells_table([lines[index] for index in group.cells]) if len(cells) > 1 else None,
+            load_curves(own),
             stem if number == 1 else f"{stem}-{number}",
-            serving_capacities([analyses[index] for index in group.cells]),
+            serving_capacities(own),
         )
-        for number, group in enumerate(groups, start=1)
-    ]
+        overviews.append(overview)
+    return overviews
 
 
 @dataclass(frozen=True)
 class CellLine:
-    """A cell in the table of cells: its index, its label, its entry in ``study.json``, its rows."""
+    """A cell in the table of cells: its link's target, and its label among the study's cells."""
 
-    index: int
+    link: str
     label: str
-    entry: CellEntry
-    rows: Sequence[Row]
+    cell: StudyCell
+
+    @property
+    def entry(self) -> CellEntry:
+        """The cell's entry in ``study.json``."""
+        return self.cell.entry
 
 
-def cells_table(
-    study: Study, indices: Iterable[int], analyses: Sequence[CellAnalysis]
-) -> Table[CellLine]:
-    """Return the study's cells at ``indices``, each with its answer and gates.
+def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
+    """Return a table of cells, each with its answer and gates.
 
     Cells without arms to compare also show their medians.
     """
-    labels, cells = cell_labels(analyses), study.cells
-    lines = tuple(CellLine(i, labels[i], cells[i], analyses[i].cell.rows) for i in indices)
-    values = _values([analyses[i] for i in indices])
+    values = _values([line.cell for line in lines])
     columns: tuple[Column[CellLine], ...] = (
-        Column("cell", lambda c: c.label, numeric=False, link=lambda c: f"#cell{c.index}"),
+        Column("cell", lambda c: c.label, numeric=False, link=lambda c: c.link),
         *values,
         Column("answer", lambda c: c.entry.answer, numeric=False),
         Column("gates", lambda c: c.entry.gates, gates_text, numeric=False),
     )
-    return Table(columns, lines, (NOT_COMPARED,) if values else (), prose=True)
+    return Table(columns, tuple(lines), (NOT_COMPARED,) if values else (), prose=True)
 
 
-def _values(analyses: Sequence[CellAnalysis]) -> list[Column[CellLine]]:
+def _values(cells: Sequence[StudyCell]) -> list[Column[CellLine]]:
     """Return a column of medians and quartiles, or an empty list if the cells cannot share one.
 
     They can if no cell compares arms and every cell has one primary row, of the same metric.
     """
-    primary = [a.cell.primary_rows for a in analyses]
+    primary = [cell.primary for cell in cells]
     metrics = {(row.metric, row.unit) for rows in primary for row in rows}
-    alone = not any(analysis.data.treatment_arms for analysis in analyses)
+    alone = not any(cell.findings.arms for cell in cells)
     if not alone or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
         return []
     ((metric, unit),) = metrics
 
     def value(line: CellLine) -> str:
-        (row,) = (row for row in line.rows if row.primary)
+        (row,) = line.cell.primary
         arm = next(iter(row.arms.values()))  # the baseline
         quartiles = " to ".join(value_text(end, unit) for end in (arm.q1, arm.q3))
         return value_text(arm.median, unit) + (f" ({quartiles})" if arm.n > 1 else "")

@@ -49,10 +49,9 @@ def machine_name(analysis: CellAnalysis) -> str | None:
     return ", ".join(str(part) for part in parts if part)
 
 
-def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
-    """Group the cells of a study by machine; cells without runs join the first group."""
+def host_groups(names: Sequence[str | None]) -> list[HostGroup]:
+    """Group the cells of a study by their machines' names; cells without one join the first."""
     groups: dict[str, list[int]] = {}
-    names = [machine_name(analysis) for analysis in analyses]
     first = next((name for name in names if name is not None), "no runs")
     for index, name in enumerate(names):
         groups.setdefault(name or first, []).append(index)
@@ -61,7 +60,7 @@ def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
 
 def on_same_machine(one: CellAnalysis, other: CellAnalysis) -> bool:
     """Return whether two cells ran on the same machine, so that they may be compared."""
-    return len(host_groups([one, other])) == 1
+    return len(host_groups([machine_name(one), machine_name(other)])) == 1
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,18 @@ latency is the median time to the last token.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.studies.cell_labels import cell_labels
+
+if TYPE_CHECKING:
+    from labkit.analysis.studies.study_cell import StudyCell
 
 LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
 MIN_LOADS = 3  # a curve needs this many different loads
@@ -34,6 +38,19 @@ class LoadPoint:
     def power(self) -> float:
         """Throughput over latency: requests per second, divided by the median E2E in seconds."""
         return self.medians["request_s"] / (self.medians["e2e_p50_ms"] / 1e3)
+
+
+@dataclass(frozen=True)
+class ArmLoad:
+    """An arm of one cell under a load. ``rest`` is equal in cells that differ only in their load.
+
+    ``by``: the unit of load, ``requests/s`` or ``clients``.
+    """
+
+    arm: str
+    rest: str
+    by: str
+    load: LoadPoint
 
 
 @dataclass(frozen=True)
@@ -56,19 +73,24 @@ class LoadCurve:
         return None if best is self.loads[-1] else best
 
 
-def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
+def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
+    """Yield the arms of a cell that have all metrics of a load curve."""
+    medians = _medians(analysis)
+    for arm in analysis.data.arms:
+        load, rest = load_of(arm.config)
+        if load is not None and arm.role != "control" and arm.name in medians:
+            yield ArmLoad(arm.name, rest, load[0], LoadPoint(load[1], medians[arm.name]))
+
+
+def load_curves(cells: Sequence[StudyCell]) -> list[LoadCurve]:
     """Return a study's load curves: cells that differ in their load alone are one curve per arm."""
     points: dict[tuple[str, str, str], list[LoadPoint]] = {}
     names: dict[tuple[str, str, str], str] = {}
-    for analysis, label in zip(analyses, cell_labels(analyses, ignore=LOAD_OPTIONS), strict=True):
-        medians = _medians(analysis)
-        for arm in analysis.data.arms:
-            load, rest = load_of(arm.config)
-            if load is not None and arm.role != "control" and arm.name in medians:
-                by, size = load
-                key = (rest, arm.name, by)
-                names[key] = f"{arm.name}, {label}"
-                points.setdefault(key, []).append(LoadPoint(size, medians[arm.name]))
+    for cell, label in zip(cells, cell_labels(cells, ignore=LOAD_OPTIONS), strict=True):
+        for one in cell.loads:
+            key = (one.rest, one.arm, one.by)
+            names[key] = f"{one.arm}, {label}"
+            points.setdefault(key, []).append(one.load)
     curves = {
         key: tuple(sorted(loads, key=lambda load: load.size))
         for key, loads in points.items()
@@ -93,10 +115,10 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
 
 
 def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
-    """Return an arm's load and the rest of its config as JSON.
+    """Return an arm's load and a digest of the rest of its config.
 
     The load is (unit, size), or None if the config sets no rate and no number of clients. Arms with
-    the same rest differ only in their load.
+    the same digest differ only in their load.
     """
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))
@@ -104,4 +126,5 @@ def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
     load = ("requests/s", float(rate)) if rate else ("clients", float(clients or 0))
     unchanged_clients = {"clients": clients} if rate else {}
     rest = {**config, "workload": workload, "arrivals": arrivals, **unchanged_clients}
-    return (load if load[1] else None), json.dumps(rest, sort_keys=True)
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return (load if load[1] else None), digest

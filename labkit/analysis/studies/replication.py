@@ -39,6 +39,7 @@ from labkit.analysis.statistics.replication_test import (
 )
 from labkit.analysis.studies.study_analysis import study_name
 from labkit.analysis.studies.study_answer import study_question
+from labkit.analysis.studies.study_cell import study_cell
 from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled, median_of
 from labkit.config import count_text
 from labkit.records import (
@@ -259,7 +260,7 @@ def replication_of(
     )
     return Replication(
         schema_version=SCHEMA_VERSION,
-        question=study_question(author[1]),
+        question=study_question(list(map(study_cell, author[1]))),
         author=_side(*author),
         reader=_side(*reader),
         alpha=alpha,

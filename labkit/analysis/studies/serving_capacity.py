@@ -9,8 +9,9 @@ An arm whose count of tokens is unusable has no capacity within a limit on TPOT.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_
 from labkit.analysis.studies.latency_throughput import load_of
 from labkit.records import Record
 from labkit.records.record_notes import TrafficNote
+
+if TYPE_CHECKING:
+    from labkit.analysis.studies.study_cell import StudyCell
 
 LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
@@ -69,48 +73,67 @@ class ServingCapacity:
         return f"{self.arm} keeps {kept} at {low:g} requests/s{refuted} {confidence}{estimate}."
 
 
-def serving_capacities(analyses: Sequence[CellAnalysis]) -> list[ServingCapacity]:
+@dataclass(frozen=True)
+class CapacityLoad:
+    """An arm of one cell whose workload sets ``workload.capacity``: what its capacity is made of.
+
+    ``rest``: as in :class:`.latency_throughput.ArmLoad`. ``alpha``: the cell's.
+    """
+
+    arm: str
+    rest: str
+    target: float
+    limits: str
+    alpha: float
+    counts: LoadCounts
+    is_sustained: bool
+    cause: str | None
+
+
+def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
+    """Yield the arms of a cell that count towards a capacity."""
+    data = analysis.data
+    for arm in data.arms:
+        workload = arm.config.get("workload", {})
+        if workload.get("capacity") is None or arm.role == "control":
+            continue
+        load, rest = load_of(arm.config)
+        counts = None if load is None else _counts(analysis, arm.name, load[1])
+        if counts is not None:
+            yield CapacityLoad(
+                arm.name,
+                rest,
+                workload["capacity"] / 100,
+                _limits(workload["limits"]),
+                data.design.alpha,
+                counts,
+                all(map(sustained, _notes(data.records, arm.name))),
+                tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None,
+            )
+
+
+def serving_capacities(cells: Sequence[StudyCell]) -> list[ServingCapacity]:
     """Return the capacity of every arm, for each workload that sets ``workload.capacity``."""
-    groups: dict[tuple[str, str], list[tuple[CellAnalysis, LoadCounts]]] = {}
-    targets: dict[tuple[str, str], tuple[float, str]] = {}
-    for analysis in analyses:
-        for arm in analysis.data.arms:
-            workload = arm.config.get("workload", {})
-            load, rest = load_of(arm.config)
-            if workload.get("capacity") is None or load is None or arm.role == "control":
-                continue
-            counts = _counts(analysis, arm.name, load[1])
-            if counts is not None:
-                targets[rest, arm.name] = workload["capacity"] / 100, _limits(workload["limits"])
-                groups.setdefault((rest, arm.name), []).append((analysis, counts))
+    groups: dict[tuple[str, str], list[CapacityLoad]] = {}
+    for cell in cells:
+        for one in cell.capacities:
+            groups.setdefault((one.rest, one.arm), []).append(one)
     return [
-        _capacity(key[1], *targets[key], cells, sum(other[0] == key[0] for other in groups))
-        for key, cells in groups.items()
+        _capacity(loads, sum(other[0] == rest for other in groups))
+        for (rest, _), loads in groups.items()
     ]
 
 
-def _capacity(
-    arm: str,
-    target: float,
-    limits: str,
-    cells: Sequence[tuple[CellAnalysis, LoadCounts]],
-    num_arms: int,
-) -> ServingCapacity:
-    alpha = min(analysis.data.design.alpha for analysis, _ in cells) / num_arms
-    loads = tuple(sorted((counts for _, counts in cells), key=lambda counts: counts.rate))
-    unsustained = tuple(
-        load.rate
-        for analysis, load in sorted(cells, key=lambda cell: cell[1].rate)
-        if not all(map(sustained, _notes(analysis.data.records, arm)))
+def _capacity(cells: Sequence[CapacityLoad], num_arms: int) -> ServingCapacity:
+    alpha, last = min(one.alpha for one in cells) / num_arms, cells[-1]
+    by_rate = sorted(cells, key=lambda one: one.counts.rate)
+    loads = tuple(one.counts for one in by_rate)
+    unsustained = tuple(one.counts.rate for one in by_rate if not one.is_sustained)
+    cause = next(filter(None, (one.cause for one in cells)), None)
+    capacity = Capacity(None, None, None) if cause else load_capacity(loads, last.target, alpha)
+    return ServingCapacity(
+        last.arm, last.target, last.limits, alpha, loads, capacity, unsustained, cause
     )
-    cause = next(filter(None, (_cause(analysis, arm) for analysis, _ in cells)), None)
-    capacity = Capacity(None, None, None) if cause else load_capacity(loads, target, alpha)
-    return ServingCapacity(arm, target, limits, alpha, loads, capacity, unsustained, cause)
-
-
-def _cause(analysis: CellAnalysis, arm: str) -> str | None:
-    own = next(one for one in analysis.data.arms if one.name == arm)
-    return tpot_cause(arm, analysis.data.records) if has_tpot_limit(own) else None
 
 
 def _notes(records: Sequence[Record], arm: str) -> list[TrafficNote]:

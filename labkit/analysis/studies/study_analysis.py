@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
 from labkit.analysis.comparison.text_quality import limits_decided
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
-from labkit.analysis.findings.cell_findings import plan_findings
-from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.model.study_model import CellEntry, FamilyMember, Study
+from labkit.analysis.model.study_model import FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
-from labkit.analysis.robustness.host_groups import host_groups, machine_name
+from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
-from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.statistics.multiple_comparisons import RowPermutations, joint_p_values
+from labkit.analysis.studies.serving_capacity import rate_is_decided
+from labkit.analysis.studies.study_cell import StudyCell, TestedArm
 from labkit.config import count_text
-from labkit.config.sweep import short_names
 from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
@@ -35,29 +32,42 @@ from labkit.records import (
     open_study,
 )
 
-if TYPE_CHECKING:
-    from labkit.analysis.comparison.cell_analysis import CellAnalysis
-
 Stamp = frozenset[tuple[str, int]]
+MAX_RECORDS = 1000  # with their analyses, up to 0.5 GB
 
 
 class AnalysisCache:
-    """Cache of cell analyses; a cell is analysed again only if its runs have changed."""
+    """Cache of cell analyses; a cell is analysed again only if its runs have changed.
 
-    def __init__(self) -> None:
+    ``max_records``: forget the cells that were asked for first once the others have so many
+    records. None: keep all.
+    """
+
+    def __init__(self, max_records: int | None = None) -> None:
+        self._max_records = max_records
         self._known: dict[StudyPath, tuple[Stamp, CellAnalysis]] = {}
+        self._counts: dict[StudyPath, tuple[int, int]] = {}  # records without digest, and of all
 
     def cell(self, cell_dir: StudyPath) -> CellAnalysis:
         """Return a cell's analysis, from the cache unless its runs have changed.
 
         Raises :class:`RecordError` if a file of the cell is not valid.
         """
-        stamp, known = _stamp(cell_dir), self._known.get(cell_dir)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        analysis = analyse(cell_dir, lambda: self._companion(cell_dir))
-        self._known[cell_dir] = stamp, analysis
-        return analysis
+        stamp, known = _stamp(cell_dir), self._known.pop(cell_dir, None)
+        if known is None or known[0] != stamp:
+            known = stamp, analyse(cell_dir, lambda: self._companion(cell_dir))
+            data = known[1].data
+            self.count(cell_dir, data.unlisted, len(data.records))
+        self._known[cell_dir] = known
+        kept = sum(len(analysis.data.records) for _, analysis in self._known.values())
+        while self._max_records is not None and kept > self._max_records and len(self._known) > 1:
+            _, forgotten = self._known.pop(next(iter(self._known)))
+            kept -= len(forgotten.data.records)
+        return known[1]
+
+    def count(self, cell_dir: StudyPath, unlisted: int, records: int) -> None:
+        """Count a cell's records without a digest, and all of its records, for :meth:`notes`."""
+        self._counts[cell_dir] = unlisted, records
 
     def study(self, study_dir: StudyPath) -> list[CellAnalysis]:
         """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
@@ -70,8 +80,6 @@ class AnalysisCache:
         only one setting may be the best in every primary row. With ``workload.capacity`` all are
         undecided until every arm is shown to keep its target share, or to miss it.
         """
-        from labkit.analysis.studies.serving_capacity import rate_is_decided  # it needs this module
-
         analysis = self.cell(cell_dir)
         primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
@@ -117,10 +125,9 @@ class AnalysisCache:
     def notes(self) -> list[str]:
         """Return a line for each study read so far that has records without a digest."""
         counts: dict[StudyPath, tuple[int, int]] = {}
-        for cell_dir, (_, analysis) in self._known.items():
-            unlisted, records = counts.get(cell_dir.parent, (0, 0))
-            data = analysis.data
-            counts[cell_dir.parent] = unlisted + data.unlisted, records + len(data.records)
+        for cell_dir, (unlisted, records) in self._counts.items():
+            before = counts.get(cell_dir.parent, (0, 0))
+            counts[cell_dir.parent] = before[0] + unlisted, before[1] + records
         return [undigested_note(study, *count) for study, count in counts.items() if count[0]]
 
     def possibly_best(self, cell_dir: Path) -> list[str]:
@@ -194,7 +201,8 @@ def exit_code(study_dir: str | Path) -> int:
 
     Raises ``RecordError`` if a cell's file is not valid.
     """
-    return max(analysis.status for analysis in AnalysisCache().study(open_study(study_dir)))
+    cache = AnalysisCache(MAX_RECORDS)
+    return max(cache.cell(path).status for path in cell_dirs(open_study(study_dir)))
 
 
 def study_name(study_dir: StudyPath) -> str:
@@ -202,62 +210,56 @@ def study_name(study_dir: StudyPath) -> str:
     return study_dir.name if isinstance(study_dir, ArchivePath) else study_dir.resolve().name
 
 
-def summarise_study(study_dir: StudyPath, analyses: Sequence[CellAnalysis]) -> Study:
+def summarise_study(
+    study_dir: StudyPath, cells: Sequence[StudyCell], known: Study | None = None
+) -> Study:
     """Return the model of a study: the cells with their status, gates and verdicts.
 
     With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family
-    by max-T over joint relabellings and multiplied by the largest number of arms in any cell.
+    by max-T over joint relabellings and multiplied by the largest number of arms in any cell. If
+    ``known`` has the same cells, its family is theirs.
     """
+    entries = tuple(cell.entry for cell in cells)
+    if known is not None and known.cells == entries:
+        family = known.family
+    else:
+        family = tuple(study_family(cells)) if len(cells) > 1 else ()
     return Study(
         SCHEMA_VERSION,
         study_name(study_dir),
-        max(analysis.status for analysis in analyses),
-        tuple(machine.name for machine in host_groups(analyses)),
-        tuple(map(_entry, analyses)),
-        tuple(study_family(analyses) if len(analyses) > 1 else ()),
+        max(cell.entry.status for cell in cells),
+        tuple(machine.name for machine in host_groups([cell.entry.machine for cell in cells])),
+        entries,
+        family,
     )
 
 
-def _entry(analysis: CellAnalysis) -> CellEntry:
-    cell, data = analysis.cell, analysis.data
-    arms = set(cell.treatment_arms)
-    comparisons = (one for row in cell.primary_rows for one in row.comparisons)
-    return CellEntry(
-        cell=cell.cell,
-        dir=data.dir.name,
-        machine=machine_name(analysis),
-        question=cell.question,
-        answer=long_text(plan_findings(analysis)),
-        status=analysis.status,
-        complete=data.complete,
-        blocks=len(data.blocks_done),
-        runs=len(data.records),
-        failures=len(cell.failures),
-        gates={name: gate.status for name, gate in cell.gates.items()},
-        verdicts=dict(Counter(one.verdict for one in comparisons if one.arm in arms)),
-    )
+class _Families(Sequence[Sequence[RowPermutations]]):
+    """The tests of each arm of each cell, built when they are asked for and then forgotten."""
+
+    def __init__(self, arms: Sequence[TestedArm]) -> None:
+        self._arms = arms
+
+    def __len__(self) -> int:
+        return len(self._arms)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self._arms[index].tests().values())
 
 
-def study_family(analyses: Sequence[CellAnalysis]) -> list[FamilyMember]:
+def study_family(cells: Sequence[StudyCell]) -> list[FamilyMember]:
     """Return the p-values of the primary rows of all cells, adjusted as one family.
 
     There is one entry per cell, row and arm. Cells in which nothing may be claimed yet are left
     out.
     """
-    tested, families = [], []
-    most_arms = max(len(analysis.data.treatment_arms) for analysis in analyses)
-    for analysis in analyses:
-        data = analysis.data
-        for arm in data.treatment_arms if data.withheld_reason is None else ():
-            tests = row_tests(analysis.rows, arm, data.baseline, data.criteria.runs, True)
-            if tests:
-                tested.append((analysis, arm, list(tests)))
-                families.append(list(tests.values()))
-    adjusted = joint_p_values(families) if families else []
+    tested = [(cell.name, arm) for cell in cells for arm in cell.tested]
+    most_arms = max(len(cell.findings.arms) for cell in cells)
+    adjusted = joint_p_values(_Families([arm for _, arm in tested])) if tested else []
     return [
-        FamilyMember(analysis.name, row.case, row.metric, arm, min(1.0, most_arms * p))
-        for (analysis, arm, members), ps in zip(tested, adjusted, strict=True)
-        for row, p in zip((analysis.rows[member] for member in members), ps, strict=True)
+        FamilyMember(name, case, metric, arm.arm, min(1.0, most_arms * p))
+        for (name, arm), ps in zip(tested, adjusted, strict=True)
+        for (case, metric), p in zip(arm.names, ps, strict=True)
     ]
 
 
@@ -293,37 +295,3 @@ def _geometric_mean(values: Sequence[float | None]) -> float | None:
     """Return the geometric mean, or None if a value is absent or not positive."""
     positive = [value for value in values if value is not None and value > 0]
     return float(np.exp(np.mean(np.log(positive)))) if len(positive) == len(values) else None
-
-
-def cell_labels(analyses: Sequence[CellAnalysis], ignore: Collection[str] = ()) -> list[str]:
-    """Return a label for each cell, such as ``rate=2``, without the options in ``ignore``.
-
-    If there is only one cell, its label has all its overrides. A cell of an earlier version of
-    labkit, which did not list the overrides, is labelled by its name.
-    """
-    listed = [
-        [override for override in _overrides(analysis) if override.partition("=")[0] not in ignore]
-        for analysis in analyses
-    ]
-    if len(analyses) == 1:
-        return [", ".join(listed[0]) or analyses[0].name]
-    common = set.intersection(*map(set, listed))
-    varying = [[o for o in overrides if o not in common] for overrides in listed]
-    keys = dict.fromkeys(o.partition("=")[0] for overrides in varying for o in overrides)
-    short = short_names(list(keys))
-    return [
-        _label(overrides, short, analysis)
-        for overrides, analysis in zip(varying, analyses, strict=True)
-    ]
-
-
-def _overrides(analysis: CellAnalysis) -> list[str]:
-    return list(analysis.data.manifest.get("overrides") or [analysis.name])
-
-
-def _label(overrides: Sequence[str], short: dict[str, str], analysis: CellAnalysis) -> str:
-    pairs = (override.partition("=") for override in overrides)
-    words = [f"{short[key]}{equals}{value}" for key, equals, value in pairs]
-    if analysis.data.dir.name.endswith(PROCESSES_SUFFIX):
-        words.append("in separate processes")
-    return ", ".join(words) or "as configured"

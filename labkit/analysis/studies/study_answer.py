@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
+from labkit.analysis.findings.cell_findings import Findings, merge_findings
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
 from labkit.analysis.findings.summary_verdict import summary_verdict
 from labkit.analysis.number_format import join_names
+from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.studies.study_analysis import cell_labels
+from labkit.analysis.studies.study_cell import StudyCell
 from labkit.config import count_text
 
 DIRECTED = ("better", "worse", "mixed")
@@ -24,22 +24,22 @@ KINDS = {
 }
 
 
-def study_question(analyses: Sequence[CellAnalysis]) -> str:
+def study_question(study: Sequence[StudyCell]) -> str:
     """Return the question of a study's cells, or the question about capacity if they measure it."""
-    capacities = serving_capacities(analyses)
+    capacities = serving_capacities(study)
     if capacities:
         first = capacities[0]
         return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
-    questions = list(dict.fromkeys(analysis.cell.title for analysis in analyses))
+    questions = list(dict.fromkeys(cell.title for cell in study))
     return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
 
 
-def study_answer(analyses: Sequence[CellAnalysis]) -> str:
+def study_answer(study: Sequence[StudyCell]) -> str:
     """Return a study's answer in at most 20 words."""
-    capacities = serving_capacities(analyses)
+    capacities = serving_capacities(study)
     if capacities:
         return fit(_capacity(capacities))
-    cells, labels = [plan_findings(analysis) for analysis in analyses], cell_labels(analyses)
+    cells, labels = [cell.findings for cell in study], cell_labels(study)
     if len(cells) == 1:
         return short_text(cells[0])
     answers, verdicts = [short_text(cell) for cell in cells], list(map(summary_verdict, cells))

@@ -10,13 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.study_model import CellEntry, Study
-from labkit.analysis.studies.study_analysis import (
-    AnalysisCache,
-    cell_dirs,
-    is_cell,
-    summarise_study,
-)
+from labkit.analysis.studies.study_analysis import cell_dirs, is_cell
+from labkit.analysis.studies.study_cell import study_cell
 from labkit.records import (
     ARCHIVE_SUFFIX,
     OLDER_VERDICTS,
@@ -118,7 +115,7 @@ def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]
         older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)
         if {entry.dir for entry in listed} >= set(cells) and not older:
             return listed
-    return summarise_study(study, AnalysisCache().study(study)).cells
+    return [study_cell(analyse(path)).entry for path in cells.values()]
 
 
 def _entry(study: Path, cell: StudyPath, fact: CellEntry) -> IndexEntry:

@@ -1,7 +1,6 @@
 """Latency against throughput: curves, knees, and their table, chart and figure."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from labkit.analysis.document.chart import Dots, Line, Text
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
-from labkit.analysis.studies.latency_throughput import METRICS, load_curves
+from labkit.analysis.studies.latency_throughput import METRICS, arm_loads, load_curves
 from labkit.records import Arm
 
 
@@ -30,9 +29,9 @@ def cell(load, served, latency, by="rate", overrides=(), **config):
     values = {"request_s": served, "e2e_p50_ms": latency}
     rows = [{"metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}} for m in METRICS]
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
-    manifest = {"overrides": [f"{option}={load}", *overrides]}
-    data = SimpleNamespace(arms=arms, manifest=manifest, dir=Path(f"load={load}"))
-    return SimpleNamespace(cell=planted_cell(rows), data=data, name=f"load={load}")
+    analysis = SimpleNamespace(cell=planted_cell(rows), data=SimpleNamespace(arms=arms))
+    listed, folder = [f"{option}={load}", *overrides], f"load={load}"
+    return SimpleNamespace(loads=list(arm_loads(analysis)), overrides=listed, folder=folder)
 
 
 @pytest.mark.parametrize("by", ["rate", "clients"])

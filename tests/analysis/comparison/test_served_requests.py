@@ -9,7 +9,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.gates import healthy
 from labkit.analysis.comparison.served_requests import sustained
 from labkit.analysis.model.cell_model import CellDesign
-from labkit.analysis.studies.serving_capacity import serving_capacities
+from labkit.analysis.studies.serving_capacity import capacity_loads, serving_capacities
 from labkit.records import Arm, CaseRecord, Record
 
 ALL = tuple(f"r{i}" for i in range(40))
@@ -213,7 +213,8 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
         design=CellDesign({"alpha": 0.05}),
         criteria=SimpleNamespace(alpha=change.pop("alpha", 0.05)),
     )
-    (one,) = serving_capacities([SimpleNamespace(data=data)])
+    loads = tuple(capacity_loads(SimpleNamespace(data=data)))
+    (one,) = serving_capacities([SimpleNamespace(capacities=loads)])
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
     assert (one.cause is not None) == ("Not decided: the capacity of base" in one.sentence)
     slow = "Not sustained: the load at 40 requests/s." in one.sentence

@@ -426,7 +426,7 @@ CASES = {  # findings, the long text, the short text, the chip
     ),
     "no arm": (
         Findings((), "search", noise=(one("inconclusive", -14.3, mde=30.0, arm="control"),),
-                           alone=(one("", metric=REQUESTS, place=None).row, 500.0)),
+                           alone=one("", metric=REQUESTS, place=None, base=500.0).row),
         "No arms to compare: two identical copies of search measured up to −14.3% apart (a); "
         "the smallest detectable effect is 30.0 %.",
         "Nothing to compare: search has throughput 500 tok/s.",

@@ -15,6 +15,7 @@ from labkit.analysis.robustness.host_groups import (
     HostEffects,
     HostGroup,
     host_groups,
+    machine_name,
     on_same_machine,
 )
 from labkit.analysis.robustness.isolation_agreement import isolation_agreements
@@ -179,7 +180,7 @@ def test_cells_without_runs_join_the_first_machine(make_cell):
     ran = only_analysis(make_cell("ran/cell"))
     empty = only_analysis(make_cell("empty/cell", change=lambda record: None))
     for analyses in ([empty, ran], [ran, empty]):
-        (group,) = host_groups(analyses)
+        (group,) = host_groups(list(map(machine_name, analyses)))
         assert group == HostGroup("host abc, test, 2 cores, Linux", (0, 1))
     assert on_same_machine(empty, ran)
 

@@ -9,6 +9,7 @@ from labkit.analysis import exit_code
 from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.studies.study_analysis import AnalysisCache, study_family, summarise_study
+from labkit.analysis.studies.study_cell import study_cell
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_a_family_of_cells_is_adjusted_for_the_largest_number_of_arms(make_cell)
         for arm in a.data.treatment_arms
     ]
     expected = [min(1.0, 3 * p) for ps in joint_p_values(tests) for p in ps]
-    family = study_family(analyses)
+    cells = list(map(study_cell, analyses))
+    family = study_family(cells)
     assert [one.p_adjusted for one in family] == pytest.approx(expected)
-    assert list(summarise_study(path.parent, analyses).family) == family
-    assert summarise_study(path, analyses[:1]).family == ()
+    assert list(summarise_study(path.parent, cells).family) == family
+    assert summarise_study(path, cells[:1]).family == ()

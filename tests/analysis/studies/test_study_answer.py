@@ -3,19 +3,23 @@
 from dataclasses import replace
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.studies.study_answer import study_answer
+from labkit.analysis.studies.study_cell import study_cell
 
 
-def analyses_of(make_cell, **options):
-    return [analyse(make_cell(f"study/seed={n}", **options)) for n in (1, 2)]
+def read(path):
+    return study_cell(analyse(path))
+
+
+def cells_of(make_cell, **options):
+    return [read(make_cell(f"study/seed={n}", **options)) for n in (1, 2)]
 
 
 def test_equal_answers_are_said_once(make_cell):
-    both = analyses_of(make_cell, blocks=8)
-    alone = short_text(plan_findings(both[0]))
-    assert short_text(plan_findings(both[1])) == alone
+    both = cells_of(make_cell, blocks=8)
+    alone = short_text(both[0].findings)
+    assert short_text(both[1].findings) == alone
     assert study_answer(both) == f"{alone.rstrip('.')}, in all 2 cells."
 
 
@@ -23,7 +27,7 @@ def test_cells_that_compare_the_same_arms_have_one_answer_with_its_size(make_cel
     """It was "faster in all 3 cells" and "mixed in all 6"."""
     effects = ({"seq_map": 0.8}, {"seq_map": 0.5}, {"seq_map": 1.25})
     cells = [
-        analyse(make_cell(f"study/seed={n}", effects=e, cases=("one",), noise=0.0005))
+        read(make_cell(f"study/seed={n}", effects=e, cases=("one",), noise=0.0005))
         for n, e in enumerate(effects)
     ]
     assert study_answer(cells[:2]) == (
@@ -33,7 +37,7 @@ def test_cells_that_compare_the_same_arms_have_one_answer_with_its_size(make_cel
         "Seq map takes 50.0 % less (seed=1) to 25.0 % more (seed=2) time per launch than binary "
         "search."
     )
-    cells[0] = analyse(make_cell("study/seed=9", effects=effects[0], cases=("one",), blocks=2))
+    cells[0] = read(make_cell("study/seed=9", effects=effects[0], cases=("one",), blocks=2))
     assert study_answer(cells[:2]) == (
         "Seq map takes 50.0 % less time per launch than binary search in 1 of 2 cells; 1 undecided."
     )
@@ -41,13 +45,13 @@ def test_cells_that_compare_the_same_arms_have_one_answer_with_its_size(make_cel
 
 def test_several_arms_in_several_cells_have_their_ranges(make_cell):
     cells = [
-        analyse(make_cell(f"study/seed={n}", effects=e, claims=False, cases=("one",), noise=0.0005))
+        read(make_cell(f"study/seed={n}", effects=e, claims=False, cases=("one",), noise=0.0005))
         for n, e in enumerate(({"a": 0.5, "b": 1.0}, {"a": 0.4, "b": 1.5}))
     ]
     expected = "A takes 50.0 to 60.0 % less time than binary search, b 50.0 % more (1 of 2 cells)."
     assert study_answer(cells) == expected
     rows = [
-        analyse(make_cell(f"rows/seed={n}", effects=e, claims=False, noise=0.0005))
+        read(make_cell(f"rows/seed={n}", effects=e, claims=False, noise=0.0005))
         for n, e in enumerate(({"a": 0.5, "b": 0.9, "c": 0.8}, {"a": 0.4, "b": 1.2, "c": 1.5}))
     ]
     words = study_answer(rows).partition("; others ")
@@ -60,7 +64,7 @@ def test_an_invalid_cell_is_counted(make_cell):
         return replace(record, outcome="oom", detail="no room", cases=())
 
     cells = [
-        analyse(make_cell(f"study/seed={n}", cases=("one",), blocks=8, noise=0.0005,
+        read(make_cell(f"study/seed={n}", cases=("one",), blocks=8, noise=0.0005,
                           change=change))
         for n, change in enumerate((None, lambda r: fail(r) if r.arm == "seq_map" else r))
     ]  # fmt: skip
@@ -78,7 +82,7 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
         return replace(record, cases=cases)
 
     cells = [
-        analyse(make_cell(f"study/seed={n}", cases=("one",), blocks=blocks, effects={"a": 0.5},
+        read(make_cell(f"study/seed={n}", cases=("one",), blocks=blocks, effects={"a": 0.5},
                           claims=False, change=change, noise=0.0005))
         for n, (blocks, change) in enumerate(((2, None), (8, in_other_units)))
     ]  # fmt: skip
@@ -87,5 +91,5 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
 
 
 def test_one_cell_answers_for_itself(make_cell):
-    cell = analyse(make_cell(blocks=8))
-    assert study_answer([cell]) == short_text(plan_findings(cell))
+    cell = read(make_cell(blocks=8))
+    assert study_answer([cell]) == short_text(cell.findings)

@@ -1,0 +1,116 @@
+"""What a study's pages say of one cell, without its records.
+
+A cell's records and analysis take up to 20 MB; this takes less than a thousandth. So a study of a
+thousand cells is read cell by cell, and only this is kept of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.findings.cell_findings import Findings, plan_findings
+from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.study_model import CellEntry
+from labkit.analysis.robustness.caveats import machine_states
+from labkit.analysis.robustness.host_groups import machine_name
+from labkit.analysis.statistics.multiple_comparisons import RowPermutations
+from labkit.analysis.studies.latency_throughput import ArmLoad, arm_loads
+from labkit.analysis.studies.serving_capacity import CapacityLoad, capacity_loads
+
+
+@dataclass(frozen=True)
+class TestedArm:
+    """An arm's tests in the primary rows of a cell. ``names``: case and metric of each row."""
+
+    arm: str
+    runs: int  # of each arm per block
+    names: tuple[tuple[str, str | None], ...]
+    rows: tuple[PairedRow, ...]
+
+    def tests(self) -> dict[int, RowPermutations]:
+        """Return the rows' permutation tests, in the order of ``names``."""
+        return paired_tests(self.rows, self.runs)
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """What a study's pages say of one cell.
+
+    ``machine_states``: as :func:`.caveats.machine_states`. ``loads`` and ``capacities``: what load
+    curves and capacities are made of. ``tested``: the arms that may be claimed about. ``unlisted``:
+    the number of records without a digest.
+    """
+
+    entry: CellEntry
+    title: str
+    overrides: tuple[str, ...]
+    primary: tuple[Row, ...]
+    findings: Findings
+    machine_states: Mapping[str, list[str]]
+    loads: tuple[ArmLoad, ...] = ()
+    capacities: tuple[CapacityLoad, ...] = ()
+    tested: tuple[TestedArm, ...] = ()
+    unlisted: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the cell: its overrides."""
+        return self.entry.cell
+
+    @property
+    def folder(self) -> str:
+        """Name of the cell's folder."""
+        return self.entry.dir
+
+
+def study_cell(analysis: CellAnalysis) -> StudyCell:
+    """Return what a study's pages say of a cell."""
+    findings, cell = plan_findings(analysis), analysis.cell
+    return StudyCell(
+        entry=_entry(analysis, findings),
+        title=cell.title,
+        overrides=tuple(analysis.data.manifest.get("overrides") or [analysis.name]),
+        primary=tuple(cell.primary_rows),
+        findings=findings,
+        machine_states=machine_states(analysis),
+        loads=tuple(arm_loads(analysis)),
+        capacities=tuple(capacity_loads(analysis)),
+        tested=tuple(_tested(analysis)),
+        unlisted=analysis.data.unlisted,
+    )
+
+
+def _entry(analysis: CellAnalysis, findings: Findings) -> CellEntry:
+    cell, data = analysis.cell, analysis.data
+    arms = set(cell.treatment_arms)
+    comparisons = (one for row in cell.primary_rows for one in row.comparisons)
+    return CellEntry(
+        cell=cell.cell,
+        dir=data.dir.name,
+        machine=machine_name(analysis),
+        question=cell.question,
+        answer=long_text(findings),
+        status=analysis.status,
+        complete=data.complete,
+        blocks=len(data.blocks_done),
+        runs=len(data.records),
+        failures=len(cell.failures),
+        gates={name: gate.status for name, gate in cell.gates.items()},
+        verdicts=dict(Counter(one.verdict for one in comparisons if one.arm in arms)),
+    )
+
+
+def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
+    """Yield the arms of a cell that have tests; none while nothing may be claimed."""
+    data, runs = analysis.data, analysis.data.criteria.runs
+    for arm in data.treatment_arms if data.withheld_reason is None else ():
+        rows = paired_rows(analysis.rows, arm, data.baseline, runs, True)
+        if rows:
+            of_rows = [analysis.rows[row.index] for row in rows]
+            names = tuple((row.case, row.metric) for row in of_rows)
+            yield TestedArm(arm, runs, names, tuple(rows))

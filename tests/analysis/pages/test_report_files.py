@@ -1,0 +1,97 @@
+"""The files of a study: each cell is read once, and many cells have pages of their own."""
+
+import json
+import os
+from collections import Counter
+
+import pytest
+
+from labkit.analysis.comparison import cell_analysis
+from labkit.analysis.pages import cell_report_content, report_files
+from labkit.analysis.studies.study_analysis import AnalysisCache
+
+SEEDS = (1, 2, 3)
+
+
+@pytest.fixture
+def study(make_cell):
+    for seed in SEEDS:
+        folder = make_cell(f"study/seed={seed}", blocks=3, cases=("one",), seed=seed)
+    return folder.parent
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Count how often cells are read, and their sensitivity analysed."""
+    done = Counter()
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(argument):
+            done[name] += 1
+            return function(argument)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(cell_analysis, "read_runs")
+    count(cell_report_content, "sensitivity_results")
+    return done
+
+
+def apart(monkeypatch):
+    monkeypatch.setattr(report_files, "MAX_CELLS_ON_PAGE", 2)
+
+
+def test_a_report_reads_and_analyses_each_cell_once(study, counts):
+    """The tables, the Markdown and the page each began anew."""
+    report_files.write_study(study, plots=False)
+    assert counts == dict.fromkeys(("read_runs", "sensitivity_results"), len(SEEDS))
+    assert not (study / report_files.PAGES).exists()
+
+
+def test_many_cells_have_pages_of_their_own_and_the_same_results(study, counts, monkeypatch):
+    together = report_files.write_study(study, plots=False)
+    one_page = (study / "report.html").read_text()
+    apart(monkeypatch)
+    cache = AnalysisCache(max_records=1)
+    assert report_files.write_study(study, plots=False, analysis_cache=cache) == together
+    assert len(cache._known) == 1  # the memory of one cell
+    page, text = ((study / f"report.{end}").read_text() for end in ("html", "md"))
+    assert len(page) < 0.7 * len(one_page)
+    for cell in together.cells:
+        assert f'href="cells/{cell.dir}.html">' in page and cell.answer in text
+        own = (study / "cells" / f"{cell.dir}.html").read_text()
+        assert f'href="../{cell.dir}/' in own and 'href="../report.html">study' in own
+        assert cell.answer in (study / "cells" / f"{cell.dir}.md").read_text()
+    assert "## Verdicts" not in text and not list(study.glob("plots/*"))
+
+
+def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
+    apart(monkeypatch)
+
+    def rewritten():
+        counts.clear()
+        family = Counter()
+        monkeypatch.setattr(
+            "labkit.analysis.studies.study_analysis.joint_p_values",
+            lambda tests: family.update(n=1) or [[1.0] * len(one) for one in tests],
+        )
+        report_files.write_study(study, plots=False, analysis_cache=AnalysisCache())
+        return counts["read_runs"], family["n"]
+
+    assert rewritten() == (len(SEEDS), 1)
+    files = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
+    assert rewritten() == (0, 0)
+    assert {path: path.read_bytes() for path in study.rglob("*") if path.is_file()} == files
+    run = next((study / "seed=2" / "runs").glob("*.json"))
+    os.utime(run, ns=(1, 1))
+    assert rewritten() == (1, 1)
+    facts = json.loads((study / "seed=3" / "cell.json").read_text())
+    (study / "seed=3" / "cell.json").write_text(json.dumps({**facts, "question": "Really?"}))
+    assert rewritten() == (1, 1) and "Really?" in (study / "cells" / "seed=3.html").read_text()
+    (study / "cells" / "seed=1.html").unlink()
+    (study / "cells" / "seed=2.json").write_text("{}")
+    assert rewritten()[0] == 2
+    next((study / "seed=1" / "runs").glob("b02*.json")).unlink()  # an unfinished cell is not stored
+    assert rewritten()[0] == rewritten()[0] == 1
