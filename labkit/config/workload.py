@@ -139,7 +139,7 @@ class Workload(Group, place="workload"):
     limits: LatencySLO = field(default_factory=LatencySLO)
     capacity: float | None = option(
         None,
-        "Share of requests that must meet workload.limits; a sweep of workload.arrivals.rate then "
+        "Percentage of requests that must meet workload.limits; a sweep of workload.arrivals.rate then "
         "reports the highest rate that keeps it (docs/sweeps.md).",
         gt=0,
         le=99.99,

@@ -159,13 +159,13 @@ def _cell(
 
 
 def _notes(cell: Cell) -> Iterator[str]:
-    words = {c.verdict for row in cell.rows for c in row.comparisons}
-    if "estimate_only" in words:
-        reasons = (
-            c.reason for row in cell.rows for c in row.comparisons
-            if c.verdict == "estimate_only"
-        )  # fmt: skip
-        yield f"Estimates only: {next(reasons)}."
+    comparisons = [(row.case, c) for row in cell.rows for c in row.comparisons]
+    words = {c.verdict for _, c in comparisons}
+    estimated = {case: c.reason for case, c in comparisons if c.verdict == "estimate_only"}
+    if estimated:
+        some = len(estimated) < len({case for case, _ in comparisons})
+        which = f" ({', '.join(estimated)})" if some else ""
+        yield f"Estimates only{which}: {next(iter(estimated.values()))}."
     text = "Values are medians over runs"
     known = [c.ci_low_pct for row in cell.rows for c in row.comparisons]
     bars = f"adjusted {cell.level_text} intervals" if any(k is not None for k in known) else (

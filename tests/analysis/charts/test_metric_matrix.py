@@ -1,5 +1,7 @@
 """The matrix of metrics: groups, what a cell of it says, and the notes that explain it."""
 
+from dataclasses import replace
+
 from labkit.analysis.charts.metric_matrix import metric_matrix
 from labkit.analysis.comparison.cell_analysis import analyse
 
@@ -43,6 +45,14 @@ def test_undecided_rows_are_marked_and_the_sign_is_explained(make_cell):
     decided = matrix(make_cell("flat/x", effects={"seq_map": 1.0}, noise=0.0001))
     assert not any(row.undecided for group in decided.groups for row in group.rows)
     assert decided.notes[-1] == "= no difference beyond the margin."
+
+
+def test_a_note_names_the_rows_that_are_estimates_among_others(make_cell):
+    cell = analyse(make_cell(effects={"seq_map": 0.8})).cell
+    first, last = cell.rows
+    estimates = [replace(c, verdict="estimate_only", reason="why") for c in last.comparisons]
+    made = metric_matrix(replace(cell, rows=(first, replace(last, comparisons=tuple(estimates)))))
+    assert made.notes[0] == "Estimates only (prefill, 8 × 512): why."
 
 
 def test_notes_name_intervals_only_where_there_are_some(make_cell):
