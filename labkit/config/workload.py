@@ -139,8 +139,8 @@ class Workload(Group, place="workload"):
     limits: LatencySLO = field(default_factory=LatencySLO)
     capacity: float | None = option(
         None,
-        "Percentage of requests that must meet workload.limits; a sweep of workload.arrivals.rate then "
-        "reports the highest rate that keeps it (docs/sweeps.md).",
+        "Percentage of requests that must meet workload.limits; a sweep of workload.arrivals.rate "
+        "then reports the highest rate that keeps it (docs/sweeps.md).",
         gt=0,
         le=99.99,
         unit="percent",
