@@ -223,8 +223,9 @@ def mark_svg(mark: str, style: str) -> str:
 def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -> None:
     """Write names beside their points: right of them in the panel's left half, else left of them.
 
-    The names of points that lie together are stacked, upwards first. A name without a free place
-    stands directly above its point. The width is that of a phone: on a wider screen names are
+    The names of points that lie together are stacked, upwards first, and a dotted line leads from a
+    point to a name that is not next to it. A name without a free place stands directly above its
+    point. The width is that of a phone: on a wider screen names are
     further apart. ``chart``: a chart of fixed height whose ranges are final. ``labels``: (x, y,
     name) of each point, in data units.
     """
@@ -255,3 +256,5 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
         drawn.append((left, right, above + shift))
         dx, anchor = (OFFSET, "start") if is_left else (-OFFSET, "end")
         chart.text(x, y, name, anchor, dx=dx, dy=shift)
+        if abs(shift - ABOVE) > LINE_HEIGHT:
+            chart.line([(x, y), (x, y - shift / scale_y)], "leader")

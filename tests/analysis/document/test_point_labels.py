@@ -4,15 +4,26 @@ from itertools import pairwise
 
 import pytest
 
-from labkit.analysis.document.chart import Chart, Text
+from labkit.analysis.document.chart import Chart, Line, Text
 from labkit.analysis.document.svg_elements import BOTTOM, LINE_HEIGHT, TOP, add_point_labels
 
 
 def placed(*labels, height=300):
     chart = Chart("c", (0.0, 10.0), (0.0, 10.0), "x", "y", height=height)
     add_point_labels(chart, labels)
-    assert all(isinstance(mark, Text) for mark in chart.marks)
-    return chart.marks
+    return [mark for mark in chart.marks if isinstance(mark, Text)]
+
+
+def leaders(*labels):
+    chart = Chart("c", (0.0, 10.0), (0.0, 10.0), "x", "y", height=300)
+    add_point_labels(chart, labels)
+    return [mark.points for mark in chart.marks if isinstance(mark, Line)]
+
+
+def test_a_line_leads_to_a_name_that_is_not_next_to_its_point():
+    assert leaders(*((1.0, 5.0, "abc") for _ in range(3))) == []
+    ((start, end),) = leaders(*((1.0, 5.0, "abc") for _ in range(4)))
+    assert start == (1.0, 5.0) and end[0] == 1.0 and end[1] > 6.0
 
 
 def test_a_name_stands_above_its_point_on_the_side_with_more_room():
