@@ -94,7 +94,7 @@ def _with_path(environ: Mapping[str, str]) -> dict[str, str]:
 
 def install(client: Client, folder: Path) -> str | None:
     """Create the client's environment; return why that failed, or None."""
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+    uv = uv_path()
     create = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
     add = [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python")]
     add += ["--exclude-newer", PACKAGES_UNTIL, *client.packages]
@@ -255,6 +255,12 @@ def write(results: Mapping[Client, Mapping[str, str]]) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{date}\n\n{table(results)}\n{END}{after}", encoding="utf-8")
 
 
+def uv_path() -> str | None:
+    """Return the path of uv, on PATH or beside Python; None if there is none."""
+    beside = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(beside) if beside.exists() else None)
+
+
 def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -268,6 +274,8 @@ def main() -> int:
         clients = tuple(c for c in CLIENTS if c.name.startswith(tuple(options.only.split(","))))
         if not clients:
             parser.error(f"--only={options.only}: no such client")
+    if uv_path() is None:
+        parser.error("uv installs the clients; make clients installs it, or pip install uv")
     results, before = run(clients), page_rows()
     print(table(results))
     if options.write:
