@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.comparison import slow_launches
 from labkit.analysis.comparison.arm_comparison import (
     ArmComparison,
     DecisionCriteria,
@@ -342,9 +343,30 @@ def _judge(
     verdict = judge(comparison, item.old.better, pair.criteria, causes, control)
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
         return Verdict("inconclusive", _machine_change_text(pair))
+    if verdict.word in DECIDED_WORDS and (reason := _slow_launches_text(item)):
+        return Verdict("inconclusive", reason)
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # a note gives the detectable change of all such rows
     return verdict
+
+
+def _slow_launches_text(item: _ArmPair) -> str | None:
+    """Return what a typical launch leaves out: slow launches of an arm in one study alone."""
+    slow = {
+        name: slow_launches.slow_launch_p(
+            row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
+        )
+        for name, (analysis, row) in zip(STUDY_NAMES, _studies_of(item), strict=True)
+        if analysis.alternative_rows and analysis.stalls is None  # rows of launches
+        for pair in [(analysis.data.baseline, item.arm)]
+    }
+    alone = [name for name, p in slow.items() if p <= slow_launches.UNCLEAR_ALPHA]
+    if len(alone) != 1 or len(slow) < 2:
+        return None
+    return (
+        f"slow launches of {item.arm} differ from the baseline's in {alone[0]} alone "
+        f"(p = {p_text(slow[alone[0]])}); the change of a typical launch leaves them out"
+    )
 
 
 def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:

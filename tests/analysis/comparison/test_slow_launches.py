@@ -1,6 +1,7 @@
 """Slow launches of a kernel's arms: what tells them from the machine's, and the verdicts then."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict
 from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
+from labkit.analysis.studies.study_diff import compare_studies
 
 ARM = "seq_map"
 
@@ -211,3 +213,20 @@ def test_launches_that_were_timed_differently_are_not_compared(make_cell, fastes
     assert {one.verdict.word for one in found} == {word}
     reason = "launches were timed differently: the fastest of 1 in seq_map, of 3 in binary_search"
     assert word != "invalid" or all(reason in (one.verdict.reason or "") for one in found)
+
+
+def test_slow_launches_of_one_study_alone_leave_its_change_undecided(make_cell):
+    def change(*factors):
+        studies = [
+            [analyse_rounds(partial(make_cell, f"{len(made)}-{i}/cell"), factor)]
+            for i, factor in enumerate(factors)
+        ]
+        made.append(studies)
+        changes = compare_studies(*studies, 2.0).changes
+        verdicts = [one.verdict for one in changes if one.arm == ARM]
+        return {v.word for v in verdicts}, " ".join(str(v.reason) for v in verdicts)
+
+    made, slow, quiet = [], now_and_then(1.0, 1.5, 10), now_and_then(1.0, 1.0, 10)
+    words, reasons = change(quiet, slow)
+    assert words == {"inconclusive"} and "differ from the baseline's in new alone" in reasons
+    assert change(slow, slow)[0] == change(quiet, quiet)[0] == {"equivalent"}
