@@ -152,7 +152,7 @@ def spec_with(form, group=32):
 
 
 @pytest.mark.parametrize("offset", [0, 128])
-@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bits", [4, 8])
 def test_other_cpus_forms_have_the_same_bits(monkeypatch, bits, offset):
     """The generic form, and the one of NEON, whose products of 8-bit weights are signed."""
 

@@ -1,6 +1,5 @@
 """A step on MLX is one graph: evaluated once, no pool copied, few calls per layer."""
 
-import gc
 import sys
 import weakref
 from collections import Counter
@@ -338,7 +337,7 @@ def test_the_device_chooses_as_the_host_does(dtype):
 
 
 @pytest.mark.parametrize("backend", ["gather", "fused"])
-def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir):
+def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir, collect):
     from labkit.engine.runner.shared_models import SharedModels
 
     models = SharedModels()
@@ -351,5 +350,5 @@ def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_d
     assert owner() is not None
     engine.close()
     del engine
-    gc.collect()
+    collect()
     assert owner() is None

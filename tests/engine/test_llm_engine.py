@@ -1,6 +1,5 @@
 """``LLMEngine`` with a stub model: chunks, memory, finish reasons and refusals."""
 
-import gc
 import weakref
 
 import pytest
@@ -269,13 +268,13 @@ def test_a_request_that_ends_early_leaves_no_state_behind(end, during, pipeline)
         assert again == {name: solo(prompt, 8) for name, prompt in prompts.items()}
 
 
-def test_a_closed_engine_keeps_neither_model_nor_draft_model():
+def test_a_closed_engine_keeps_neither_model_nor_draft_model(collect):
     models = [StubModel(9, 4), Adversary()]
     engine, _ = make_engine(model=models[0], proposer=models[1])
     references = [weakref.ref(part) for part in models]
     del models, _
     engine.close()
-    gc.collect()
+    collect()
     assert [reference() for reference in references] == [None, None]
 
 

@@ -82,21 +82,15 @@ def compile_cuda(text, folder):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs CUDA's compiler")
 @pytest.mark.parametrize(
-    ("options", "dtype"),
+    "options",
     [
-        # Each kernel with one type in every run, with the other types in the weekly one.
-        pytest.param(options, dtype, marks=() if dtype == fast else pytest.mark.slow)
-        for options, fast in (
-            ({"kernel": "decode", "head_dim": 128}, mx.bfloat16),
-            ({"kernel": "tiled", "window": 33}, mx.float32),
-            (
-                {"kernel": "decode", "split_kv": 3, "softcap": 3.0, "sinks": np.ones(4, "f4")},
-                mx.float16,
-            ),
-        )
-        for dtype in (mx.float32, mx.float16, mx.bfloat16)
+        {"kernel": "decode", "head_dim": 128},
+        {"kernel": "tiled", "window": 33},
+        {"kernel": "decode", "split_kv": 3, "softcap": 3.0, "sinks": np.ones(4, "f4")},
     ],
+    ids=["decode", "tiled", "split"],
 )
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_the_sources_compile_as_cuda(dtype, options, tmp_path):
     for call in calls(dtype=dtype, **options):
         done = compile_cuda(translation_unit(call), tmp_path)

@@ -1,6 +1,5 @@
 """Compiled feed-forward blocks: one graph per shape, none shared between models."""
 
-import gc
 import threading
 from types import SimpleNamespace
 
@@ -134,7 +133,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize(
     "order", [pytest.param(("overlap", "sync"), marks=pytest.mark.slow), ("sync", "overlap")]
 )
-def test_engines_that_come_and_go_leave_no_graph_behind(order, models):
+def test_engines_that_come_and_go_leave_no_graph_behind(order, models, collect):
     """A graph left behind holds its weights, and waits for a function at its address."""
     active_bytes = None
     for turn in range(4):
@@ -145,7 +144,7 @@ def test_engines_that_come_and_go_leave_no_graph_behind(order, models):
         if turn % 3:  # else it is dropped as it is
             engine.close()
         del engine
-        gc.collect()
+        collect()
         active_bytes = mx.get_active_memory() if active_bytes is None else active_bytes
         assert mx.get_active_memory() <= active_bytes
 
