@@ -239,17 +239,17 @@ def wait_for_worker(study: subprocess.Popen[str], folder: Path) -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch, number):
+def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "300")
-    study = start_study()
-    wait_for_worker(study, tmp_path / "cell")
-    study.send_signal(number)
-    text, _ = study.communicate(timeout=60)
-    assert study.returncode == 130
-    assert f"interrupted {number.name}" in text
-    assert "Traceback" not in text
-    assert not workers(tmp_path / "cell")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        study = start_study()
+        wait_for_worker(study, tmp_path / "cell")
+        study.send_signal(number)
+        text, _ = study.communicate(timeout=60)
+        assert study.returncode == 130, number
+        assert f"interrupted {number.name}" in text
+        assert "Traceback" not in text
+        assert not workers(tmp_path / "cell")
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "0")
     again = start_study()
     text, _ = again.communicate(timeout=60)
