@@ -20,7 +20,7 @@ from labkit.experiment.launch import child_process
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import read_runs
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -172,7 +172,7 @@ STUDY = textwrap.dedent(
     import os, pathlib, sys, tempfile
     sys.path.insert(0, {here!r})
     tempfile.tempdir = {tmp!r}
-    from conftest import STUB, make_arm
+    from stub_arms import STUB, make_arm
     from labkit import config
     from labkit.experiment import Interrupted, progress_display
     from labkit.experiment.schedule import cell_runner
@@ -209,8 +209,8 @@ def start_study(tmp_path, stub_cache):
 
 def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.Popen[str]:
     script = tmp_path / "study.py"
-    script.write_text(STUDY.format(here=str(HERE), tmp=str(tmp_path)))
-    root = str(HERE.parents[1])
+    script.write_text(STUDY.format(here=str(TESTS), tmp=str(tmp_path)))
+    root = str(TESTS.parent)
     environ = {**os.environ, "PYTHONPATH": root, "LABKIT_CACHE": str(cache)}
     return subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / folder), str(blocks)],
