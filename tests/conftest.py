@@ -104,6 +104,17 @@ def no_compilers():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for():
+    """Sync no file in the test's process: a record takes milliseconds, of which tests write many.
+
+    The machine does not lose power here, and what is written by rename is whole without it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def composer():
     """One for all tests: files that are chosen again are not read again."""

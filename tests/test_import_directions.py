@@ -80,11 +80,21 @@ def at_import(tree):
         yield from at_import(node)
 
 
-@cache
 def imported(path, nodes=ast.walk):
     """Return the modules of labkit that a file imports, with their lines."""
+    return imported_both(path)[nodes is at_import]
+
+
+@cache
+def imported_both(path):
+    """Return the imports of a whole file, and those that run when it is imported."""
+    tree = ast.parse(path.read_text())
+    return modules_of(path, ast.walk(tree)), modules_of(path, at_import(tree))
+
+
+def modules_of(path, nodes):
     found = []
-    for node in nodes(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

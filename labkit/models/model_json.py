@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from labkit.config import ConfigError, require
 from labkit.machine.exception_text import one_line
+from labkit.machine.file_digest import FileState, file_state
 from labkit.models.safetensors_header import LFS_ADVICE, LFS_POINTER
 
 # The keys of config.json that hold the length of the context. The last two are those of OLMo and
@@ -128,15 +129,12 @@ def _tokenizer_eos(model_dir: Path, where: str | None) -> Set[int]:
     path = model_dir / "tokenizer.json"
     if eos is None or not path.exists():
         return frozenset()
-    stat = path.stat()
-    return _ids_in_tokenizer(path, eos, where, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _ids_in_tokenizer(path, eos, where, file_state(path))
 
 
 @lru_cache(maxsize=16)  # every arm of a study asks for the same few megabytes
-def _ids_in_tokenizer(
-    path: Path, eos: str, where: str | None, stamp: tuple[int, ...]
-) -> frozenset[int]:
-    """Return the id of the token ``eos`` in tokenizer.json; ``stamp`` tells a changed file."""
+def _ids_in_tokenizer(path: Path, eos: str, where: str | None, state: FileState) -> frozenset[int]:
+    """Return the id of the token ``eos`` in tokenizer.json; ``state`` tells a changed file."""
     tokenizer = read_object(path, where)
     try:
         added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or ()}

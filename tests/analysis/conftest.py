@@ -15,6 +15,7 @@ import pytest
 
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.number_format import UNKNOWN
+from labkit.analysis.statistics import difference_in_differences, permutation_test
 from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_record, write_json
 
 PUBLISHED = {
@@ -315,3 +316,23 @@ def make_tokens():
 def published():
     """Return an article's published numbers of one case."""
     return PUBLISHED
+
+
+@pytest.fixture
+def fewer_pairs(monkeypatch):
+    """Draw 4,000 joint relabellings of two studies, which keeps the p-values valid."""
+    monkeypatch.setattr(difference_in_differences, "N_RESAMPLES", 4_000)
+    difference_in_differences._pairs.cache_clear()
+    yield
+    difference_in_differences._pairs.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def fewer_relabellings():
+    """Draw 4,000 relabellings if they are not enumerated, which keeps the p-values valid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
+        patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
+        permutation_test.relabellings.cache_clear()
+        yield
+    permutation_test.relabellings.cache_clear()

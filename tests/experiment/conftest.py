@@ -6,33 +6,15 @@ import dataclasses
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from stub_arms import STUB, make_arm
 
 from labkit import config
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.run_launcher import WorkerLauncher
-from labkit.records import Arm
-
-STUB = Path(__file__).with_name("stub_worker.py")
-
-
-def make_arm(name: str, role: str = "arm", resolver: str = "binary_search", engaged=()) -> Arm:
-    case = config.Case(name="one", decode=1, context=16)
-    workload = config.Workload(name="stub", kind="kernel", cases=[case])
-    engine = config.Engine(attention=config.Attention(resolver=resolver))
-    parts = {
-        "engine": engine,
-        "model": config.Model(shape=config.ModelShape()),
-        "workload": workload,
-        "seed": 7,
-    }
-    plain = {key: config.to_plain(value) for key, value in parts.items()}
-    overrides = {"engine.attention.resolver": resolver}
-    return Arm(name, role, overrides, plain, "bitwise", tuple(engaged))
 
 
 @pytest.fixture(scope="session")

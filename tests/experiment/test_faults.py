@@ -20,7 +20,7 @@ from labkit.experiment.launch import child_process
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import read_runs
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -172,7 +172,7 @@ STUDY = textwrap.dedent(
     import os, pathlib, sys, tempfile
     sys.path.insert(0, {here!r})
     tempfile.tempdir = {tmp!r}
-    from conftest import STUB, make_arm
+    from stub_arms import STUB, make_arm
     from labkit import config
     from labkit.experiment import Interrupted, progress_display
     from labkit.experiment.schedule import cell_runner
@@ -209,8 +209,8 @@ def start_study(tmp_path, stub_cache):
 
 def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.Popen[str]:
     script = tmp_path / "study.py"
-    script.write_text(STUDY.format(here=str(HERE), tmp=str(tmp_path)))
-    root = str(HERE.parents[1])
+    script.write_text(STUDY.format(here=str(TESTS), tmp=str(tmp_path)))
+    root = str(TESTS.parent)
     environ = {**os.environ, "PYTHONPATH": root, "LABKIT_CACHE": str(cache)}
     return subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / folder), str(blocks)],
@@ -239,17 +239,17 @@ def wait_for_worker(study: subprocess.Popen[str], folder: Path) -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch, number):
+def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "300")
-    study = start_study()
-    wait_for_worker(study, tmp_path / "cell")
-    study.send_signal(number)
-    text, _ = study.communicate(timeout=60)
-    assert study.returncode == 130
-    assert f"interrupted {number.name}" in text
-    assert "Traceback" not in text
-    assert not workers(tmp_path / "cell")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        study = start_study()
+        wait_for_worker(study, tmp_path / "cell")
+        study.send_signal(number)
+        text, _ = study.communicate(timeout=60)
+        assert study.returncode == 130, number
+        assert f"interrupted {number.name}" in text
+        assert "Traceback" not in text
+        assert not workers(tmp_path / "cell")
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "0")
     again = start_study()
     text, _ = again.communicate(timeout=60)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from labkit import app
 from labkit.records import read_runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 
+ROOT = Path(__file__).parents[2]
 CASE = '{name: "decode", decode: 64, context: 2048}'  # a pool of 268 MB
 TIGHT = "+ablation.arms.tight={engine.memory_limit:67108864}"
 
 
 @pytest.mark.parametrize("how", [pytest.param("cgroup", marks=pytest.mark.slow), "RLIMIT_AS"])
-def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path):
+def test_an_arm_without_memory_is_oom_and_the_others_are_measured(
+    how, tmp_path, monkeypatch, composer, capsys
+):
+    """The study runs in this process, and its workers in their own."""
     plain = "from labkit.machine.processes import process_memory_limit as m; m.CGROUP_VERSIONS = ()"
     # Workers import the module by themselves: without cgroups they limit address space.
     (tmp_path / "sitecustomize.py").write_text(plain if how == "RLIMIT_AS" else "")
@@ -32,15 +38,14 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path)
         "design.control=false",
         f"out={tmp_path / 'out'}",
     ]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "labkit", *words],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 1, done.stderr
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)
+    with pytest.raises(SystemExit) as left:
+        app.main(words)
+    assert left.value.code == 1, capsys.readouterr().err
     (cell,) = (tmp_path / "out").glob("*/cell.json")
     records = read_runs(cell.parent)
     assert len(records) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from dataclasses import replace
 
@@ -74,7 +73,6 @@ def now(monkeypatch):
     """The time in seconds, which a launcher moves."""
     now = [100.0]
     monkeypatch.setattr(cell_allocation.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     return now
 
 

@@ -89,6 +89,21 @@ def test_a_record_that_cannot_be_written_fails_the_process_and_loses_no_other(
         assert good.is_file() and f"{bad}: " in capsys.readouterr().err
 
 
+def without_processes(monkeypatch, failing="", last_line="", code=1):
+    """Let the preparation of an arm fail, and any other process succeed; return the commands."""
+    commands = []
+
+    def run(command, *, log, **_):
+        commands.append(command)
+        fails = failing and "--prepare" in command and f"{failing}.json" in command[-1]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(last_line if fails else "")
+        return child_process.ProcessExit(code if fails else 0, False, 0, 0.1)
+
+    monkeypatch.setattr(child_process, "run", run)
+    return commands
+
+
 @pytest.fixture
 def prepare(launcher, tmp_path, monkeypatch):
     """Return a function that prepares a cell's arms, with an empty cache at first."""
@@ -102,7 +117,8 @@ def prepare(launcher, tmp_path, monkeypatch):
     return logs
 
 
-def test_arms_are_prepared_once(make_cell, prepare):
+def test_arms_are_prepared_once(make_cell, prepare, monkeypatch):
+    without_processes(monkeypatch)
     logs = prepare(make_cell())
     assert logs == ["prepare-base.log", "prepare-seq_map.log"]  # control is base again
     assert prepare(make_cell(folder="other")) == []
@@ -153,7 +169,10 @@ def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):
     assert launcher.pilot(cell, 1.0) is None
 
 
-def test_an_arm_with_a_user_s_class_is_prepared_every_time(make_cell, prepare, replace):
+def test_an_arm_with_a_user_s_class_is_prepared_every_time(
+    make_cell, prepare, replace, monkeypatch
+):
+    without_processes(monkeypatch)
     for folder in ("one", "two"):
         cell = make_cell(folder=folder)
         config = {**cell.arms[0].config, "seed": 1}
@@ -161,21 +180,6 @@ def test_an_arm_with_a_user_s_class_is_prepared_every_time(make_cell, prepare, r
         config["engine"]["attention"] = {**config["engine"]["attention"], "resolver": "my.own:Maps"}
         cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
         assert prepare(cell) == ["prepare-base.log"]
-
-
-def failing_preparation(monkeypatch, arm, last_line, code=1):
-    """Let the preparation of ``arm`` fail, and any run succeed; return the started commands."""
-    commands = []
-
-    def run(command, *, log, **_):
-        commands.append(command)
-        fails = "--prepare" in command and f"{arm}.json" in command[-1]
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(last_line if fails else "")
-        return child_process.ProcessExit(code if fails else 0, False, 0, 0.1)
-
-    monkeypatch.setattr(child_process, "run", run)
-    return commands
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_the_runs_of_an_arm_whose_preparation_failed_are_not_started(
 ):
     cell = make_cell(blocks=2)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    commands = failing_preparation(monkeypatch, "seq_map", line)
+    commands = without_processes(monkeypatch, "seq_map", line)
     run_cell(cell, launcher)
     started = [word for command in commands for word in command if "pending" in word]
     assert len(started) == 4 and not any("seq_map" in word for word in started)
@@ -241,7 +245,7 @@ def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_d
     arms = [replace(arm, out_of_memory=arm.name == "seq_map") for arm in cell.arms]
     cell = replace(cell, arms=tuple(arms))
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    commands = failing_preparation(monkeypatch, "seq_map", "MemoryError")
+    commands = without_processes(monkeypatch, "seq_map", "MemoryError")
     run_cell(cell, launcher)
     assert any("pending" in word and "seq_map" in word for words in commands for word in words)
 

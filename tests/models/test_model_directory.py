@@ -152,6 +152,15 @@ def test_all_tokens_that_end_a_request_are_found(model, files, ids):
     assert local(model).eos_token_ids == ids
 
 
+def test_a_tokenizer_that_changes_is_read_again(model):
+    """It is read once for all arms of a study."""
+    for token in (3, 5):
+        added = {"added_tokens": [{"content": "<end>", "id": token}], "model": {}}
+        write(model, "tokenizer_config.json", ENDED)
+        write(model, "tokenizer.json", added)
+        assert local(model).eos_token_ids == (token, CONFIG["eos_token_id"])
+
+
 def test_a_nested_config_and_one_without_vocab_size(model):
     write(model, "config.json", {"model_type": "gemma3", "text_config": CONFIG | {"head_dim": 16}})
     assert local(model).vocab_size == 300

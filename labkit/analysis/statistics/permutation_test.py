@@ -50,6 +50,7 @@ Floats = NDArray[np.float64]
 MAX_ENUMERATED = 300_000  # relabellings; designs with more are sampled
 N_RESAMPLES = 100_000
 RESAMPLING_SEED = 20_260_612
+CHUNK = 4096  # relabellings that are multiplied at a time
 MAX_LISTED_RUNS = 5  # a block of more runs per arm has too many relabellings to draw from a list
 
 
@@ -95,10 +96,16 @@ class Relabellings:
         """
         scale = 1.0 / (self.blocks * self.runs)
         out = np.empty((len(self.signs), *values.shape[1:]))
-        for start in range(0, len(self.signs), 4096):
-            part = slice(start, start + 4096)
+        out[:CHUNK] = (self._first_signs @ values) * scale
+        for start in range(CHUNK, len(self.signs), CHUNK):
+            part = slice(start, start + CHUNK)
             out[part] = (self.signs[part].astype(np.float64) @ values) * scale
         return out if self.exact else np.concatenate([out, -out])
+
+    @cached_property
+    def _first_signs(self) -> Floats:
+        """All signs of a small design, because converting them takes longer than their use."""
+        return self.signs[:CHUNK].astype(np.float64)
 
     def restrict_to_blocks(self, positions: Sequence[int]) -> Relabellings:
         """Return the same relabellings, in the same order, restricted to some blocks.

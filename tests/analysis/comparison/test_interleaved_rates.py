@@ -19,11 +19,12 @@ from labkit.analysis.comparison import observations
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue, without_position_effects
 from labkit.analysis.comparison.verdict import judge
-from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.experiment.launch.turn_coordinator import LiveSet
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.workload.turn_order import Part, RandomTurnOrder
+
+pytestmark = pytest.mark.usefixtures("fewer_relabellings")
 
 ARMS = ("base", "arm", "control")
 LOOKS = ((8, 0.02), (10, 0.03))  # conf/design/standard.yaml, interleaved
@@ -32,17 +33,6 @@ MARGIN = 2.0
 ROUND_SD, TURN_SD, PROCESS_SD = 0.02, 0.02, 0.005
 ROUNDS = (3, 5, 7, 10, 16, 32)
 QUICK, STUDIES = 200, 2_000
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fewer_relabellings():
-    """Draw 4,000 relabellings if they are not enumerated, which keeps the p-values valid."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
-        patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
-        permutation_test.relabellings.cache_clear()
-        yield
-    permutation_test.relabellings.cache_clear()
 
 
 def positions_of(order, rounds):

@@ -18,7 +18,6 @@ from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
 from labkit.analysis.comparison.verdict import judge
-from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.power import single_row_mde_pct
@@ -26,6 +25,7 @@ from labkit.config import Design, Isolation, PlannedLook, to_plain
 from labkit.experiment.cell import normalized_design
 from labkit.records import unpack_archive
 
+pytestmark = pytest.mark.usefixtures("fewer_relabellings")
 ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf" / "design"
 REFERENCE = ROOT / "outputs" / "reference" / "seq_map.zip"
@@ -53,17 +53,6 @@ SHIPPED = ("standard", "strict", "sequential")
 DESIGNS = {name: shipped_design(name) for name in SHIPPED} | {
     f"{pairs.blocks} of 2": pairs for pairs in (shipped_design(name, 2) for name in SHIPPED)
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fewer_relabellings():
-    """Draw 4,000 relabellings if they are not enumerated, which keeps the p-values valid."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
-        patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
-        permutation_test.relabellings.cache_clear()
-        yield
-    permutation_test.relabellings.cache_clear()
 
 
 def consecutive_noise(rng, kind, size, rows):

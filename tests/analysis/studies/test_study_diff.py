@@ -107,6 +107,7 @@ def simulated_change(rng, sds, changed=0.0, follows=0.0, blocks=4):
     return effect_change(*effects)
 
 
+@pytest.mark.usefixtures("fewer_pairs")
 @pytest.mark.parametrize(
     ("sds", "changed", "follows"),
     [
@@ -128,6 +129,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     assert false / 400 <= 0.08
 
 
+@pytest.mark.usefixtures("fewer_pairs")
 def test_power_at_the_smallest_detectable_change():
     rng = np.random.default_rng(12)
     detectable = [simulated_change(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
@@ -136,6 +138,7 @@ def test_power_at_the_smallest_detectable_change():
     assert 0.68 <= detected / 300 <= 0.92
 
 
+@pytest.mark.usefixtures("fewer_pairs")
 def test_noise_that_follows_the_probe_is_removed():
     """Most of the runs' noise follows the probe, so its use narrows the interval."""
     rng = np.random.default_rng(13)
