@@ -76,6 +76,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["hydra.sweep.dir=elsewhere", "-m"], "out=DIR"),
         (["report", "outputs/x"], "python -m labkit.report --help"),
         (["--frob"], "no such flag"),
+        (["--confg-dir=x"], "no such flag (did you mean '--config-dir'?)"),
         (["-cn", "mine"], "-cn: labkit does not take this flag; choose a file of a group"),
         (["--config-path=mine"], "--config-path: labkit does not take this flag; add a folder"),
         (["--experimental-rerun", "x"], "repeat the study's command with out=DIR"),
