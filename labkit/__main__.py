@@ -1,6 +1,12 @@
-"""``python -m labkit``: see :mod:`labkit.app`."""
+"""``python -m labkit`` and the console script: see :mod:`labkit.app`."""
 
-from labkit.app import main
+import sys
+
+try:
+    from labkit.app import main
+except KeyboardInterrupt:  # ctrl-C while the modules are loaded
+    print("labkit: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

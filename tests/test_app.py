@@ -2,6 +2,7 @@
 
 import doctest
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["hydra.sweep.dir=elsewhere", "-m"], "out=DIR"),
         (["report", "outputs/x"], "python -m labkit.report --help"),
         (["--frob"], "no such flag"),
+        (["--confg-dir=x"], "no such flag (did you mean '--config-dir'?)"),
         (["-cn", "mine"], "-cn: labkit does not take this flag; choose a file of a group"),
         (["--config-path=mine"], "--config-path: labkit does not take this flag; add a folder"),
         (["--experimental-rerun", "x"], "repeat the study's command with out=DIR"),
@@ -335,3 +337,16 @@ def test_a_user_s_file_may_not_have_the_name_of_labkit_s(tmp_path):
     (tmp_path / "ablation" / "seq_map.yaml").touch()
     with pytest.raises(ConfigError, match=r"seq_map\.yaml: labkit has ablation/seq_map\.yaml"):
         command_line.parse(["--config-dir", str(tmp_path)])
+
+
+def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):
+    class Interrupted:
+        def find_spec(self, name, *rest):
+            if name == "labkit.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "labkit.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_module("labkit", run_name="__main__")
+    assert capsys.readouterr().err == "labkit: interrupted\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.config import ConfigError
+from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -88,7 +89,9 @@ def parse(argv: Sequence[str]) -> Command:
         elif flag in REFUSED_FLAGS:
             raise ConfigError(f"{word}: labkit does not take this flag; {REFUSED_FLAGS[flag]}")
         elif flag.startswith("-"):
-            raise ConfigError(f"{word}: no such flag; run python -m labkit --help")
+            known = ("--config-dir", "--package", "--multirun", "--resolve", *PRINT_FLAGS)
+            close = did_you_mean(word.split("=")[0], known)
+            raise ConfigError(f"{word}: no such flag{close}; run python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:

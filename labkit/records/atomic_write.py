@@ -13,7 +13,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file beside ``path``; rename it to ``path`` when the block succeeds.
 
     After an exception ``path`` is as it was and the temporary file is removed. Neither a link at
-    ``path`` nor one at the temporary path is followed. An ``OSError`` names a file.
+    ``path`` nor one at the temporary path is followed. An ``OSError`` names ``path``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -23,6 +23,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and not error.filename:
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # writing to an open file names none
         raise

@@ -330,3 +330,5 @@ def test_a_write_that_fails_names_the_file(tmp_path):
     with pytest.raises(OSError, match=r"No space: '.*table\.tex'"), atomic_write(path):
         raise OSError(28, "No space")
     assert not any(tmp_path.iterdir())
+    with pytest.raises(OSError, match=r"No such .*: '.*absent/t\.zip'"):
+        write_json(tmp_path / "absent" / "t.zip", {})

@@ -47,11 +47,29 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
             "run failed blocks again, after repairing the cause",
         )
     if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
-        return None  # more blocks do not repair a failed gate
+        return _without_identity(analysis, overrides)  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
         kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
         return _command(analysis, [*kept, "design=standard"], "run enough blocks for a verdict")
     return _more_blocks(analysis, overrides)
+
+
+def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
+    """Return the command without the identity that ``ablation=none`` claims, if that alone fails.
+
+    None if the command chose the claim, itself or with an ablation or experiment.
+    """
+    chosen = ("ablation=", "ablation.claims", "experiment=")
+    failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
+    if failed != ["identical"] or any(
+        o.lstrip("+~").startswith(chosen) for o in overrides if o != "ablation=none"
+    ):
+        return None
+    return _command(
+        analysis,
+        [*overrides, "ablation.claims.identity=none"],
+        "compare arms whose outputs may differ",
+    )
 
 
 def _overrides(analysis: CellAnalysis) -> Sequence[str]:

@@ -99,3 +99,24 @@ def test_overrides_that_a_name_does_not_give_are_not_guessed(make_cell, name):
 
 def test_without_an_arm_there_is_nothing_to_decide(make_cell):
     assert command(make_cell(NAME, effects={}, noise=0.2)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("study/engine=paged", ["engine=paged", "ablation.claims.identity=none", "-m"]),
+        (NAME, None),  # the ablation claims it
+        ("study/ablation.claims.identity=bitwise,engine=paged", None),
+    ],
+)
+def test_an_identity_that_nobody_asked_for_is_named(make_cell, make_array, name, words):
+    """Arms of the command line that change the precision failed ``ablation=none``'s claim."""
+
+    def change(record):
+        if record.arm != "seq_map":
+            return record
+        cases = tuple(replace(c, outputs=make_array([9] * 64, [9] * 16)) for c in record.cases)
+        return replace(record, cases=cases)
+
+    found = command(make_cell(name, change=change))
+    assert (found and found[0][3:]) == words
