@@ -208,7 +208,7 @@ class StepTiming(Protocol):
     """An engine whose steps can be timed by part."""
 
     def time_steps(self, clock: Callable[[], float]) -> StepClocks:
-        """Time the parts of all later steps. There must be no request in flight.
+        """Time the parts of all later steps, and trace none. No request may be in flight.
 
         ``clock`` returns seconds and must be callable from any thread.
         """

@@ -37,7 +37,7 @@ from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import StepLauncher
+from labkit.engine.runner.model_runner import RunModel, StepLauncher
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
 from labkit.engine.sampling.sampler import Sampled, Sampler
@@ -108,6 +108,7 @@ class StepLoop:
         self._parts = StepParts(
             self._schedule, self._draft, self._build, self._sample, self._update
         )
+        self._untraced: tuple[StepParts, RunModel] | None = None
         self._step_counters = {
             "steps.total": 1,
             f"pipeline.{pipeline.value}": 1,
@@ -116,12 +117,15 @@ class StepLoop:
         }
 
     def trace(self, trace: StepTrace) -> None:
-        """Let a trace time the parts of every step from now on."""
+        """Let a trace time the parts of every step, until clocks do."""
+        self._untraced = self._parts, self._launcher.run_model
         self._parts = trace.time_parts(self._parts)
         self._launcher.run_model = trace.time_model(self._launcher.run_model)
 
     def time_steps(self, clocks: StepClocks) -> None:
-        """Let clocks time every step from now on."""
+        """Let clocks time every step from now on, and no trace."""
+        if self._untraced is not None:
+            self._parts, self._launcher.run_model = self._untraced
         self._parts = clocks.time_parts(self._parts)
         clocks.time_launcher(self._launcher)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from labkit.cli.program import Program, print_error
 from labkit.config import ConfigError, require
+from labkit.machine.facts import code_revision
 from labkit.records import (
     ARCHIVE_SUFFIX,
     ArchivePath,
@@ -56,6 +57,13 @@ class AuthorsStudy:
     analyses: Sequence[CellAnalysis] = ()
     forecast: tuple[str, ...] = ()
 
+    @property
+    def other_revision(self) -> str | None:
+        """The author's commit of labkit, unless it is unknown or the same here."""
+        known = (cell.environment.get("git") for cell in self.cells)
+        theirs = next(filter(None, known), None)
+        return None if theirs == code_revision.commit() else theirs
+
     def changes(self, reader: ReaderOptions) -> list[str]:
         """Return what the reader's options change of the question."""
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
@@ -79,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--versions",
         choices=(OURS, THEIRS),
         default=OURS,
-        help="whose versions of mlx, numpy, ... run it; theirs are installed into the cache",
+        help="whose versions of mlx, numpy, ... and, in a checkout, of labkit run it; theirs are "
+        "installed into the cache",
     )
     parser.add_argument(
         "--trust",
@@ -109,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
             )
             pairs += [] if lines else [(study, reader)]
         except (ConfigError, RecordError) as error:
-            lines = [str(error)]
+            lines = [str(error).removeprefix(f"{path}: ").replace(str(path), "it")]
         refused |= {path.name: lines} if lines else {}
     return _answer(pairs, refused, options, out)
 
@@ -165,6 +174,8 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
     from labkit.analysis.studies.replication import forecast_lines
     from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 
+    if not path.exists():
+        raise RecordError(f"{path}: no such file or folder")
     opened = open_study(path)
     folders = cell_dirs(opened)
     for folder in folders:
@@ -220,7 +231,26 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
     differing = {n: v for n, v in theirs.items() if n != "labkit" and here.get(n, v) != v}
     backends = {dist.name for dist in metadata.distributions()} & set(MLX_BACKENDS)
     differing |= {name: differing["mlx"] for name in sorted(backends) if "mlx" in differing}
-    return replace(reader, requirements=tuple(f"{n}=={v}" for n, v in differing.items()))
+    packages = tuple(f"{n}=={v}" for n, v in differing.items())
+    return _with_revision(study, replace(reader, requirements=packages))
+
+
+def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
+    """Add the author's revision of labkit; if it does not run here, say so and leave it out."""
+    from labkit.experiment.launch.python_environment import RevisionError
+
+    revision = study.other_revision
+    if revision is None:
+        return reader
+    theirs = replace(reader, revision=revision)
+    try:
+        for cell in study.cells:
+            cell.composed(theirs, TIME_S)
+    except ConfigError as error:
+        if isinstance(error, RevisionError) or "environment.revision" in str(error):
+            print_error(PROG, f"this machine's labkit runs, not the author's revision: {error}")
+        return reader
+    return theirs
 
 
 def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
@@ -230,8 +260,11 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
 
     with cache_dir.recorded_entries() as written:
         print_plan([cell.composed(reader, time_s) for cell in study.cells], study.out, written)
-    changed = (f"another question: {change}" for change in study.changes(reader))
-    print("\n".join([*study.forecast, *changed]))
+    lines = [*study.forecast, *(f"another question: {x}" for x in study.changes(reader))]
+    if study.other_revision is not None and reader.revision is None:
+        revision = study.other_revision[:12]
+        lines.append(f"labkit's revision is this machine's, not the author's {revision}")
+    print("\n".join(lines))
 
 
 def _replicate_all(

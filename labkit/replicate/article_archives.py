@@ -15,26 +15,22 @@ def table_archives(article: Path) -> list[Path]:
     """Return the studies of an article's tables, each once, in their order.
 
     A study is looked up in the article's folder and in each folder above it, as placeholders are.
+    The path of one that is not there does not exist.
 
     Raises
     ------
     RecordError
-        The article cannot be read, has no such table, or a study is not there.
+        The article cannot be read, or has no such table.
     """
     try:
         text = article.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{article} is neither a study nor an article: {error}") from None
-    names = dict.fromkeys(named or line for named, line in NAMED.findall(text))
-    tables = (place["table"] or "" for place in TABLES.finditer(text))
-    names |= dict.fromkeys(name for table in tables for name in studies_named(table))
+    names = [named or line for named, line in NAMED.findall(text)]
+    for place in TABLES.finditer(text):
+        names += studies_named(place["table"] or "")
     if not names:
         raise RecordError(f"{article}: no table of it names a study's archive")
     folder = article.resolve().parent
-    found: dict[Path, None] = {}
-    for name in names:
-        path = next((f / name for f in (folder, *folder.parents) if (f / name).exists()), None)
-        if path is None:
-            raise RecordError(f"{article}: {name} is not in the article's folder or above it")
-        found[path.resolve()] = None
-    return list(found)
+    paths = ([f / name for f in (folder, *folder.parents)] for name in names)
+    return list(dict.fromkeys(next((p for p in own if p.exists()), own[0]) for own in paths))

@@ -29,11 +29,12 @@ class ReaderOptions:
     """What the reader sets: options of the question and of the design, and the packages.
 
     ``values``: by option, in JSON types. ``requirements``: the author's packages, as pip spells
-    them; empty: this machine's.
+    them; empty: this machine's. ``revision``: the author's commit of labkit; None: this machine's.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
+    revision: str | None = None
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> ReaderOptions:
@@ -63,6 +64,8 @@ class ReaderOptions:
                 f"{word}: the author's study fixes it{did_you_mean(group, ASKED_GROUPS)}",
             )
             values[key] = parsed.value()
+        plan = values.get("plan", False)
+        require(isinstance(plan, bool), f"plan={plan}: it must be true or false")
         return cls(values)
 
     def of(self, *groups: str) -> dict[str, Any]:
@@ -83,9 +86,14 @@ class AuthorsCell:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def environment(self) -> Mapping[str, Any]:
+        """The author's machine and software; empty if the files do not name them."""
+        return self.manifest.get("environment") or {}
+
+    @property
     def versions(self) -> Mapping[str, str]:
         """The versions of the author's packages; empty if the files do not name them."""
-        return (self.manifest.get("environment") or {}).get("versions") or {}
+        return self.environment.get("versions") or {}
 
     @property
     def tested(self) -> tuple[Arm, ...]:
@@ -160,6 +168,8 @@ class AuthorsCell:
         try:
             return from_plain(Experiment, plain)
         except ConfigError as error:
+            if any(str(error).startswith(f"{key}=") for key in reader.values):
+                raise  # the reader's mistake
             version = self.versions.get("labkit", "of another version")
             raise ConfigError(f"written by labkit {version}: {error}") from None
 
@@ -179,6 +189,8 @@ class AuthorsCell:
         if reader.requirements:
             own = environment.get("requirements", ())
             environment["requirements"] = [*reader.requirements, *own]
+        if reader.revision is not None:
+            environment.setdefault("revision", reader.revision)
         rest = {key: value for key, value in arm.overrides.items() if key != "environment"}
         return rest | ({"environment": environment} if environment else {})
 
@@ -186,7 +198,7 @@ class AuthorsCell:
         author = self.manifest["design"]
         isolation = author.get("isolation", "process")
         separate = isolation == "process"
-        if reader.requirements and not separate:
+        if (reader.requirements or reader.revision) and not separate:
             isolation = "auto"  # arms with environments of their own never share a process
         design = {key: author[key] for key in DESIGN_KEYS} | {
             "name": "replication",

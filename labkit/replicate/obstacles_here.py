@@ -38,6 +38,7 @@ def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
     """Yield a line for each reason why an arm of a cell cannot run on this machine."""
     from labkit.models import resolve
 
+    arms: dict[str, list[str]] = {}
     for arm in cell.tested:
         found: list[object] = []
         try:
@@ -51,7 +52,11 @@ def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
         # By the digests the reader finds the same model or prompts.
         names = (f"{name} {digest}" for name, digest in arm.inputs.items())
         digests = f" (the author's files, SHA-256: {', '.join(names)})" if arm.inputs else ""
-        yield from (f"arm {arm.name}: {reason}{digests}" for reason in found)
+        for reason in found:
+            arms.setdefault(f"{reason}{digests}", []).append(arm.name)
+    for text, arm_names in arms.items():
+        every = len(arm_names) == len(cell.tested)
+        yield f"{'every arm' if every else 'arm ' + ', '.join(arm_names)}: {text}"
 
 
 def _server_and_memory(experiment: Experiment) -> Iterator[str]:

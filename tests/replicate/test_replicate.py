@@ -23,7 +23,7 @@ from labkit.cli.study_runner import StudyRunner
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate import article_archives
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
-from labkit.replicate.authors_question import ReaderOptions, authors_cells
+from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -33,7 +33,7 @@ WORDS = [
 ARMS = {"control": "binary_search"}
 ENVIRONMENT = {
     "cpu_model": "A CPU", "cores": 2, "memory_bytes": 2**34, "os": "Linux", "host": "secret-host",
-    "versions": {"labkit": "0.1.0", "numpy": "1.2.3"},
+    "versions": {"labkit": "0.1.0", "numpy": "1.2.3"}, "git": "a" * 40,
 }  # fmt: skip
 
 
@@ -152,6 +152,7 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     out = capsys.readouterr().out
     assert "design.time" in out and "9:00" in out
     assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
+    assert "revision is this machine's, not the author's aaaaaaaaaaaa" in out
 
 
 def unanswerable(archive, tmp_path, what):
@@ -253,6 +254,8 @@ def test_what_cannot_run_here_is_named_before_anything_starts(
         (["workload=chat"], "no such option"),
         (["workload.num_requests=1,2"], "a single value"),
         (["more.zip"], "2 studies"),
+        (["plan=maybe"], "plan=maybe: it must be true or false"),
+        (["design.time=fast"], "replicate: every arm: design.time='fast': must be"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
@@ -261,7 +264,7 @@ def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
     assert reason in error and error.count("\n") == 1 and not Path("x").exists()
 
 
-def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monkeypatch):
+def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monkeypatch, capsys):
     from labkit.analysis.studies.study_analysis import cell_dirs
 
     opened = open_study(archive)
@@ -275,6 +278,20 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
         "binary_search": ["numpy==1.2.3"], "seq_map": ["numpy==1.2.3"],
     }  # fmt: skip
     assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
+    # The author's revision of labkit is not in this checkout, which is said; one that is, runs.
+    assert (
+        reader.revision is None
+        and f"not the author's revision: arm binary_search: environment.revision={'a' * 40}"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setattr(AuthorsCell, "composed", lambda *_: None)
+    reader = _reader(own, ReaderOptions(), "theirs")
+    assert (
+        cell.experiment(cell.tested[0], reader, 60.0).ablation.arms["seq_map"]["environment"][
+            "revision"
+        ]
+        == "a" * 40
+    )
     moved = ReaderOptions({"model.path": "/home/ann/other", "workload.dtype": "float32"})
     assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
 
@@ -320,9 +337,38 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
     assert "Repeat it: `python -m labkit.replicate author.zip`" in text
     assert article_archives.table_archives(article) == [archive.resolve()]
     assert main([str(article), "plan=true"]) == 0
+    answers = '# A\n\n| a |\n| --- |\n| {{ answer("author.zip") }} |\n'
+    for row, line in ("", "author.zip"), ('| {{ answer("../author.zip") }} |\n', "b/post.md"):
+        (tmp_path / "b").mkdir(exist_ok=True)
+        article = tmp_path / "b" / "post.md"
+        article.write_text(f"{answers}{row}")
+        assert post.main([str(article)]) == 0 == post.main(["--check", str(article)])
+        text = article.read_text("utf-8")
+        assert text.endswith(f"|\n\nRepeat it: `python -m labkit.replicate {line}`\n")
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         article_archives.table_archives(article)
+
+
+def test_what_can_run_of_an_article_is_repeated_and_the_rest_named(
+    archive, tmp_path, monkeypatch, capsys
+):
+    article = tmp_path / "post.md"
+    names = ("cut.zip", "gone.zip", "author.zip")
+    rows = "".join(f'| {{{{ answer("{name}") }}}} |\n' for name in names)
+    article.write_text(f"| a |\n| --- |\n{rows}")
+    unanswerable(archive, tmp_path, "cut")
+    monkeypatch.setattr(
+        study_runner, "StudyRunner", lambda out, cells: StudyRunner(out, cells, Planted(0.2))
+    )
+    assert main([str(article), "out=mine", "design.blocks=8"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("cannot run here: ") == 2 and "gone.zip: cannot run here: no such" in error
+    assert Replication.read(Path("mine/author/replication.json")).counts == {"replicated": 1}
+    page = Path("mine/replications.md").read_text("utf-8")
+    assert "1 replication, 2 cannot run here" in page and str(tmp_path) not in page
+    archive.unlink()
+    assert main([str(article), "out=none"]) == 2 and not Path("none").exists()
 
 
 @pytest.mark.slow

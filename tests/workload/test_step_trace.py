@@ -35,6 +35,8 @@ def test_the_measured_steps_are_traced_and_the_warm_up_is_not(composed):
     plain_run, run = workload.measure(experiment), workload.measure(traced)
     assert plain_run.step_trace is None and "step_trace" not in plain_run.notes
     assert run.cases[0].outputs["digest"] == plain_run.cases[0].outputs["digest"]
+    # Turns with clocks follow the trace and are not in it.
+    assert {"plan", "attention"} <= run.notes["step_parts"]["parts_us"]["decode"].keys()
     trace = run.step_trace
     assert trace["steps_total"] == run.counters["steps.total"] > len(trace["steps"]) == 30
     assert [request["id"] for request in trace["requests"]] == ["r000", "r001", "r002"]

@@ -98,5 +98,6 @@ def clocks_text(division: TimeDivision) -> str:
         f"the measurement ({division.of_tokens_pct:.0f} % of its tokens), which decide nothing; "
         f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls, what single "
         "steps took beyond the median of their part, are not in the total. Intervals and p: the "
-        "permutation test of the metrics, adjusted over parts and arms."
+        "permutation test of the metrics, adjusted over parts and arms. Published, of LocalAI's "
+        "llama.cpp fork: the host takes 4 to 8 % of a step (inputs 47 µs, block table 2 µs)."
     )

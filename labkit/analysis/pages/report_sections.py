@@ -53,7 +53,6 @@ from labkit.analysis.tables.serving_tables import (
     http_section,
     request_outcomes_section,
 )
-from labkit.analysis.tables.step_time_table import step_time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
 from labkit.analysis.tables.time_tables import launch_work_section, time_section
@@ -219,7 +218,6 @@ WORK_SECTIONS = (
     published_section,
     launch_queue_section,
     host_times_section,
-    step_time_section,
     roofline_section,
 )
 MARKDOWN_SECTIONS = (
@@ -260,7 +258,6 @@ HTML_CHAPTERS = (
             visible_events_section,
             launch_queue_section,
             host_times_section,
-            step_time_section,
             roofline_section,
         ),
         is_open=True,

@@ -297,7 +297,8 @@ def _differences(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis])
     for key in dict.fromkeys([*facts[0], *facts[1]]):
         before, after = (_fact(key, one.get(key)) for one in facts)
         if before != after:
-            yield f"{key.removesuffix('_bytes').replace('_', ' ')}: {before}, here {after}"
+            name = "labkit's revision" if key == "git" else key.removesuffix("_bytes")
+            yield f"{name.replace('_', ' ')}: {before}, here {after}"
     designs = {a.data.dir.name: a.data.design.isolation for a in author}
     for name, isolation in ((a.data.dir.name, a.data.design.isolation) for a in reader):
         if designs.get(name, isolation) != isolation:

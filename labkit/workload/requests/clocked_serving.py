@@ -21,8 +21,8 @@ MIN_TOKENS, SHARE = 1024, 4
 
 def share(experiment: Experiment, max_tokens: int) -> float:
     """Return which share of the requests' tokens an experiment serves again with clocks."""
-    engine, traced = experiment.engine, experiment.workload.step_trace is not None
-    if engine.name in EXTERNAL_ENGINES or engine.parallel.size > 1 or traced:
+    engine = experiment.engine
+    if engine.name in EXTERNAL_ENGINES or engine.parallel.size > 1:
         return 0.0
     return limit(max_tokens) / max_tokens
 
