@@ -204,6 +204,8 @@ def is_cell(folder: StudyPath) -> bool:
 
     A cell has a ``cell.json``, or the arms and runs from which it can be rebuilt.
     """
+    if isinstance(folder, ArchivePath) and len(folder.parts) == 1:
+        return folder.name in folder.archive.cells  # without unpacking it
     if (folder / "cell.json").is_file():
         return True
     return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
