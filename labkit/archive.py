@@ -94,6 +94,7 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
     OSError
         The file cannot be written.
     """
+    from labkit.analysis.pages.report_files import PAGES
     from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs
     from labkit.analysis.studies.study_analysis import cell_dirs
 
@@ -106,11 +107,12 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
             raise RecordError(
                 f"{cell}: a process is working on this cell; archive the study when it has ended"
             )
-    runs, names = store_runs(study), {cell.name for cell in cells}
+    # A cell's own page is as large as its records, and labkit.report writes it from them.
+    runs, left_out = store_runs(study), {PAGES, *(cell.name for cell in cells)}
     files = {
         name: path.read_bytes()
         for name, path in regular_files(study)
-        if name.partition("/")[0] not in names and path.resolve() != target.resolve()
+        if name.partition("/")[0] not in left_out and path.resolve() != target.resolve()
     }
     if with_sources:
         files |= _sources(cells)

@@ -77,12 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
     from labkit.analysis.studies.study_diff import StudiesNotComparable, compare_with_first
 
-    analysis_cache = AnalysisCache()
-    old = analysis_cache.study(open_study(options.old))
-    later = [analysis_cache.study(open_study(new)) for new in options.new]
+    analysis_cache = AnalysisCache(MAX_RECORDS)
+    old = analysis_cache.lazily(open_study(options.old))
+    later = [analysis_cache.lazily(open_study(new)) for new in options.new]
     comparisons = compare_with_first(old, later, options.margin)
     print_notes("labkit.compare", analysis_cache.notes())
     _print(options.old, options.new, comparisons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,23 +114,51 @@ def _count_records(study: StudyPath) -> list[int]:
 def store_runs(study: StudyPath) -> bytes:
     """Return the table of runs as JSON. An archive stores it, so that loading needs no records.
 
-    A column of texts is stored as its distinct values and an index per line.
+    A column of texts is stored as its distinct values and an index per line. The table of 100,000
+    runs has millions of lines, so it is encoded line by line and written column by column.
     """
-    columns = table_columns(study, "runs")
-    stored = {name: _encoded(values) for name, values in columns.items()}
-    body = {"format": STORED_FORMAT, UNLISTED: _count_records(study), "columns": stored}
-    return json.dumps(body, allow_nan=False).encode()
+    cells = cell_dirs(study)
+    columns = {name: _StoredColumn() for name in (*RUN_COLUMNS, *METRIC_COLUMNS)}
+    options = varying_options(cells)
+    columns |= {name: _StoredColumn() for name in options}
+    for row in _runs(cells):
+        place = row["cell"], row["arm"]
+        for name, column in columns.items():
+            column.add(options[name][place] if name in options else row.get(name))
+    head = json.dumps({"format": STORED_FORMAT, UNLISTED: _count_records(study)})[:-1]
+    texts = (f"{json.dumps(name)}: {column.json()}" for name, column in columns.items())
+    return f'{head}, "columns": {{{", ".join(texts)}}}}}'.encode()
 
 
-def _encoded(values: Sequence[Any]) -> Any:
-    if all(type(value) in (int, float) for value in values):
-        return list(values)
-    distinct = {_hashable(value): value for value in values}
-    index = {key: number for number, key in enumerate(distinct)}
-    return {
-        "values": list(distinct.values()),
-        "index": [index[_hashable(value)] for value in values],
-    }
+class _StoredColumn:
+    """A column as an archive stores it: numbers, or distinct values and an index per line."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int | float] | None = []
+        self._distinct: dict[Hashable, Any] = {}
+        self._order: dict[Hashable, int] = {}
+        self._index = array("I")
+
+    def add(self, value: Any) -> None:
+        """Add a line."""
+        if self._numbers is not None:
+            if type(value) in (int, float):
+                self._numbers.append(value)
+                return
+            earlier, self._numbers = self._numbers, None
+            for number in earlier:
+                self.add(number)
+        key = value if type(value) is str else (_hashable(value),)
+        number = self._order.setdefault(key, len(self._order))
+        self._distinct.setdefault(key, value)
+        self._index.append(number)
+
+    def json(self) -> str:
+        """Return the column as JSON."""
+        if self._numbers is not None:
+            return json.dumps(self._numbers, allow_nan=False)
+        values = json.dumps(list(self._distinct.values()), allow_nan=False)
+        return f'{{"values": {values}, "index": [{", ".join(map(str, self._index))}]}}'
 
 
 def _stored_runs(study: StudyPath) -> dict[str, Any] | None:

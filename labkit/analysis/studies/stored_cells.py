@@ -94,7 +94,9 @@ def stamp(cell_dir: StudyPath) -> str:
 
 
 def _with_facts(stamp: str, cell_dir: StudyPath) -> str:
-    """Add the content of ``cell.json``, which a report writes anew, to a stamp."""
+    """Add the content of ``cell.json``, which a report writes anew, to a folder's stamp."""
+    if isinstance(cell_dir, ArchivePath):
+        return stamp
     path = cell_dir / "cell.json"
     content = path.read_bytes() if path.is_file() else b""
     return f"{stamp} {hashlib.sha256(content).hexdigest()}"

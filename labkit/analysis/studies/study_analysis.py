@@ -30,6 +30,7 @@ from labkit.records import (
     StudyPath,
     name_order,
     open_study,
+    read_json,
 )
 
 Stamp = frozenset[tuple[str, int]]
@@ -68,6 +69,10 @@ class AnalysisCache:
     def count(self, cell_dir: StudyPath, unlisted: int, records: int) -> None:
         """Count a cell's records without a digest, and all of its records, for :meth:`notes`."""
         self._counts[cell_dir] = unlisted, records
+
+    def lazily(self, study_dir: StudyPath) -> StudyAnalyses:
+        """Return the analyses of a study's cells, each of which is read when it is asked for."""
+        return StudyAnalyses(self, cell_dirs(study_dir))
 
     def study(self, study_dir: StudyPath) -> list[CellAnalysis]:
         """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
@@ -154,6 +159,30 @@ class AnalysisCache:
         return self.cell(other) if has_runs else None
 
 
+class StudyAnalyses(Sequence[CellAnalysis]):
+    """The analyses of a study's cells, which an :class:`AnalysisCache` reads when they are used."""
+
+    def __init__(self, cache: AnalysisCache, cells: Sequence[StudyPath]) -> None:
+        self._cache, self.cells = cache, cells
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._cache.cell(self.cells[index])
+
+
+def cell_names(analyses: Sequence[CellAnalysis]) -> list[str]:
+    """Return the names of a study's cells, without analysing those that are read lazily."""
+    if not isinstance(analyses, StudyAnalyses):
+        return [analysis.name for analysis in analyses]
+    files = [cell / "cell.json" for cell in analyses.cells]
+    return [
+        str(read_json(path).get("cell", path.parent.name)) if path.is_file() else path.parent.name
+        for path in files
+    ]
+
+
 def _stamp(cell_dir: StudyPath) -> Stamp:
     """Return the names and modification times of a cell's runs; empty for a cell in an archive."""
     if isinstance(cell_dir, ArchivePath):
@@ -175,6 +204,8 @@ def is_cell(folder: StudyPath) -> bool:
 
     A cell has a ``cell.json``, or the arms and runs from which it can be rebuilt.
     """
+    if isinstance(folder, ArchivePath) and len(folder.parts) == 1:
+        return folder.name in folder.archive.cells  # without unpacking it
     if (folder / "cell.json").is_file():
         return True
     return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))

@@ -11,7 +11,7 @@ If the probe's time changed by more than the margin, a claim must exceed that ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from labkit.analysis.statistics.effect_size import (
 )
 from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.studies.study_analysis import cell_names
 from labkit.analysis.studies.study_quality_diff import quality_change_notes
 from labkit.config import count_text
 from labkit.records import machine_difference
@@ -85,27 +86,19 @@ class StudyComparison:
 
 @dataclass(frozen=True)
 class _CellPair:
-    """One cell in both studies, checked to be comparable.
+    """One cell in both studies, checked to be comparable; without their records.
 
     ``shift_pct`` is the change of the machine probe's time, or None if a study has no probe.
+    ``with_stalls``: whether both studies are compared by times that include stalls, because an arm
+    may have caused them in one of the studies. ``quality``: how the arms' quality changed.
     """
 
-    old: CellAnalysis
-    new: CellAnalysis
+    name: str
+    baseline: str
     criteria: DecisionCriteria
     shift_pct: float | None
-
-    @property
-    def name(self) -> str:
-        return self.old.name
-
-    @property
-    def with_stalls(self) -> bool:
-        """Whether both studies are compared by times that include stalls.
-
-        True if an arm may have caused stalls in one of the studies.
-        """
-        return may_have_stalled(self.old, self.new)
+    with_stalls: bool
+    quality: tuple[str, ...]
 
 
 def may_have_stalled(*analyses: CellAnalysis) -> bool:
@@ -121,7 +114,8 @@ def may_have_stalled(*analyses: CellAnalysis) -> bool:
 class _ArmPair:
     """One arm in one row of both studies.
 
-    ``change`` is the change of the arm's difference from the baseline, or None if unknown.
+    ``causes``: why a gate forbids a verdict. ``change``: the change of the arm's difference from
+    the baseline, or None if unknown.
     """
 
     pair: _CellPair
@@ -129,8 +123,39 @@ class _ArmPair:
     new: MetricRow
     arm: str
     role: str
-    blocks: int = 0
-    change: EffectChange | None = None
+    causes: tuple[str, ...]
+    change: _ArmChange | None = None
+
+
+@dataclass(frozen=True)
+class _ArmChange:
+    """A change and the samples that it follows from.
+
+    Its null distribution has 100,000 values or more, so it is computed again when it is asked for.
+    """
+
+    old: ArmSample
+    new: ArmSample
+    p: float
+    smallest_p: float
+    estimate: float
+    exact: bool
+    count: int
+
+    @classmethod
+    def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
+        """Return the change from one study to another."""
+        one = effect_change(old.effect(), new.effect())
+        return cls(old, new, one.p, one.smallest_p, one.estimate, one.exact, one.count)
+
+    @property
+    def blocks(self) -> int:
+        """The smaller number of blocks."""
+        return min(len(self.old.baseline), len(self.new.baseline))
+
+    def effect(self) -> EffectChange:
+        """Return the change with its null distribution."""
+        return effect_change(self.old.effect(), self.new.effect())
 
 
 def compare_studies(
@@ -173,22 +198,26 @@ class _MatchedStudies:
 def _match_studies(
     old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
 ) -> _MatchedStudies:
-    cells, caveats = _shared_cells(old, new)
-    pairs = [_cell_pair(old_cell, new_cell, margin_pct) for old_cell, new_cell in cells]
-    for pair in pairs:
+    shared, caveats = _shared_cells(old, new)
+    pairs: list[_CellPair] = []
+    compared: list[_ArmPair] = []
+    for places in shared:  # only the two cells are in memory, if the studies are read lazily
+        cells = old[places[0]], new[places[1]]
+        pair = _cell_pair(*cells, margin_pct)
+        pairs.append(pair)
         if pair.shift_pct is None:
             caveats.append(
                 f"{pair.name}: the probe is missing, so a change of the machine would go undetected"
             )
         elif _machine_changed(pair):
             caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
-        caveats += _unshared_rows(pair)
+        caveats += _unshared_rows(pair.name, cells)
         if pair.with_stalls:
             caveats.append(
                 f"{pair.name}: times include apparent stalls of the machine: "
                 "in one of the studies they may be an arm's own work"
             )
-    compared = [item for pair in pairs for item in _shared_rows(pair)]
+        compared += _shared_rows(pair, *cells)
     if not compared:
         raise StudiesNotComparable("the studies have no row in common that both measured")
     return _MatchedStudies(pairs, compared, caveats)
@@ -216,11 +245,7 @@ def _conclude(
             RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
         )
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
-    quality = [
-        note
-        for pair in matched.pairs
-        for note in quality_change_notes(pair.old.data, pair.new.data)
-    ]
+    quality = [note for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
     return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
 
@@ -246,7 +271,7 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
 def _method_notes(
     pairs: Sequence[_CellPair], family: Sequence[_ArmPair], controls: Sequence[_ArmPair]
 ) -> Iterator[str]:
-    names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
+    names = list(dict.fromkeys(pair.baseline for pair in pairs))
     if not family:
         yield (
             "Nothing can be compared: the studies have no arm besides the baseline, and the "
@@ -302,23 +327,23 @@ def _compare_control(item: _ArmPair) -> ArmComparison:
 
 
 def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> ArmComparison:
-    change, criteria = item.change, item.pair.criteria
-    assert change is not None
+    assert item.change is not None
+    change, criteria = item.change.effect(), item.pair.criteria
     points = breakpoints(change.null_distribution, change)
     limits = points.interval(level)
     equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
     return ArmComparison(
         arm=item.arm,
-        baseline=item.pair.old.data.baseline,
+        baseline=item.pair.baseline,
         effect_pct=to_percent(change.estimate),
         ci_pct=interval_to_percent(limits),
         ci_raw_pct=interval_to_percent(points.interval(criteria.alpha)),
         level=1.0 - criteria.alpha,
-        p=change.p,
+        p=item.change.p,
         p_adjusted=adjusted,
         p_floor=min(1.0, size * change.smallest_p),
         mde_pct=change.mde_pct(criteria.alpha / size),
-        blocks=item.blocks,
+        blocks=item.change.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
     )
 
@@ -327,20 +352,15 @@ def _judge(
     item: _ArmPair, comparison: ArmComparison | None, control: ArmComparison | None
 ) -> Verdict:
     pair = item.pair
-    causes = [
-        f"{name}: {cause}"
-        for name, analysis in zip(STUDY_NAMES, (pair.old, pair.new), strict=True)
-        for cause in analysis.causes(item.arm, item.old.metric)
-    ]
-    if causes:
-        return Verdict("invalid", "; ".join(causes))
+    if item.causes:
+        return Verdict("invalid", "; ".join(item.causes))
     if item.role == "baseline":
         return Verdict(NOT_COMPARABLE, "the baseline has nothing to be compared with")
     if comparison is None:
         return Verdict(
             NOT_COMPARABLE, "the studies do not both have a complete block with values above 0"
         )
-    verdict = judge(comparison, item.old.better, pair.criteria, causes, control)
+    verdict = judge(comparison, item.old.better, pair.criteria, (), control)
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
         return Verdict("inconclusive", _machine_change_text(pair))
     if verdict.word in DECIDED_WORDS and (reason := _slow_launches_text(item)):
@@ -395,7 +415,14 @@ def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Cell
         if a.data.withheld_reason is not None
     ]
     criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
-    return _CellPair(old, new, criteria, probe_shift_pct(old, new))
+    return _CellPair(
+        old.name,
+        old.data.baseline,
+        criteria,
+        probe_shift_pct(old, new),
+        may_have_stalled(old, new),
+        tuple(quality_change_notes(old.data, new.data)),
+    )
 
 
 def _machine_changed(pair: _CellPair) -> bool:
@@ -413,10 +440,11 @@ def _machine_change_text(pair: _CellPair) -> str:
 
 def _shared_cells(
     old: Sequence[CellAnalysis], new: Sequence[CellAnalysis]
-) -> tuple[list[tuple[CellAnalysis, CellAnalysis]], list[str]]:
+) -> tuple[list[tuple[int, int]], list[str]]:
+    """Return the indices of each shared cell in both studies, and a caveat on each other cell."""
     if len(old) == len(new) == 1:
-        return [(old[0], new[0])], []
-    before, after = ({a.name: a for a in study} for study in (old, new))
+        return [(0, 0)], []
+    before, after = ({name: i for i, name in enumerate(cell_names(s))} for s in (old, new))
     shared = [name for name in before if name in after]
     if not shared:
         raise StudiesNotComparable("the studies have no cell in common")
@@ -492,44 +520,62 @@ def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | N
     return to_percent(float(np.median(probes[1]) - np.median(probes[0])))
 
 
-def _unshared_rows(pair: _CellPair) -> Iterator[str]:
+def _unshared_rows(cell: str, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
     """Yield a caveat for each primary row that only one of the studies measured."""
     old, new = (
         {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
-        for a in (pair.old, pair.new)
+        for a in analyses
     )
     for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
         unshared = (case for row, case in rows.items() if row not in other_rows)
-        yield from (f"{pair.name}: {case} is only in {name}" for case in unshared)
+        yield from (f"{cell}: {case} is only in {name}" for case in unshared)
 
 
-def _shared_rows(pair: _CellPair) -> Iterator[_ArmPair]:
-    rows = {
-        (row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.with_stalls)
-    }
-    for row in pair.old.rows_by_stalls(included=pair.with_stalls):
+def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:
+    stalls = pair.with_stalls
+    rows = {(row.case, row.metric): row for row in new.rows_by_stalls(included=stalls)}
+    for row in old.rows_by_stalls(included=stalls):
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
-        for arm in pair.old.data.arms:
-            item = _ArmPair(pair, row, match, arm.name, arm.role)
-            yield item if arm.role == "baseline" else _with_change(item)
+        for arm in old.data.arms:
+            change, samples = None, None
+            if arm.role != "baseline":
+                samples = arm_sample(old, row, arm.name), arm_sample(new, match, arm.name)
+            if samples is not None and samples[0] is not None and samples[1] is not None:
+                change = _ArmChange.of(samples[0], samples[1])
+            causes = tuple(
+                f"{name}: {cause}"
+                for name, analysis in zip(STUDY_NAMES, (old, new), strict=True)
+                for cause in analysis.causes(arm.name, row.metric)
+            )
+            yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change)
 
 
-def _with_change(item: _ArmPair) -> _ArmPair:
-    studies = [arm_effect(a, row, item.arm) for a, row in _studies_of(item)]
-    if any(study is None for study in studies):
-        return item
-    (old, old_blocks), (new, new_blocks) = (study for study in studies if study is not None)
-    return replace(item, change=effect_change(old, new), blocks=min(old_blocks, new_blocks))
+@dataclass(frozen=True)
+class ArmSample:
+    """The log values of a baseline and an arm in one study, float64 [blocks, runs].
 
+    ``probes``: the log probes of their runs, or None if a run has no probe.
+    """
 
-def _studies_of(item: _ArmPair) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
-    return (item.pair.old, item.old), (item.pair.new, item.new)
+    baseline: Floats
+    arm: Floats
+    probes: tuple[Floats, Floats] | None
+
+    def effect(self) -> StudyEffect:
+        """Return the arm's effect under all relabellings."""
+        return estimate_effect(self.baseline, self.arm, self.probes)
 
 
 def arm_effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
-    """Return an arm's effect in one study and the number of complete blocks.
+    """Return an arm's effect in one study and the number of complete blocks, as far as known."""
+    sample = arm_sample(analysis, row, arm)
+    return None if sample is None else (sample.effect(), len(sample.baseline))
+
+
+def arm_sample(analysis: CellAnalysis, row: MetricRow, arm: str) -> ArmSample | None:
+    """Return an arm's values in the complete blocks of one study.
 
     None if no block is complete or a value is not above 0.
     """
@@ -542,7 +588,7 @@ def arm_effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyE
     values = [log_values(row, name, blocks) for name in pair]
     probes = [_probes(analysis, row, name, blocks) for name in pair]
     known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
-    return estimate_effect(values[0], values[1], known), len(blocks)
+    return ArmSample(values[0], values[1], known)
 
 
 def _probes(

@@ -9,6 +9,9 @@ import pytest
 from labkit.analysis.comparison import cell_analysis
 from labkit.analysis.pages import cell_report_content, report_files
 from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.archive import archive_study
+from labkit.records import open_study
+from labkit.records.study_archive import StudyArchive
 
 SEEDS = (1, 2, 3)
 
@@ -95,3 +98,26 @@ def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
     assert rewritten()[0] == 2
     next((study / "seed=1" / "runs").glob("b02*.json")).unlink()  # an unfinished cell is not stored
     assert rewritten()[0] == rewritten()[0] == 1
+
+
+def test_an_archive_has_no_pages_of_cells_and_unpacks_each_cell_once(
+    study, counts, tmp_path, monkeypatch
+):
+    """Each cell was unpacked once more, to find out that it is a cell."""
+    apart(monkeypatch)
+    report_files.write_study(study, plots=False)
+    archive = tmp_path / "study.zip"
+    archive_study(study, archive)
+    unpacked = Counter()
+    unpack = StudyArchive._unpack
+    monkeypatch.setattr(
+        StudyArchive, "_unpack", lambda self, name: unpacked.update([name]) or unpack(self, name)
+    )
+    report_files.write_study(archive, plots=False)
+    assert list(unpacked.values()) == [1] * len(SEEDS)
+    files = open_study(archive).archive.files
+    assert "report.html" in files and not any(name.startswith("cells/") for name in files)
+    report_files.write_study(archive, plots=False)
+    assert list(unpacked.values()) == [1] * len(SEEDS)
+    page = (tmp_path / "study.report" / "cells" / "seed=1.html").read_text()
+    assert 'href="../../study.zip#seed=1/' in page

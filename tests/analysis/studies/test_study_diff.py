@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.statistics.difference_in_differences import (
     StudyEffect,
     effect_change,
@@ -491,3 +493,26 @@ def test_p_is_adjusted_over_all_later_studies(make_cell):
     adjusted = [item.comparison.p_adjusted for one in together for item in one.changes
                 if item.comparison]  # fmt: skip
     assert adjusted == pytest.approx(holm(ps))
+
+
+def test_studies_are_compared_cell_by_cell(make_cell, monkeypatch):
+    """Both studies were in memory as a whole, with every change's null distribution."""
+    for study, seed in product(("old", "new"), (1, 2, 3)):
+        folder = make_cell(f"{study}/seed={seed}", blocks=2, cases=("one",), seed=seed)
+    old, new = (folder.parent.with_name(name) for name in ("old", "new"))
+    expected = compare_studies(*(AnalysisCache().study(path) for path in (old, new)), 2.0)
+    made, most = [], []
+
+    def tracked(*arguments):
+        most.append(sum(one() is not None for one in made))
+        analysis = analyse(*arguments)
+        made.append(weakref.ref(analysis))
+        return analysis
+
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.analyse", tracked)
+    cache = AnalysisCache(max_records=1)
+    comparison = compare_studies(*(cache.lazily(path) for path in (old, new)), 2.0)
+    assert len(most) == 6 and max(most) <= 3 and comparison.notes == expected.notes
+    assert [(one.cell, one.comparison, one.verdict) for one in comparison.changes] == [
+        (one.cell, one.comparison, one.verdict) for one in expected.changes
+    ]
