@@ -115,7 +115,7 @@ class _ArmPair:
     """One arm in one row of both studies.
 
     ``causes``: why a gate forbids a verdict. ``change``: the change of the arm's difference from
-    the baseline, or None if unknown.
+    the baseline, or None if unknown. ``slow``: what a typical launch leaves out, or None.
     """
 
     pair: _CellPair
@@ -125,6 +125,7 @@ class _ArmPair:
     role: str
     causes: tuple[str, ...]
     change: _ArmChange | None = None
+    slow: str | None = None
 
 
 @dataclass(frozen=True)
@@ -363,30 +364,11 @@ def _judge(
     verdict = judge(comparison, item.old.better, pair.criteria, (), control)
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
         return Verdict("inconclusive", _machine_change_text(pair))
-    if verdict.word in DECIDED_WORDS and (reason := _slow_launches_text(item)):
-        return Verdict("inconclusive", reason)
+    if verdict.word in DECIDED_WORDS and item.slow is not None:
+        return Verdict("inconclusive", item.slow)
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # a note gives the detectable change of all such rows
     return verdict
-
-
-def _slow_launches_text(item: _ArmPair) -> str | None:
-    """Return what a typical launch leaves out: slow launches of an arm in one study alone."""
-    slow = {
-        name: slow_launches.slow_launch_p(
-            row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
-        )
-        for name, (analysis, row) in zip(STUDY_NAMES, _studies_of(item), strict=True)
-        if analysis.alternative_rows and analysis.stalls is None  # rows of launches
-        for pair in [(analysis.data.baseline, item.arm)]
-    }
-    alone = [name for name, p in slow.items() if p <= slow_launches.UNCLEAR_ALPHA]
-    if len(alone) != 1 or len(slow) < 2:
-        return None
-    return (
-        f"slow launches of {item.arm} differ from the baseline's in {alone[0]} alone "
-        f"(p = {p_text(slow[alone[0]])}); the change of a typical launch leaves them out"
-    )
 
 
 def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
@@ -539,17 +521,37 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
         for arm in old.data.arms:
-            change, samples = None, None
+            change, samples, slow = None, None, None
             if arm.role != "baseline":
                 samples = arm_sample(old, row, arm.name), arm_sample(new, match, arm.name)
             if samples is not None and samples[0] is not None and samples[1] is not None:
                 change = _ArmChange.of(samples[0], samples[1])
+                slow = _slow_launches_text(arm.name, (old, row), (new, match))
             causes = tuple(
                 f"{name}: {cause}"
                 for name, analysis in zip(STUDY_NAMES, (old, new), strict=True)
                 for cause in analysis.causes(arm.name, row.metric)
             )
-            yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change)
+            yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change, slow)
+
+
+def _slow_launches_text(arm: str, *studies: tuple[CellAnalysis, MetricRow]) -> str | None:
+    """Return what a typical launch leaves out: slow launches of an arm in one study alone."""
+    ps = {
+        name: slow_launches.slow_launch_p(
+            row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
+        )
+        for name, (analysis, row) in zip(STUDY_NAMES, studies, strict=True)
+        if analysis.alternative_rows and analysis.stalls is None  # rows of launches
+        for pair in [(analysis.data.baseline, arm)]
+    }
+    alone = [name for name, p in ps.items() if p <= slow_launches.UNCLEAR_ALPHA]
+    if len(alone) != 1 or len(ps) < 2:
+        return None
+    return (
+        f"slow launches of {arm} differ from the baseline's in {alone[0]} alone "
+        f"(p = {p_text(ps[alone[0]])}); the change of a typical launch leaves them out"
+    )
 
 
 @dataclass(frozen=True)

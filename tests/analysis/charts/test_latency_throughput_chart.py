@@ -82,7 +82,7 @@ def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
     curves = [replace(curve, arm=str(i), name=str(i)) for i in range(NUM_STYLES)]
     chart = latency_throughput_chart(curves)
     dots = [(mark.style.split()[0], mark.mark) for mark in chart.marks if isinstance(mark, Dots)]
-    lines = [mark.style for mark in chart.marks if isinstance(mark, Line)]
+    lines = [mark.style for mark in chart.marks if isinstance(mark, Line) and mark.arm]
     assert len(set(dots)) == len(set(lines)) == NUM_STYLES
     overview = MachineOverview(None, None, curves, "stem")
     assert overview.charts[0].keys == tuple((str(i), s, "line") for i, s in enumerate(lines))
