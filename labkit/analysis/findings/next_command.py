@@ -97,20 +97,25 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     ]
     needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
-    if not known or max(known) <= len(data.blocks_done):
+    done, time_s, estimates = len(data.blocks_done), data.design.time_s, data.design.estimates
+    if known and max(known) <= done:
+        known = []
+    if not (known or estimates):
         return None
-    time_s = data.design.time_s
     if time_s is not None:
-        done = len(data.blocks_done)
-        known = [need for need in known if need * time_s / done <= MAX_TIME_S] or [min(known)]
-        minutes = math.ceil(max(known) * time_s / done / 60)
-        size = [f"design.time={minutes}m"]
+        affordable = [need for need in known if need * time_s / done <= MAX_TIME_S]
+        known = affordable or ([min(known)] if known else [])
+        needed_s = max(known, default=done) * time_s / done + sum(estimates.values())
+        size = [f"design.time={math.ceil(needed_s / 60)}m"]
     else:
         size = [f"design.blocks={max(known)}", "design.looks=[]"]
     kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
-    rows = count_text(len(known), "undecided row")
-    more = "" if len(known) == len(needs) else f"; {len(needs) - len(known)} would need far more"
-    return _command(analysis, [*kept, *size], f"decide {rows} in a new study{more}")
+    open_rows = [count_text(len(known), "undecided row")] if known else []
+    open_rows += [count_text(len(estimates), "estimate")] if estimates else []
+    far = len(needs) - len(known)
+    more = f"; {far} would need far more" if known and far else ""
+    purpose = f"decide {' and '.join(open_rows)} in a new study{more}"
+    return _command(analysis, [*kept, *size], purpose)
 
 
 def _command(analysis: CellAnalysis, overrides: Sequence[str], purpose: str) -> NextCommand:

@@ -92,6 +92,15 @@ def test_a_study_whose_size_follows_from_its_time_asks_for_more_time(make_cell):
     assert not any(word.startswith(("design.blocks", "design.looks")) for word in words)
 
 
+def test_estimates_ask_for_the_time_that_they_would_take(make_cell):
+    cell = make_cell(NAME, effects={"seq_map": 1.0}, noise=0.001, cases=("one", "two"), seed=3)
+    manifest = json.loads((cell / "cell.json").read_text())
+    manifest["design"] |= {"time_s": 120.0, "estimates": {"two": 130.0}}
+    (cell / "cell.json").write_text(json.dumps(manifest))
+    words, purpose = command(cell)
+    assert "design.time=5m" in words and purpose == "decide 1 estimate in a new study"
+
+
 @pytest.mark.parametrize("name", ["study/my cell", "study/ablation=x__y", "study/+new=1"])
 def test_overrides_that_a_name_does_not_give_are_not_guessed(make_cell, name):
     assert command(make_cell(name, blocks=1, runs=1)) is None
