@@ -182,6 +182,7 @@ def test_a_request_ends_at_the_time_limit(limited_client, monkeypatch):
 
     async def wait(tasks, *, timeout, **options):
         """Wait until the test says that the time limit has passed."""
+        assert options == {"return_when": asyncio.FIRST_COMPLETED}  # a response that is sent ends
         if timeout <= 1:
             return await asyncio.wait(tasks, timeout=timeout, **options)
         limits.append(timeout)

@@ -81,7 +81,9 @@ class GenerationResponse(Response):
             if not sending.done() and not disconnected.done():
                 self._generation.fail(timeout_error(self._timeout_s))
                 # A client that does not read must not delay the end of the response.
-                await asyncio.wait({sending, disconnected}, timeout=1.0)
+                await asyncio.wait(
+                    {sending, disconnected}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                )
             if sending.done():
                 sending.result()
         finally:
