@@ -7,7 +7,8 @@ import numpy as np
 from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.first_divergence import ulp_distance
-from labkit.records import output_values_path
+from labkit.analysis.comparison.output_identity import compare_outputs
+from labkit.records import CaseRecord, Record, output_values_path
 from labkit.workload.output_digest import array_outputs
 
 ROWS, HEADS = list(range(64)), list(range(16))
@@ -172,3 +173,29 @@ def test_noise_floor_compares_with_the_control(make_cell, make_tokens):
     )
     result = gate(make_cell("a/z", control=False, **options))
     assert result["status"] == "fail" and "needs the A/A control" in result["reasons"][0]
+
+
+def agreements(alike, others, claim="none"):
+    """Return how many outputs of an arm agree: ``others`` are those of its runs, in order."""
+    runs = [("base", alike), *(("arm", outputs) for outputs in others)]
+    records = [
+        Record(arm, "arm", block, 0, 0, "ok", "now", cases=(CaseRecord("a", outputs=outputs),))
+        for block, (arm, outputs) in enumerate(runs)
+    ]
+    report = compare_outputs(records, ["base", "arm"], None, claim)
+    return {one.arm: (one.agree, one.total) for one in report.agreement}["arm"]
+
+
+def test_an_output_agrees_only_if_it_does_so_in_every_run(make_array, make_tokens):
+    """Runs that differ in other outputs count too, and runs with the same outputs only once."""
+    plain = {"a": [1, 2], "b": [3, 4], "c": [5, 6]}
+    first, second = (make_tokens({**plain, name: [1, 9]}) for name in "ab")
+    assert agreements(make_tokens(plain), [first, first, second, make_tokens(plain)]) == (1, 3)
+    rows = make_array(ROWS, HEADS)
+    changed = [make_array([999 if i in at else i for i in ROWS], HEADS) for at in ((1,), (2, 3))]
+    assert agreements(rows, [changed[0], rows, changed[1]]) == (61, 64)
+    frames = {"kind": "frames", "digest": "d", "picks": [1, 2], "asked": [1, 2], "pixels": "xy",
+              "wished": True}  # fmt: skip
+    right, *wrong = ({**frames, "decoder": decoder} for decoder in ("xy", "xz", "zy"))
+    assert agreements(right, [right, wrong[0]]) == (1, 2)
+    assert agreements(right, wrong) == (0, 2)  # the digest is that of the pixels alone
