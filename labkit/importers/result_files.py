@@ -26,6 +26,8 @@ FORMATS = (
     *csv_table.FORMATS,
 )
 
+MAX_DIGITS = 300  # of an integer that is used as a float
+
 
 def read_files(files: Sequence[Path]) -> list[ImportedRun]:
     """Return the runs of files, in their order. A folder stands for its files.
@@ -67,14 +69,23 @@ def _document(text: str, file: Path) -> Any:
     if not text.lstrip().startswith(("{", "[", "#")):
         return text
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
         return document if document != [] else text
     except json.JSONDecodeError as error:
         whole = error
+    except RecursionError:
+        raise ResultFileError(f"{file}: its JSON is nested too deeply") from None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
-        return [json.loads(line) for line in lines]
+        return [json.loads(line, parse_int=_integer) for line in lines]
+    except RecursionError:
+        raise ResultFileError(f"{file}: its JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
         # A file of one object that was cut fails on its last line as a whole.
         one = whole if whole.lineno > 1 or len(lines) == 1 else error
         raise ResultFileError(f"{file}: its JSON is cut or not valid: {one}") from None
+
+
+def _integer(digits: str) -> float:
+    """Return an integer of a file; infinity, which no field takes, if no float can hold it."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)

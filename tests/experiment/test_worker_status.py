@@ -42,6 +42,11 @@ Current thread 0x00007f (most recent call first):
 
 Extension modules: numpy.core, numba (total: 41)
 """
+WATCH = """
+Thread 0x00007e (most recent call first):
+  File "/home/me/mine/watch.py", line 57 in watch
+"""
+THREADS = DUMP.replace("\n\nCurrent", f"\n{WATCH}\nCurrent", 1)  # the main thread is the last
 
 
 def test_the_parent_sees_the_turn_and_the_text_of_a_killed_process():
@@ -107,6 +112,11 @@ def test_the_text_names_the_arm_that_loads_or_warms_up(turns, texts, expected):
         (
             DUMP.replace("/home/me", "/opt/lib/python3.11/site-packages"),
             "Segmentation fault (/usr/lib/python3.11/ctypes/__init__.py:522, in string_at)",
+        ),
+        (THREADS, "Segmentation fault (/home/me/mine/maps.py:7, in maps)"),
+        (
+            THREADS.replace("Current thread", "Thread"),  # a thread without Python frames died
+            "Segmentation fault (/home/me/mine/maps.py:7, in maps)",
         ),
         ("Fatal Python error: Aborted\n", "Aborted"),
     ],

@@ -234,6 +234,15 @@ def edited(document, key, value, index=0):
 
 
 BROKEN = [
+    ("[" * 100_000, "its JSON is nested too deeply"),
+    ("{}\n" + '{"a":' * 100_000, "its JSON is nested too deeply"),
+    *(
+        (
+            f'{{"results": [{{"command": "a", "times": [{"9" * n}]}}]}}',
+            "times: is inf, not a number",
+        )
+        for n in (400, 5000)
+    ),
     ("", "it is empty"),
     ("hello\n", "it is not a result of a tool that labkit reads"),
     ("[]", "it is not a result of a tool that labkit reads"),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ERROR_CHARACTERS = 300  # a server's longer error message is cut
+# What a chunk of another shape than OpenAI's raises when it is read.
+UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
 
 class StreamError(Exception):
@@ -106,7 +108,7 @@ def parse_chunk(data: bytes) -> StreamChunk:
         if "error" in event and not event.get("choices"):
             raise StreamError(error_text(event))
         return _chunk_from_json(event)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except UNEXPECTED as error:
         raise StreamError(f"invalid chunk: {_shorten(data.decode(errors='replace'))}") from error
 
 
@@ -154,7 +156,7 @@ def error_text(body: Any) -> str:
     if isinstance(body, bytes):
         try:
             body = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return _shorten(body.decode(errors="replace")) or "no reason given"
     error = body.get("error", body) if isinstance(body, Mapping) else body
     message = error.get("message", error) if isinstance(error, Mapping) else error

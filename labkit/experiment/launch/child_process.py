@@ -249,13 +249,18 @@ def crash_reason(log: Path) -> str:
     """Return the line of a dead process's log that says most about its death.
 
     It is the last line or, after a fatal signal, the innermost Python frame outside labkit and the
-    installed packages. For a log without lines it says so.
+    installed packages of the thread that died; of the main thread, which is the last, if a thread
+    without Python frames died. For a log without lines it says so.
     """
     lines = last_lines(log, MAX_CRASH_LINES)
     dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
     if not dumps:
         return lines[-1] if lines else EMPTY_LOG
-    frames = [match for line in lines[dumps[-1] :] if (match := FRAME.fullmatch(line))]
+    dump = lines[dumps[-1] :]
+    threads = [i for i, line in enumerate(dump) if line.endswith("(most recent call first):")]
+    died = [i for i in threads if dump[i].startswith("Current thread ")] or threads[-1:] or [0]
+    end = next((i for i in threads if i > died[0]), len(dump))
+    frames = [match for line in dump[died[0] : end] if (match := FRAME.fullmatch(line))]
     own = [frame for frame in frames if not any(part in frame["file"] for part in NOT_OWN)]
     error = lines[dumps[-1]].removeprefix("Fatal Python error: ")
     if not frames:

@@ -273,10 +273,12 @@ def test_malformed_chunks_are_errors():
     for choices in ({"choices": []}, {"choices": None}, {}):  # OpenAI's, and other servers'
         usage = parse({**choices, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
         assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
-    for wrong in (b"7", b"[]", b"{}", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
+    deep, infinite = b"[" * 100_000, b'{"choices": [], "usage": {"completion_tokens": 1e999}}'
+    shapes = (b"7", b"[]", b"{}", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff")
+    for wrong in (*shapes, deep, infinite):
         with pytest.raises(StreamError):
             parse_chunk(wrong)
     with pytest.raises(StreamError, match=r"^no room$"):
         parse({"error": {"message": "no\nroom"}})
-    assert error_text(b"<html>" + b"x" * 999).endswith("...")
+    assert error_text(b"<html>" + b"x" * 999).endswith("...") and error_text(deep).endswith("...")
     assert error_text(b'{"error": "text"}') == "text"
