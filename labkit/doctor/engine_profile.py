@@ -73,7 +73,7 @@ def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
     if pilot.failure is not None:
         raise MeasurementError(pilot.failure)
     if not all(record.known_notes.get("step_parts") for record in pilot.records):
-        raise MeasurementError(f"{overrides[0]}: no clocks: its steps run elsewhere, or are traced")
+        raise MeasurementError(f"{overrides[0]}: no clocks: its steps run elsewhere")
     return pilot.records
 
 

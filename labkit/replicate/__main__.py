@@ -16,7 +16,8 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,8 @@ from labkit.records import (
     open_study,
     regular_files,
 )
-from labkit.replicate import article_archives, obstacles_here
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
+from labkit.replicate.obstacles_here import cell_obstacles, trusted_parts
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -60,16 +61,12 @@ class AuthorsStudy:
     @property
     def other_revision(self) -> str | None:
         """The author's commit of labkit, unless it is unknown or the same here."""
-        known = (cell.environment.get("git") for cell in self.cells)
-        theirs = next(filter(None, known), None)
-        return None if theirs == code_revision.commit() else theirs
+        known = {cell.environment.get("git") for cell in self.cells} - {None}
+        return next(iter(known - {code_revision.commit()}), None)
 
     def changes(self, reader: ReaderOptions) -> list[str]:
         """Return what the reader's options change of the question."""
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
-
-
-Pair = tuple[AuthorsStudy, ReaderOptions]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,22 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="STUDY [key=value ...]",
         help="archive or folder of a study, or an article; and options such as plan=true",
     )
-    parser.add_argument(
-        "--versions",
-        choices=(OURS, THEIRS),
-        default=OURS,
-        help="whose versions of mlx, numpy, ... and, in a checkout, of labkit run it; theirs are "
-        "installed into the cache",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run the classes, commands, packages and servers that the author's arms name",
-    )
+    versions = "whose versions of mlx, numpy, ... and, in a checkout, of labkit run it"
+    parser.add_argument("--versions", choices=(OURS, THEIRS), default=OURS, help=versions)
+    trusted = "run the classes, commands, packages and servers that the author's arms name"
+    parser.add_argument("--trust", action="store_true", help=trusted)
     return parser.run(argv, _run, refused=(ConfigError, RecordError), failed=(StudyError,))
 
 
 def _run(options: argparse.Namespace) -> int:
+    from labkit.analysis.pages.article import table_archives
+    from labkit.analysis.pages.replication_page import write_replications
     from labkit.cli import command_line, study_command, study_composer
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
@@ -106,67 +97,49 @@ def _run(options: argparse.Namespace) -> int:
     study_composer.register()
     command = command_line.parse([word for word in options.words if word not in sources])
     given, out = ReaderOptions.parse(command.overrides), study_command.study_folder(command)[0]
-    source = Path(sources[0])
-    if not source.is_file() or source.suffix == ARCHIVE_SUFFIX:
-        study, reader, lines = _ready(source, out, given, options)
-        return _answer([] if lines else [(study, reader)], {"": lines}, options, out)
-    pairs, refused = list[Pair](), dict[str, list[str]]()
-    for path in article_archives.table_archives(source):
+    source, status = Path(sources[0]), 0
+    article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
+    pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()
+    for path in table_archives(source) if article else [source]:
+        own = out / path.name.removesuffix(ARCHIVE_SUFFIX) if article else out
         try:
-            study, reader, lines = _ready(
-                path, out / path.name.removesuffix(ARCHIVE_SUFFIX), given, options
-            )
-            pairs += [] if lines else [(study, reader)]
+            study, reader, lines = _ready(path, own, given, options)
         except (ConfigError, RecordError) as error:
+            if not article:
+                raise
             lines = [str(error).removeprefix(f"{path}: ").replace(str(path), "it")]
-        refused |= {path.name: lines} if lines else {}
-    return _answer(pairs, refused, options, out)
-
-
-def _answer(
-    pairs: Sequence[Pair],
-    refused: Mapping[str, Sequence[str]],
-    options: argparse.Namespace,
-    out: Path,
-) -> int:
-    """Name what cannot run here, then plan or run the rest.
-
-    ``refused``: the reasons by the name of an article's study; the empty name is the only study.
-    """
-    for name, lines in refused.items():
-        for line in dict.fromkeys(lines):
-            print_error(PROG, f"{name}: cannot run here: {line}" if name else line)
-    if not pairs:
-        return 2
-    time_s = TIME_S / sum(len(study.cells) for study, _ in pairs)
-    if not pairs[0][1].values.get("plan"):
-        return _replicate_all(pairs, refused, options, time_s, out)
+        for line in lines:
+            print_error(PROG, f"{path.name}: cannot run here: {line}" if article else line)
+        if lines:
+            refused[path.name] = "; ".join(lines)
+        else:
+            pairs.append((study, reader))
+    time_s = TIME_S / max(1, sum(len(study.cells) for study, _ in pairs))
     for study, reader in pairs:
-        _plan(study, reader, time_s)
-    return 0
+        if given.values.get("plan"):
+            _plan(study, reader, time_s)
+            continue
+        with _continuing(options, out):
+            status = max(status, _replicate(study, reader, options.versions, time_s))
+    if article and pairs and not given.values.get("plan"):
+        print(write_replications(out, refused))
+    return status if pairs else 2
 
 
 def _ready(
     path: Path, out: Path, given: ReaderOptions, options: argparse.Namespace
 ) -> tuple[AuthorsStudy, ReaderOptions, list[str]]:
-    """Return an author's study, the reader's options, and the reasons why it cannot run here.
-
-    Raises
-    ------
-    RecordError
-        The study is not valid.
-    ConfigError
-        An option of the reader's is the question.
-    """
-    study = _open(path, out)
+    """Return an author's study, the reader's options, and the reasons why it cannot run here."""
+    study, lines = _open(path, out), list[str]()
     if options.trust:
         study = _with_inputs(study, bool(given.values.get("plan")))
-    elif untrusted := _untrusted(study):
-        return study, given, untrusted
-    reader = _reader(study, given, options.versions)
+    else:
+        lines = [line for cell in study.cells for line in trusted_parts(cell)]
+    reader = given if lines else _reader(study, given, options.versions)
     study.changes(reader)  # refuses an option that is the question
-    cells = study.cells
-    return study, reader, [x for c in cells for x in obstacles_here.cell_obstacles(c, reader)]
+    for cell in () if lines else study.cells:
+        lines += cell_obstacles(cell, reader)
+    return study, reader, list(dict.fromkeys(lines))
 
 
 def _open(path: Path, out: Path) -> AuthorsStudy:
@@ -185,19 +158,8 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
     return AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
 
 
-def _untrusted(study: AuthorsStudy) -> list[str]:
-    parts = [part for cell in study.cells for part in obstacles_here.trusted_parts(cell)]
-    return [f"{part}: it is the author's, not labkit's; --trust runs it" for part in parts]
-
-
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
-    """Unpack the sources and texts of an archive, say so, and put the sources on the Python path.
-
-    Raises
-    ------
-    ConfigError
-        The command only plans, so that nothing may be written.
-    """
+    """Unpack an archive's sources and texts, say so, and put the sources on the Python path."""
     path = study.path
     files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
     names = [name for name in files if name.startswith(("sources/", "inputs/"))]
@@ -239,12 +201,9 @@ def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
     """Add the author's revision of labkit; if it does not run here, say so and leave it out."""
     from labkit.experiment.launch.python_environment import RevisionError
 
-    revision = study.other_revision
-    if revision is None:
-        return reader
-    theirs = replace(reader, revision=revision)
+    theirs = replace(reader, revision=study.other_revision)
     try:
-        for cell in study.cells:
+        for cell in study.cells if theirs.revision else ():
             cell.composed(theirs, TIME_S)
     except ConfigError as error:
         if isinstance(error, RevisionError) or "environment.revision" in str(error):
@@ -267,28 +226,16 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
     print("\n".join(lines))
 
 
-def _replicate_all(
-    pairs: Sequence[Pair],
-    refused: Mapping[str, Sequence[str]],
-    options: argparse.Namespace,
-    time_s: float,
-    out: Path,
-) -> int:
-    from labkit.analysis.pages.replication_page import write_replications
-
-    status = 0
+@contextmanager
+def _continuing(options: argparse.Namespace, out: Path) -> Iterator[None]:
+    """If interrupted, print the command that continues."""
     try:
-        for study, reader in pairs:
-            status = max(status, _replicate(study, reader, options.versions, time_s))
+        yield
     except KeyboardInterrupt:
         words = [word for word in options.words if not word.startswith("out=")]
         words += [f"out={out}", f"--versions={options.versions}", *["--trust"] * options.trust]
-        again = f"{PROG} {shlex.join(words)}"
-        print(f"labkit.replicate: interrupted; continue with: {again}", file=sys.stderr)
+        print_error(PROG, f"interrupted; continue with: {PROG} {shlex.join(words)}")
         raise
-    if "" not in refused:
-        print(write_replications(out, {name: "; ".join(why) for name, why in refused.items()}))
-    return status
 
 
 def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s: float) -> int:

@@ -128,7 +128,7 @@ class AuthorsCell:
                 all(one == values[0] for one in values),
                 f"{key}: the author's arms differ in it ({old}), so it is the question",
             )
-            known = all(any(_is_of(key, n) for n in arm.inputs) for arm in self.tested)
+            known = all(any(f"{n}/".startswith(f"{key}/") for n in a.inputs) for a in self.tested)
             if value != values[0] and not known:
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
@@ -231,10 +231,6 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
     return comparing
-
-
-def _is_of(key: str, name: str) -> bool:
-    return name == key or name.startswith(f"{key}/")
 
 
 def _shown(value: Any) -> str:

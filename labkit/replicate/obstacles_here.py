@@ -20,18 +20,16 @@ SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_byte
 
 
 def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
-    """Yield what an author's arms would run or read here besides labkit itself, one text each."""
+    """Yield what an author's arms would run or read here besides labkit itself, one line each."""
     for arm in cell.tested:
-        for key, path in class_paths(arm.config).items():
-            yield f"arm {arm.name}: the class {key}={path}"
         server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
-        for name in SERVER_OPTIONS:
-            if server.get(name):
-                yield f"arm {arm.name}: engine.server.{name}={server[name]}"
-        for name, value in arm.environment.items():
-            yield f"arm {arm.name}: environment.{name}={value}"
-        for found in sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config))))):
-            yield f"arm {arm.name}: the environment variable {found}"
+        found = [f"the class {key}={path}" for key, path in class_paths(arm.config).items()]
+        found += [f"engine.server.{n}={server[n]}" for n in SERVER_OPTIONS if server.get(n)]
+        found += [f"environment.{name}={value}" for name, value in arm.environment.items()]
+        variables = sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config)))))
+        found += [f"the environment variable {name}" for name in variables]
+        for part in found:
+            yield f"arm {arm.name}: {part}: it is the author's, not labkit's; --trust runs it"
 
 
 def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:

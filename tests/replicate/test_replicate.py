@@ -16,12 +16,12 @@ from labkit import archive as archive_command
 from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.pages.article import table_archives
 from labkit.analysis.studies.replication import replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.records import RecordError, open_study, unpack_archive
-from labkit.replicate import article_archives
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
 
@@ -335,7 +335,7 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
     assert post.main([str(article)]) == 0
     text = article.read_text("utf-8")
     assert "Repeat it: `python -m labkit.replicate author.zip`" in text
-    assert article_archives.table_archives(article) == [archive.resolve()]
+    assert table_archives(article) == [archive.resolve()]
     assert main([str(article), "plan=true"]) == 0
     answers = '# A\n\n| a |\n| --- |\n| {{ answer("author.zip") }} |\n'
     for row, line in ("", "author.zip"), ('| {{ answer("../author.zip") }} |\n', "b/post.md"):
@@ -347,7 +347,7 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
         assert text.endswith(f"|\n\nRepeat it: `python -m labkit.replicate {line}`\n")
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
-        article_archives.table_archives(article)
+        table_archives(article)
 
 
 def test_what_can_run_of_an_article_is_repeated_and_the_rest_named(

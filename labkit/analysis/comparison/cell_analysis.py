@@ -407,12 +407,6 @@ class CellAnalysis:
             for comparison in row.values()
         )
 
-    @property
-    def _claimed_arms(self) -> set[str]:
-        """The arms of which a difference is claimed in a primary row."""
-        claims = (one for one in self.judged if one.row.primary and one.verdict.word in EFFECTS)
-        return {one.comparison.arm for one in claims}
-
     @cached_property
     def best(self) -> tuple[BestSetting, ...]:
         """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
@@ -488,6 +482,8 @@ class CellAnalysis:
         overrides = manifest.get("overrides")
         names, confidence = [arm.name for arm in data.arms], data.design.quality_confidence
         qualities = text_qualities(names, data.records, confidence)
+        effects = (one for one in self.judged if one.row.primary and one.verdict.word in EFFECTS)
+        claimed = {one.comparison.arm for one in effects}
         return Cell(
             schema_version=SCHEMA_VERSION,
             cell=self.name,
@@ -507,7 +503,7 @@ class CellAnalysis:
             sweep=dict(data.sweep) or None,
             best=tuple(one.rounded() for one in self.best) if data.sweep else None,
             quality=tuple(quality.rounded() for quality in qualities) or None,
-            time=divide_time(data.arms, data.records, data.criteria, self._claimed_arms),
+            time=divide_time(data.arms, data.records, data.criteria, claimed),
         )
 
     def _row(self, index: int) -> Row:

@@ -43,12 +43,6 @@ class PartDifference:
     pct: float | None
     p_adjusted: float | None
 
-    @property
-    def is_cause(self) -> bool:
-        """Whether the interval excludes 0, and the difference is worth naming."""
-        low, high = self.low_us or 0.0, self.high_us or 0.0
-        return low * high > 0 and abs(self.pct or 0.0) >= MIN_CAUSE_PCT
-
 
 @dataclass(frozen=True)
 class ArmTime:
@@ -67,14 +61,10 @@ class ArmTime:
 
     @property
     def cause_part(self) -> PartDifference | None:
-        """The part of the whole time that differs most in the direction of the whole, or None."""
-        causes = (
-            part
-            for part in self.parts
-            if part.is_cause
-            and part.part != STALLS
-            and (part.pct or 0.0) * (self.total.pct or 0.0) > 0
-        )
+        """The part with the largest difference that is sure and in the whole's direction, or None."""
+        sign = 1.0 if (self.total.pct or 0.0) > 0 else -1.0
+        sure = (p for p in self.parts if (p.low_us or 0.0) * (p.high_us or 0.0) > 0)
+        causes = [p for p in sure if p.part != STALLS and sign * (p.pct or 0.0) >= MIN_CAUSE_PCT]
         return max(causes, key=lambda part: abs(part.difference_us or 0.0), default=None)
 
 

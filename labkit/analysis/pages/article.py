@@ -37,7 +37,10 @@ TABLES = re.compile(
     r"|(?P<table>(?:^\|[^\n]*\n)+)(?:\nRepeat it: `[^`\n]*`\n)?",
     re.M | re.S,
 )
-NAMED_STUDY = re.compile(r"\{\{\s*(?:answer|value)\(\s*\"([^\"\n]+\.zip)\"|`[^`\n]*`")
+ANSWERED = re.compile(r"\{\{\s*(?:answer|value)\(\s*\"([^\"\n]+\.zip)\"|`[^`\n]*`")
+TABULATED = re.compile(
+    r"\{\{\s*(?:table|settings)\(\s*\"([^\"\n]+)\"|labkit\.replicate ([^\s`]+\.zip)"
+)
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
@@ -74,7 +77,32 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
 
 def studies_named(table: str) -> list[str]:
     """Return the archives whose answers or values a Markdown table has, each once, in order."""
-    return list(dict.fromkeys(filter(None, NAMED_STUDY.findall(table))))
+    return list(dict.fromkeys(filter(None, ANSWERED.findall(table))))
+
+
+def table_archives(article: Path) -> list[Path]:
+    """Return the studies of an article's tables, each once.
+
+    A study is looked up in the article's folder and in each folder above it, as placeholders are.
+    The path of one that is not there does not exist.
+
+    Raises
+    ------
+    RecordError
+        The article cannot be read, or has no such table.
+    """
+    try:
+        text = article.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{article} is neither a study nor an article: {error}") from None
+    names = [named or line for named, line in TABULATED.findall(text)]
+    for place in TABLES.finditer(text):
+        names += studies_named(place["table"] or "")
+    if not names:
+        raise RecordError(f"{article}: no table of it names a study's archive")
+    folder = article.resolve().parent
+    paths = ([f / name for f in (folder, *folder.parents)] for name in names)
+    return list(dict.fromkeys(next((p for p in own if p.exists()), own[0]) for own in paths))
 
 
 def _is_on_own_lines(place: re.Match[str]) -> bool:

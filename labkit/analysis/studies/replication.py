@@ -47,7 +47,6 @@ from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
     ArchivePath,
-    Record,
     RecordError,
     StudyPath,
 )
@@ -91,14 +90,11 @@ class _Pair:
         return "; ".join(causes) or None
 
 
-def asked_cells(analyses: Sequence[CellAnalysis]) -> list[CellAnalysis]:
-    """Return the cells that ask something: not those that only confirm others."""
-    return [a for a in analyses if not a.data.dir.name.endswith(PROCESSES_SUFFIX)]
-
-
 def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> Iterator[_Pair]:
     here = {analysis.data.dir.name: analysis for analysis in reader}
-    for cell in asked_cells(author):
+    for cell in author:
+        if cell.data.dir.name.endswith(PROCESSES_SUFFIX):  # it only confirms another
+            continue
         other = here.get(cell.data.dir.name)
         others = {_key(one): one for one in (other.judged if other is not None else ())}
         for one in cell.judged:
@@ -203,8 +199,9 @@ def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision
     if test is None:
         return row
     low, high = decision.interval or (None, None)
-    spent = [record.seconds.get("process", math.nan) for record in _records(pair.reader)]
-    needed_s = (decision.more or math.nan) * sum(spent)
+    records = pair.reader.data.records if pair.reader is not None else ()
+    needed_s = sum(r.seconds.get("process", math.nan) for r in records)
+    needed_s *= decision.more or math.nan
     return replace(
         row,
         change_pct=_percent(test.change.estimate),
@@ -215,10 +212,6 @@ def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision
         needed_s=needed_s if math.isfinite(needed_s) else None,
         reason="the author's study is too short to tell" if needed_s == math.inf else row.reason,
     )
-
-
-def _records(analysis: CellAnalysis | None) -> Sequence[Record]:
-    return () if analysis is None else analysis.data.records
 
 
 def _percent(log_ratio: float | None) -> float | None:

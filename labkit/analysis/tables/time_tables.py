@@ -51,17 +51,16 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
 
 def _arm_columns(arm: ArmTime) -> list[Column[str]]:
     parts = {one.part: one for one in (*arm.parts, arm.total)}
-    texts: dict[str, Callable[[PartDifference], str]] = {
-        f"{arm.arm} (µs)": lambda one: value_text(one.us),
-        "difference (µs)": lambda one: signed_text(one.difference_us or 0.0),
-        "interval": lambda one: interval_text(one.low_us, one.high_us),
-        "adjusted p": lambda one: p_text(one.p_adjusted),
-    }
 
     def column(heading: str, text: Callable[[PartDifference], str]) -> Column[str]:
         return Column(heading, lambda name: text(parts[name]) if name in parts else "")
 
-    return [column(heading, text) for heading, text in texts.items()]
+    return [
+        column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
+        column("difference (µs)", lambda one: signed_text(one.difference_us or 0.0)),
+        column("interval", lambda one: interval_text(one.low_us, one.high_us)),
+        column("adjusted p", lambda one: p_text(one.p_adjusted)),
+    ]
 
 
 @section("Why: where the time went")
