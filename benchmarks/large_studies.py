@@ -1,12 +1,16 @@
-"""What a study of many cells costs: its plan, its report, and its history, per cell and in memory.
+"""What a study of many cells costs: CPU time, memory and the size of its page, part by part.
 
-    python benchmarks/large_studies.py [--cells 1,10,100] [--runs 36] [--parts plan,report]
+    python benchmarks/large_studies.py [--cells 1,10,100] [--runs 50] [--parts plan,report,...]
 
-``plan``: ``plan=true`` of one question with as many seeds as cells, in a process of its own.
-``report``: ``python -m labkit.report`` (its page, tables and study.json, no pictures) of planted
-cells, each a copy of a committed one with ``--runs`` runs. The figures are CPU seconds and the peak
-memory of the process, so another program's load matters little; the ratio is the cost of a cell
-relative to that of the smallest study, without the process's start.
+``plan``: ``plan=true`` of one question with as many seeds as cells. ``report``: the first report of
+planted cells (pages, tables and study.json, no pictures), each a copy of a committed one with
+``--runs`` runs; 50 or a multiple fill its blocks. ``again``: the same report when nothing has
+changed. ``compare``: the study with a copy of itself. ``history``: of one metric. ``archive``:
+``labkit.archive``, and ``archived``: the report of that file.
+
+Each figure is of a process of its own, of one thread: CPU seconds and peak memory, so another
+program's load matters little. The ratio is the cost of a further cell relative to that in the
+smallest studies.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,20 +36,32 @@ from pathlib import Path
 from labkit.analysis.pages.report_files import write_study
 write_study(Path(sys.argv[1]), plots=False)
 """
+METRIC = "e2e_p50_ms"
+PARTS = ("plan", "report", "again", "compare", "history", "archive", "archived")
 
 
-def cost(words: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Return the CPU seconds of a Python process and its peak memory (MB)."""
+@dataclass(frozen=True)
+class Cost:
+    """The CPU seconds and the peak memory of a process, and the size of the page that it wrote."""
+
+    seconds: float
+    memory_mb: float
+    page_mb: float = 0.0
+
+
+def cost(words: Sequence[str], folder: Path, page: str = "") -> Cost:
+    """Return the cost of a Python process; ``page``: a file that it writes."""
     child = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
     _, status, used = os.wait4(child.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(words)[:80]}: failed")
-    return used.ru_utime + used.ru_stime, peak_mb(used)
+    size = (folder / page).stat().st_size / 1e6 if page else 0.0
+    return Cost(used.ru_utime + used.ru_stime, peak_mb(used), size)
 
 
 def peak_mb(used: resource.struct_rusage) -> float:
@@ -53,17 +69,31 @@ def peak_mb(used: resource.struct_rusage) -> float:
     return used.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def plan(cells: int, folder: Path, runs: int) -> tuple[float, float]:
-    """Return what the plan of a study with ``cells`` seeds costs."""
-    seeds = ",".join(map(str, range(cells)))
-    words = ["-m", "labkit", "ablation=seq_map", f"seed={seeds}", "plan=true", "-m"]
-    return cost(words, folder)
-
-
-def report(cells: int, folder: Path, runs: int) -> tuple[float, float]:
-    """Return what the report of a study of planted cells costs."""
-    plant(folder / "study", cells, runs)
-    return cost(["-c", REPORT, str(folder / "study")], folder)
+def costs(cells: int, runs: int, parts: Sequence[str], folder: Path) -> dict[str, Cost]:
+    """Return what the parts cost in a study with so many cells."""
+    seeds, found = ",".join(map(str, range(cells))), {}
+    words = {
+        "plan": ["-m", "labkit", "ablation=seq_map", f"seed={seeds}", "plan=true", "-m"],
+        "report": ["-c", REPORT, "study"],
+        "again": ["-c", REPORT, "study"],
+        "compare": ["-m", "labkit.compare", "study", "copy"],
+        "history": ["-m", "labkit.history", "study", METRIC],
+        "archive": ["-m", "labkit.archive", "study", "study.zip"],
+        "archived": ["-c", REPORT, "study.zip"],
+    }
+    pages = {
+        "report": "study/report.html",
+        "again": "study/report.html",
+        "history": f"study/history-{METRIC}.html",
+        "archived": "study.report/report.html",
+    }
+    if set(parts) - {"plan"}:
+        plant(folder / "study", cells, runs)
+    if "compare" in parts:
+        shutil.copytree(folder / "study", folder / "copy", copy_function=os.link)
+    for part in parts:
+        found[part] = cost(words[part], folder, pages.get(part, ""))
+    return found
 
 
 def plant(study: Path, cells: int, runs: int) -> None:
@@ -93,33 +123,36 @@ def plant(study: Path, cells: int, runs: int) -> None:
                     write_record(path, again)
 
 
-def lines(part: str, costs: dict[int, tuple[float, float]]) -> Iterator[str]:
-    """Yield a table: cells, CPU seconds, peak memory, and the relative cost of a further cell."""
-    yield f"{part:>8} of cells  CPU (s)  peak (MB)  ms a cell  ratio"
-    (least, (base, _)), *_ = costs.items()
+def lines(part: str, found: dict[int, Cost]) -> Iterator[str]:
+    """Yield a table: cells, CPU seconds, peak memory, page, and the cost of a further cell."""
+    yield f"{part:>8} of cells  CPU (s)  peak (MB)  page (MB)  ms a cell  ratio"
+    (least, base), *_ = found.items()
     first = None
-    for cells, (seconds, memory) in costs.items():
-        each = (seconds - base) / (cells - least) if cells > least else None
+    for cells, one in found.items():
+        each = (one.seconds - base.seconds) / (cells - least) if cells > least else None
         first = first or each
         share = "" if each is None or first is None else f"{1e3 * each:9.1f}  {each / first:5.2f}"
-        yield f"{cells:17,}  {seconds:7.1f}  {memory:9.0f}  {share}"
+        numbers = f"{one.seconds:7.1f}  {one.memory_mb:9.0f}  {one.page_mb:9.2f}"
+        yield f"{cells:17,}  {numbers}  {share}"
 
 
 def main() -> int:
     """Measure the parts and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", default="1,10,100")
-    parser.add_argument("--runs", type=int, default=36)
-    parser.add_argument("--parts", default="plan,report")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()
-    sizes = sorted(map(int, options.cells.split(",")))
-    for part in options.parts.split(","):
-        costs = {}
-        for cells in sizes:
-            with tempfile.TemporaryDirectory() as folder:
-                measure = {"plan": plan, "report": report}[part]
-                costs[cells] = measure(cells, Path(folder), options.runs)
-        print("\n".join(lines(part, costs)), flush=True)
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts {','.join(unknown)}: must be among {','.join(PARTS)}")
+    found: dict[str, dict[int, Cost]] = {part: {} for part in parts}
+    for cells in sorted(map(int, options.cells.split(","))):
+        with tempfile.TemporaryDirectory() as folder:
+            for part, one in costs(cells, options.runs, parts, Path(folder)).items():
+                found[part][cells] = one
+    for part, of_part in found.items():
+        print("\n".join(lines(part, of_part)), flush=True)
     return 0
 
 

@@ -6,15 +6,16 @@ fields do not stand for keys defines ``to_json`` and ``from_json`` itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields, is_dataclass
+from functools import cache, partial
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 T = TypeVar("T")
+_Reader = Callable[[Any], Any]
 _ABSENT = "absent if None"
 
 
@@ -50,36 +51,43 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises ``KeyError`` if a key without a default is missing.
     """
     parts: Any = kind
-    hints: list[tuple[Field[Any], Any]] = _hints(parts)
-    return kind(**{f.name: _part(hint, data[f.name]) for f, hint in hints if _has(data, f)})
-
-
-def _has(data: Mapping[str, Any], own: Field[Any]) -> bool:
-    required = own.default is MISSING and own.default_factory is MISSING
-    return required or own.name in data
+    read: tuple[tuple[str, bool, _Reader | None], ...] = _readers(parts)
+    values = {}
+    for name, required, reader in read:
+        if required or name in data:
+            value = data[name]
+            values[name] = value if reader is None or value is None else reader(value)
+    return kind(**values)
 
 
 @cache
-def _hints(kind: Any) -> list[tuple[Field[Any], Any]]:
+def _readers(kind: Any) -> tuple[tuple[str, bool, _Reader | None], ...]:
+    """Return each field's name, whether it must be in the file, and its reader."""
     hints = get_type_hints(kind)
-    return [(own, hints[own.name]) for own in fields(kind)]
+    return tuple(
+        (f.name, f.default is MISSING and f.default_factory is MISSING, _reader(hints[f.name]))
+        for f in fields(kind)
+    )
 
 
-def _part(hint: Any, value: Any) -> Any:
-    """Return a field's value of the type that its hint names."""
-    if value is None or hint is Any:
-        return value
+def _reader(hint: Any) -> _Reader | None:
+    """Return the function that reads a value of a type from JSON; None if it stays as it is."""
     if hasattr(hint, "from_json"):
-        return hint.from_json(value)
+        return cast(_Reader, hint.from_json)
     if isinstance(hint, type) and is_dataclass(hint):
-        return from_json(hint, value)
+        return partial(from_json, hint)
     origin, inner = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
-        return np.array(value, np.float64)
-    if origin is tuple:
-        return tuple(_part(inner[0], item) for item in value)
-    if origin is Mapping:
-        return {key: _part(inner[1], item) for key, item in value.items()}
+        return partial(np.array, dtype=np.float64)
     if origin is UnionType:
-        return _part(inner[0], value)
-    return value
+        return _reader(inner[0])
+    if origin is tuple:
+        item = _reader(inner[0])
+        return tuple if item is None else lambda values: tuple(_known(item, v) for v in values)
+    if origin is Mapping and (of := _reader(inner[1])) is not None:
+        return lambda values: {key: _known(of, value) for key, value in values.items()}
+    return None
+
+
+def _known(reader: _Reader, value: Any) -> Any:
+    return None if value is None else reader(value)

@@ -136,8 +136,10 @@ def _write_many(
             cell, changed = _write_page(opened, path, folder, cache), True
         cache.count(path, cell.unlisted, cell.entry.runs)
         cells.append(cell)
-    study = summarise_study(opened, cells, known=None if changed else _known_study(folder))
-    write_json(folder / "study.json", study.to_json())
+    known = None if changed else _known_study(folder)
+    study = summarise_study(opened, cells, known)
+    if study != known:
+        write_json(folder / "study.json", study.to_json())
     links = [quote(f"{PAGES}/{path.name}.html", safe="/=,+~._-") for path in paths]
     write_text(folder / "report.html", overview_html(study.study, cells, links, PAGES_NOTE))
     write_text(folder / "report.md", study_markdown(cells, (), PAGES_NOTE))

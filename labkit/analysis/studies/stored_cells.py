@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import labkit
+from labkit.analysis.findings.cell_findings import Finding
 from labkit.analysis.model.json_form import fields_to_json, from_json
-from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.studies.study_cell import StudyCell
 from labkit.records import (
     PROCESSES_SUFFIX,
@@ -41,8 +43,8 @@ def read_stored(page: Path, cell_dir: StudyPath) -> StudyCell | None:
     try:
         stored = read_json(page.with_name(f"{page.name}.json"))
         if stored["stamp"] == _with_facts(stamp(cell_dir), cell_dir):
-            return from_json(StudyCell, stored["cell"])
-    except (RecordError, KeyError, TypeError, ValueError, AttributeError):
+            return _from_json(stored["cell"])
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError, IndexError):
         pass  # it is damaged, so it is written again
     return None
 
@@ -56,28 +58,48 @@ def store(page: Path, cell_dir: StudyPath, before: str, cell: StudyCell) -> None
     if not cell.entry.complete or (isinstance(cell_dir, Path) and is_locked(cell_dir)):
         path.unlink(missing_ok=True)
         return
-    facts = fields_to_json(_without_runs(cell))
-    body = {"stamp": _with_facts(before, cell_dir), "cell": facts}
+    body = {"stamp": _with_facts(before, cell_dir), "cell": _to_json(cell)}
     with atomic_write(path) as temporary:
         temporary.write_bytes(to_bytes({"schema_version": SCHEMA_VERSION, **body}, indent=None))
 
 
-def _without_runs(cell: StudyCell) -> StudyCell:
-    """Leave out the values of single runs, which no page of a whole study shows."""
-    kept: dict[int, Row] = {}
+def _to_json(cell: StudyCell) -> dict[str, Any]:
+    """Return a cell without the values of single runs, which no page of a whole study shows.
 
-    def brief(row: Row) -> Row:
-        arms = {name: replace(values, runs=()) for name, values in row.arms.items()}
-        return kept.setdefault(id(row), replace(row, arms=arms))
+    Each finding refers to its primary row instead of repeating it.
+    """
+    of, rows = cell.findings, [id(row) for row in cell.primary]
 
-    of = cell.findings
-    findings = replace(
-        of,
-        findings=tuple(replace(one, row=brief(one.row)) for one in of.findings),
-        noise=tuple(replace(one, row=brief(one.row)) for one in of.noise),
-        alone=None if of.alone is None else brief(of.alone),
+    def places(findings: Sequence[Finding]) -> list[list[Any]]:
+        return [[rows.index(id(f.row)), f.arm, f.place, f.is_computed] for f in findings]
+
+    brief = tuple(
+        replace(row, arms={name: replace(values, runs=()) for name, values in row.arms.items()})
+        for row in cell.primary
     )
-    return replace(cell, primary=tuple(map(brief, cell.primary)), findings=findings)
+    plain = replace(of, findings=(), noise=(), alone=None)
+    return {
+        **fields_to_json(replace(cell, primary=brief, findings=plain)),
+        "places": [places(of.findings), places(of.noise)],
+        "alone": None if of.alone is None else rows.index(id(of.alone)),
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> StudyCell:
+    cell = from_json(StudyCell, data)
+
+    def findings(places: Sequence[Sequence[Any]]) -> tuple[Finding, ...]:
+        found = ((cell.primary[index], *rest) for index, *rest in places)
+        return tuple(Finding(row, _comparison(row, arm), *rest) for row, arm, *rest in found)
+
+    own, noise = map(findings, data["places"])
+    alone = None if data["alone"] is None else cell.primary[data["alone"]]
+    return replace(cell, findings=replace(cell.findings, findings=own, noise=noise, alone=alone))
+
+
+def _comparison(row: Row, arm: str) -> Comparison:
+    (own,) = (one for one in row.comparisons if one.arm == arm)
+    return own
 
 
 def stamp(cell_dir: StudyPath) -> str:

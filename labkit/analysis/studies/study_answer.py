@@ -41,13 +41,13 @@ def study_answer(study: Sequence[StudyCell]) -> str:
         return fit(_capacity(capacities))
     cells, labels = [cell.findings for cell in study], cell_labels(study)
     if len(cells) == 1:
-        return short_text(cells[0])
-    answers, verdicts = [short_text(cell) for cell in cells], list(map(summary_verdict, cells))
+        return study[0].short_answer
+    answers, verdicts = {cell.short_answer for cell in study}, list(map(summary_verdict, cells))
     texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
     number = count_text(len(cells), "cell")
     parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
     counts = Piece(f"{join_names(parts)} of {number}")
-    if len(set(answers)) == 1:
+    if len(answers) == 1:
         return fit([*short_pieces(cells[0]), Piece(f", in all {number}")], [counts])
     if set(texts) == {"computed"}:
         return fit([Piece(f"At {labels[-1]}:"), *short_pieces(cells[-1])], [counts])

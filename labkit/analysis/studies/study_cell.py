@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.short_text import short_text
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.robustness.caveats import machine_states
@@ -61,6 +63,11 @@ class StudyCell:
     def name(self) -> str:
         """Name of the cell: its overrides."""
         return self.entry.cell
+
+    @cached_property
+    def short_answer(self) -> str:
+        """The answer to the cell's question in at most 20 words."""
+        return short_text(self.findings)
 
     @property
     def folder(self) -> str:
