@@ -21,6 +21,7 @@ READERS = {
         for end in ("low", "high")
     },
     "engine.server.args": "OpenAIServer.command_line",
+    "engine.server.start_timeout_s": "OpenAIServer.start_limit_s",
     **{
         f"ablation.claims.quality.{name}": "QualityLimits.limits"
         for name in options(config.experiment.QualityLimits)

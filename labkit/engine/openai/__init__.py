@@ -38,18 +38,25 @@ def check_installed(options: config.Engine) -> None:
         from labkit.models.gguf.gguf_writer import check_package
 
         check_package()
+    server = options.server
+    own = not (server.packages or server.python or server.command)
+    if own and server.server_preset.package is not None:
+        package, extra = server.server_preset.package
+        require_packages((package,), extra, server.started_by)
 
 
 def prepare(options: config.Engine, model_dir: Path) -> None:
-    """Check what the server needs, and export the model if the server needs GGUF.
+    """Check what the server needs, build its environment, and export the model if it must be.
 
-    Raises ``ConfigError`` if something is not installed, or the model cannot be exported. The
-    message is one line.
+    Raises ``ConfigError`` if something is not installed, or the environment cannot be built, or the
+    model cannot be exported. The message is one line.
     """
     from labkit.engine.openai import server_process
 
     check_installed(options)
     if options.server.url is None:
+        if options.server.packages:
+            server_process.build_environment(options.server)
         server_process.build_command(options, model_dir, port=0)
 
 

@@ -26,7 +26,7 @@ from labkit.engine.openai.sse_decoder import (
     error_text,
     parse_chunk,
 )
-from labkit.machine import openblas_for_mlx, worker_environment
+from labkit.machine import openblas_for_mlx, package_installer, worker_environment
 from labkit.machine.exception_text import one_line
 from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
@@ -101,7 +101,7 @@ class ServerProcess:
         includes the last probe's error.
         """
         start, tries, last_error = time.monotonic(), 0, "the server accepted no connection"
-        limit = self._options.start_timeout_s
+        limit = self._options.start_limit_s
         chat = path.endswith("/chat/completions")
         prompt = (
             {"messages": [{"role": "user", "content": PROBE_PROMPT}]}
@@ -249,21 +249,62 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
-        "python": str(server.python or sys.executable),
+        "python": str(server_python(server)),
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{model}" in word for word in words):
-        from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
-
-        # labkit's own server reads the formats that mlx_lm lacks.
-        is_own = server.preset == "labkit" and server.command is None
-        values["model"] = str(model_dir if is_own else mlx_lm_directory(model_dir))
+        values["model"] = str(_served_directory(server, model_dir))
     if any("{gguf}" in word for word in words):
         from labkit.models.gguf.gguf_writer import export_gguf
 
         values["gguf"] = str(export_gguf(model_dir))
     return [word.format(**values) for word in words]
+
+
+def server_python(server: config.OpenAIServer) -> Path:
+    """Return the path of the interpreter for ``{python}``, which may have to be built."""
+    python = Path(server.python or sys.executable)
+    return _environment(server) / "bin" / "python" if server.packages else python
+
+
+def build_environment(server: config.OpenAIServer) -> None:
+    """Build the environment of ``engine.server.requirements``, unless the cache has it.
+
+    Raises ``ConfigError`` if it cannot be built. The message is one line.
+    """
+    preset, python = server.server_preset, server.python or sys.executable
+    index = preset.index if server.packages == preset.requirements else ""
+    try:
+        package_installer.build_venv(
+            _environment(server), python, server.packages, _removed(server), index
+        )
+    except package_installer.InstallError as error:
+        raise config.ConfigError(f"engine.server.requirements: {error}") from None
+
+
+def _environment(server: config.OpenAIServer) -> Path:
+    python = server.python or sys.executable
+    described = ("venv", python, sys.version, server.packages, _removed(server))
+    return package_installer.folder_of(*described)
+
+
+def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
+    preset = server.server_preset
+    return preset.without if server.packages == preset.requirements else ()
+
+
+def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
+    """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
+    from labkit.engine.model.float32_directory import float32_directory, is_quantized
+    from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
+
+    preset = server.server_preset
+    if server.float32 or (preset.float_weights and is_quantized(model_dir)):
+        return float32_directory(model_dir)
+    # labkit's own server reads the formats that mlx_lm lacks.
+    is_own = server.preset == "labkit" and server.command is None
+    return model_dir if is_own else mlx_lm_directory(model_dir)
 
 
 def _blas_environment(options: config.Engine) -> list[str]:
@@ -294,7 +335,9 @@ def free_port() -> int:
 def missing_program(options: config.Engine) -> str | None:
     """Return the name of the server's program if it is not installed, else None."""
     words = shlex.split(options.server.command_line)
-    if not words:
+    if not words or options.server.packages:  # the environment is built before the first run
         return None
-    name = words[0].replace("{python}", options.server.python or sys.executable)
+    is_env = words[0] == "env"
+    name = next(word for word in words[is_env:] if not (is_env and "=" in word))
+    name = name.replace("{python}", options.server.python or sys.executable)
     return None if shutil.which(name) else name

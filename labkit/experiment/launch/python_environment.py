@@ -25,11 +25,10 @@ from textwrap import dedent
 from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
-from labkit.machine import cache_dir, worker_environment
+from labkit.machine import cache_dir, package_installer, worker_environment
 from labkit.machine.facts import code_revision
 
 GIT_TIMEOUT_S = 60.0
-INSTALL_TIMEOUT_S = 1800.0
 IMPORT_TIMEOUT_S = 120.0
 LABKIT_FOLDERS = ("labkit", "conf")  # of a revision of labkit; the other folders are large
 # Revisions with one of these files name their kernels by their sources.
@@ -213,7 +212,7 @@ class PythonEnvironment:
         return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
 
     def _import_error(self, stderr: bytes) -> str:
-        reason = _last_line(stderr)
+        reason = package_installer.last_line(stderr)
         if self.revision is not None:
             return f"environment.revision={self.revision[:12]}: its worker does not start: {reason}"
         if self.requirements:
@@ -228,9 +227,8 @@ class PythonEnvironment:
 
     @property
     def _packages(self) -> Path:
-        described = json.dumps([self.python or sys.executable, sys.version, self.requirements])
-        name = hashlib.sha256(described.encode()).hexdigest()[:16]
-        return cache_dir.root() / "environments" / name
+        python = self.python or sys.executable
+        return package_installer.folder_of(python, sys.version, self.requirements)
 
     def _path(self) -> list[Path]:
         source = self._tree / "src"
@@ -253,17 +251,15 @@ class PythonEnvironment:
         return cache_dir.numba_cache_dir() / name
 
     def _install(self) -> None:
-        python = self.python or sys.executable
-        pip = [python, "-m", "pip"]
-        installer = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else None
-        print(f"labkit: installing {' '.join(self.requirements)} (once)", file=sys.stderr)
         with cache_dir.building_directory(self._packages) as folder:
-            where = ["--no-deps", "--target", str(folder), *self.requirements]
-            result = _run([*(installer or [*pip, "install", "--quiet"]), *where], INSTALL_TIMEOUT_S)
-            require(
-                result.returncode == 0,
-                f"environment.requirements: {_last_line(result.stderr)}",
-            )
+            where = ["--no-deps", "--target", str(folder)]
+            log = self._packages.with_suffix(".log")
+            try:
+                package_installer.install(
+                    self.python or sys.executable, self.requirements, log, where
+                )
+            except package_installer.InstallError as error:
+                raise ConfigError(f"environment.requirements: {error}") from None
 
     def _export(self, revision: str) -> None:
         own = () if self.repository is not None else LABKIT_FOLDERS
@@ -349,7 +345,7 @@ def _git(repository: str | None, *arguments: str, of: str | None = None) -> byte
     where = "environment.repository" if repository is not None else "environment.revision"
     require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")
     result = _run(["git", "-C", str(checkout), *arguments], GIT_TIMEOUT_S, _without_git_variables())
-    reason = _last_line(result.stderr) if of is None else "no such revision"
+    reason = package_installer.last_line(result.stderr) if of is None else "no such revision"
     require(result.returncode == 0, f"environment.revision={of or arguments[-1]}: {reason}")
     return result.stdout
 
@@ -362,26 +358,7 @@ def _without_git_variables() -> dict[str, str]:
 def _run(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end without input; raise ``ConfigError`` if it cannot be started."""
     try:
-        return subprocess.run(
-            command,
-            env=None if environment is None else dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-        )
-    except OSError as error:
-        raise ConfigError(f"environment: {command[0]}: {error.strerror or error}") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"environment: {command[0]}: no answer within {timeout_s:.0f} s"
-        ) from None
-
-
-def _last_line(stderr: bytes) -> str:
-    """Return the last error in a program's messages, without the prefix of pip or git."""
-    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    line = (errors or lines or ["it ended without a message"])[-1]
-    return line.removeprefix("ERROR: ").removeprefix("fatal: ")
+        return package_installer.run(command, timeout_s, environment)
+    except package_installer.InstallError as error:
+        raise ConfigError(f"environment: {error}") from None

@@ -129,7 +129,9 @@ class RequestKind:
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
         clocks = clocked_serving.share(experiment, output)
-        seconds = START_SECONDS + (times - 1) * busy + (1 + clocks) * served
+        server = experiment.engine.server
+        starts = server.server_preset.start_s if server.url is None else 0.0
+        seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)

@@ -39,7 +39,7 @@ def _threads(experiment: Experiment) -> str | None:
 
 
 def _server(experiment: Experiment) -> str | None:
-    """Return a warning about a server that is not restarted or has an untested preset, or None."""
+    """Return warnings: a server that runs on, an untested preset, packages to install; or None."""
     server = experiment.engine.server
     if experiment.engine.name != "openai":
         return None
@@ -52,6 +52,13 @@ def _server(experiment: Experiment) -> str | None:
         warnings.append(
             f"engine.server.preset={server.preset} follows that server's documentation and was "
             "not run by labkit's tests"
+        )
+    if server.packages:
+        own = server.packages == server.server_preset.requirements
+        size = f" ({server.server_preset.size})" if own else ""
+        warnings.append(
+            f"{' '.join(server.packages)} and what it needs{size} is installed once in labkit's "
+            "cache, for the server alone"
         )
     return "; ".join(warnings) or None
 

