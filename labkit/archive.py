@@ -25,6 +25,7 @@ from labkit.records import (
     is_locked,
     open_study,
     read_arms,
+    read_cell,
     read_json,
     record_paths,
     regular_files,
@@ -107,6 +108,8 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
             raise RecordError(
                 f"{cell}: a process is working on this cell; archive the study when it has ended"
             )
+        if (cell / "cell.json").is_file():
+            read_cell(cell)  # what cannot be read is not archived
     # A cell's own page is as large as its records, and labkit.report writes it from them.
     runs, left_out = store_runs(study), {PAGES, *(cell.name for cell in cells)}
     files = {

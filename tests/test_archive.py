@@ -135,6 +135,16 @@ def test_an_edited_record_is_not_archived(study, tmp_path, capsys):
     assert not (tmp_path / "a.zip").exists()
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", ""])
+def test_a_cell_that_cannot_be_read_is_not_archived(study, tmp_path, capsys, text):
+    copy = Path(shutil.copytree(study, tmp_path / "copy"))
+    cell = min(copy.glob("*/cell.json"))
+    cell.write_text(text)
+    assert archive_command.main([str(copy), str(tmp_path / "study.zip")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(cell) in line and not (tmp_path / "study.zip").exists()
+
+
 def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
     (tmp_path / "mine.zip").write_text("mine")
     (cell,) = (path for path in study.iterdir() if (path / "runs").is_dir())
