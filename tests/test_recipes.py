@@ -207,7 +207,7 @@ OTHERS = [
     )
     and c not in LISTED
 ]  # fmt: skip
-REPLICATIONS = [c for c in RECIPES if c.startswith("python -m labkit.replicate outputs/")]
+REPLICATIONS = [c for c in RECIPES if re.match(r"python -m labkit.replicate (outputs|docs)/", c)]
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
 TARGETS = [c for c in RECIPES if c.startswith("make ")]
 INSTALLS = [c for c in RECIPES if c.startswith("pip install ")]

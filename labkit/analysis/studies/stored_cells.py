@@ -125,12 +125,13 @@ def _with_facts(stamp: str, cell_dir: StudyPath) -> str:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Yield a line per file of a folder: its path, size and time."""
+    """Yield a line per file of a folder: its path, and what every change of its content changes."""
     if folder.is_dir():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.is_file() and entry.name != "cell.json" and not entry.name.startswith("."):
                 facts = entry.stat()
-                yield f"{entry.path} {facts.st_size} {facts.st_mtime_ns}"
+                state = facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+                yield f"{entry.path} {state}"
 
 
 def _digest(lines: Iterator[str]) -> str:

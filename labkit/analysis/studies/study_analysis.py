@@ -33,7 +33,7 @@ from labkit.records import (
     read_json,
 )
 
-Stamp = frozenset[tuple[str, int]]
+Stamp = frozenset[tuple[str, int, int]]
 MAX_RECORDS = 1000  # with their analyses, up to 0.5 GB
 
 
@@ -184,11 +184,12 @@ def cell_names(analyses: Sequence[CellAnalysis]) -> list[str]:
 
 
 def _stamp(cell_dir: StudyPath) -> Stamp:
-    """Return the names and modification times of a cell's runs; empty for a cell in an archive."""
+    """Return the names of a cell's runs and when they changed; empty for a cell in an archive."""
     if isinstance(cell_dir, ArchivePath):
         return frozenset()
     files = (cell_dir / "runs").glob("*.json")
-    return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
+    states = ((path.name, path.stat()) for path in files)
+    return frozenset((name, facts.st_mtime_ns, facts.st_ctime_ns) for name, facts in states)
 
 
 def undigested_note(study_dir: StudyPath, unlisted: int, records: int) -> str:

@@ -297,4 +297,4 @@ def test_only_the_rows_that_are_asked_for_are_compared(make_cell):
     facts = analysis.rows, "seq_map", analysis.data.baseline, analysis.data.criteria
     every, first = compare_arm(*facts), compare_arm(*facts, only={0})
     assert first[0] == every[0] and every[0].p is not None
-    assert set(map(repr, first[1:])) == {repr(ArmComparison("seq_map", facts[2]))}
+    assert any(one.p for one in every[1:]) and not any(one.p for one in first[1:])
