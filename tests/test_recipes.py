@@ -207,7 +207,7 @@ OTHERS = [
     )
     and c not in LISTED
 ]  # fmt: skip
-REPLICATIONS = [c for c in RECIPES if c.startswith("python -m labkit.replicate outputs/")]
+REPLICATIONS = [c for c in RECIPES if re.match(r"python -m labkit\.replicate (outputs|docs)/", c)]
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
 TARGETS = [c for c in RECIPES if c.startswith("make ")]
 INSTALLS = [c for c in RECIPES if c.startswith("pip install ")]
@@ -241,7 +241,7 @@ def test_every_command_is_checked_or_listed():
 
 
 @pytest.mark.parametrize("command", REPLICATIONS)
-def test_a_table_is_repeated_by_a_committed_archive(command):
+def test_a_table_is_repeated_by_a_committed_archive_or_article(command):
     assert (ROOT / command.rpartition(" ")[2]).is_file()
 
 

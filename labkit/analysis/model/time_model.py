@@ -61,7 +61,7 @@ class ArmTime:
 
     @property
     def cause_part(self) -> PartDifference | None:
-        """The part with the largest difference that is sure and in the whole's direction, or None."""
+        """The part with the largest difference that is sure and in the same direction, or None."""
         sign = 1.0 if (self.total.pct or 0.0) > 0 else -1.0
         sure = (p for p in self.parts if (p.low_us or 0.0) * (p.high_us or 0.0) > 0)
         causes = [p for p in sure if p.part != STALLS and sign * (p.pct or 0.0) >= MIN_CAUSE_PCT]
