@@ -241,7 +241,7 @@ def test_every_command_is_checked_or_listed():
 
 
 @pytest.mark.parametrize("command", REPLICATIONS)
-def test_a_table_is_repeated_by_a_committed_archive(command):
+def test_a_table_is_repeated_by_a_committed_archive_or_article(command):
     assert (ROOT / command.rpartition(" ")[2]).is_file()
 
 

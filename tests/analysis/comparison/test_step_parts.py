@@ -54,8 +54,10 @@ def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05, claimed=("new",
     criteria = DecisionCriteria(1, alpha, 2.0)
     if claimed is None:
         row = MetricRow("all", "tpot_ms", "ms", "lower", primary=True)
-        for one in records:
-            us = whole_us(part_times(one)) * rng.lognormal(0, 0.01)
+        for one in records:  # the measured turns have noise of their own
+            own = dict(factors) if one.arm == "new" else {}
+            turn = record(one.arm, one.block, rng=rng, machine=machines[one.block], factors=own)
+            us = whole_us(part_times(turn))
             row.arms.setdefault(one.arm, []).append(RunValue(one.block, one.position, "", us))
         (measured,) = compare_arm([row], "new", "base", criteria)
         claimed = {"new"} if measured.p_adjusted <= alpha else ()
@@ -83,13 +85,13 @@ def test_a_planted_part_is_named_in_18_of_20_studies(part, studies=20):
 
 def test_a_copy_has_no_cause_in_20_studies(studies=20, named=0):
     causes = [study(1000 + s, claimed=None).arms[0].cause for s in range(studies)]
-    assert studies - causes.count(None) <= named
     print("copies with a cause:", studies - causes.count(None), "of", studies)
+    assert studies - causes.count(None) <= named
 
 
 @pytest.mark.slow
 def test_error_rates_of_causes():
-    test_a_copy_has_no_cause_in_20_studies(1000, 5)
+    test_a_copy_has_no_cause_in_20_studies(1000, named=2)
     for part in PLANTED:
         test_a_planted_part_is_named_in_18_of_20_studies(part, 100)
 
@@ -123,6 +125,14 @@ def test_steps_are_weighted_as_in_the_measurement():
 def test_too_few_blocks_and_interim_results_name_no_cause(alpha, blocks):
     (arm,) = study(0, longer("sample"), blocks=blocks, alpha=alpha).arms
     assert arm.cause is None and "too few blocks" in cause_text(arm)
+
+
+def test_a_cause_explains_a_claimed_difference_in_its_direction():
+    (arm,) = study(0, longer("sample"), claimed=()).arms
+    assert arm.cause is None and "no metric's difference is decided" in cause_text(arm)
+    # Attention takes less time, by more than any other part takes longer.
+    (arm,) = study(None, {"attention": 0.6, "products": 1.2, "rest": 1.8}).arms
+    assert arm.total.pct > 0 and arm.cause == "products"
 
 
 def test_runs_without_clocks_have_no_division():
