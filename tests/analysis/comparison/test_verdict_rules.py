@@ -9,7 +9,12 @@ from shift_interval import confidence_interval
 
 from labkit.analysis import analyse_cell, write_study
 from labkit.analysis.comparison import cell_analysis
-from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria, row_tests
+from labkit.analysis.comparison.arm_comparison import (
+    ArmComparison,
+    DecisionCriteria,
+    compare_arm,
+    row_tests,
+)
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import log_values, probe_values
 from labkit.analysis.comparison.output_identity import OutputAgreement, above_noise_floor
@@ -284,3 +289,12 @@ def test_a_block_with_a_probe_over_a_tenth_slower_is_disturbed(make_cell, factor
         return replace(record, probe={"before": {"matmul_us": us}})
 
     assert set(disturbed(make_cell, slow)) == ({2} if out else set())
+
+
+def test_only_the_rows_that_are_asked_for_are_compared(make_cell):
+    """Alternative rows, which include stalls, are needed where they differ."""
+    analysis = analyse(make_cell(requests=True, blocks=3))
+    facts = analysis.rows, "seq_map", analysis.data.baseline, analysis.data.criteria
+    every, first = compare_arm(*facts), compare_arm(*facts, only={0})
+    assert first[0] == every[0] and every[0].p is not None
+    assert any(one.p for one in every[1:]) and not any(one.p for one in first[1:])
