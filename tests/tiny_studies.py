@@ -39,6 +39,7 @@ ASKED: dict[str, list[str]] = {
 }
 if importlib.util.find_spec("gguf") is None or importlib.util.find_spec("xllamacpp") is None:
     ASKED["serving_overhead"] = ["~ablation.arms.llama_cpp_server"]  # the extra llamacpp
+    ASKED["servers"] = ["~ablation.arms.llama_cpp"]
 # By what lengths are divided, where it is not PART.
 LESS = {
     "padding_picture": 4,

@@ -17,6 +17,7 @@ from labkit.engine.model.float32_directory import float32_directory, is_quantize
 from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
 from labkit.models import resolve
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
+from labkit.models.gguf.gguf_writer import export_gguf
 
 
 def local(path):
@@ -165,6 +166,18 @@ def test_a_float32_copy_has_the_same_numbers_and_no_quantisation(tmp_path, no_ca
             expected = np.array(dequantized_weight(layers[path]))
             near = 1e-6 * np.abs(expected).max()
             np.testing.assert_allclose(np.array(layer.weight), expected, rtol=0, atol=near)
+
+
+def test_an_exported_llama_is_read_back_with_the_same_numbers(tmp_path, no_cache):
+    pytest.importorskip("gguf")  # the extra llamacpp
+    folder = float32_directory(local(gguf_files.model(tmp_path / "m.gguf")).path)
+    back = local(export_gguf(folder)).path
+    numbers, again = weights(folder), weights(back)
+    assert numbers.keys() == again.keys()
+    for name, array in numbers.items():
+        np.testing.assert_array_equal(again[name], array)
+    words = [json.loads((path / "tokenizer.json").read_text("utf-8")) for path in (folder, back)]
+    assert words[0]["pre_tokenizer"] == words[1]["pre_tokenizer"]
 
 
 def test_a_format_that_is_not_widened_is_one_line(k_quant_directory, tmp_path):

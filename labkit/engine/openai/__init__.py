@@ -34,15 +34,15 @@ def check_installed(options: config.Engine) -> None:
         "install it, name it in engine.server.command or engine.server.python, or set "
         "engine.server.url",
     )
-    if "{gguf}" in options.server.command_line:
-        from labkit.models.gguf.gguf_writer import check_package
-
-        check_package()
     server = options.server
     own = not (server.packages or server.python or server.command)
     if own and server.server_preset.package is not None:
         package, extra = server.server_preset.package
         require_packages((package,), extra, server.started_by)
+    if "{gguf}" in options.server.command_line:
+        from labkit.models.gguf.gguf_writer import check_package
+
+        check_package()
 
 
 def prepare(options: config.Engine, model_dir: Path) -> None:

@@ -256,9 +256,11 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     if any("{model}" in word for word in words):
         values["model"] = str(_served_directory(server, model_dir))
     if any("{gguf}" in word for word in words):
+        from labkit.engine.model.float32_directory import float32_directory, is_quantized
         from labkit.models.gguf.gguf_writer import export_gguf
 
-        values["gguf"] = str(export_gguf(model_dir))
+        is_packed = is_quantized(model_dir)
+        values["gguf"] = str(export_gguf(float32_directory(model_dir) if is_packed else model_dir))
     return [word.format(**values) for word in words]
 
 

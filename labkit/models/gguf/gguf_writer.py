@@ -1,7 +1,8 @@
 """Export a model directory as a GGUF file in float32, so that llama.cpp runs the same weights.
 
-Only the architecture of labkit's synthetic models is supported: mlx_lm's qwen3 with floating-point
-weights. Tensor and metadata names are those of llama.cpp's own converter for Qwen3.
+Two architectures are supported: mlx_lm's qwen3, which labkit's synthetic models have, and llama, in
+which llama.cpp interleaves the two halves of a query's or key's head for RoPE. Tensor and metadata
+names are those of llama.cpp's own converter.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
+from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS
 
-RECIPE_VERSION = 1  # part of the file's name: raise it when the file's content changes
-ARCHITECTURE = "qwen3"
+RECIPE_VERSION = 2  # part of the file's name: raise it when the file's content changes
+ARCHITECTURES = ("qwen3", "llama")
+INTERLEAVED = ("q_proj", "k_proj")  # matrices of llama whose rows are reordered
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -54,10 +57,11 @@ def export_gguf(model_dir: Path) -> Path:
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     kind = config.get("model_type")
     require(
-        kind == ARCHITECTURE and "quantization" not in config,
-        f"{OPTION}: only {ARCHITECTURE} models with floating-point weights can be exported as "
-        f"GGUF, and this is {'a quantised ' if 'quantization' in config else ''}{kind}; name a "
-        "GGUF file in the command instead",
+        kind in ARCHITECTURES and not (config.get("quantization") or config.get("rope_scaling")),
+        f"{OPTION}: only {' and '.join(ARCHITECTURES)} models with floating-point weights and "
+        "without RoPE scaling can be exported as GGUF, and this is "
+        f"{'a quantised ' if 'quantization' in config else ''}{kind}; name a GGUF file in the "
+        "command instead",
     )
     check_package()
     digest = inspect(model_dir, name=model_dir.name, option=OPTION).digest
@@ -73,13 +77,17 @@ def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
     import numpy as np
     from safetensors import safe_open
 
-    writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    writer = gguf.GGUFWriter(path, config["model_type"])
     _add_metadata(writer, config)
     _add_tokenizer(writer, model_dir, config)
     for file in sorted(model_dir.glob("model*.safetensors")):
         with safe_open(file, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
-                writer.add_tensor(gguf_name(name), tensors.get_tensor(name).astype(np.float32))
+                tensor = tensors.get_tensor(name).astype(np.float32)
+                if config["model_type"] == "llama" and name.split(".")[-2] in INTERLEAVED:
+                    halves = tensor.reshape(-1, 2, _head_dim(config) // 2, *tensor.shape[1:])
+                    tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+                writer.add_tensor(gguf_name(name), tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -87,7 +95,7 @@ def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """Return llama.cpp's name for a tensor of mlx_lm's qwen3 model."""
+    """Return llama.cpp's name for a tensor of mlx_lm's qwen3 or llama."""
     stem, _, leaf = name.rpartition(".")
     block = ""
     if stem.startswith("model.layers."):
@@ -98,6 +106,10 @@ def gguf_name(name: str) -> str:
     return f"{block}{GGUF_NAMES[stem]}.{leaf}"
 
 
+def _head_dim(config: dict[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
 def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
@@ -106,8 +118,9 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
+    writer.add_rope_dimension_count(_head_dim(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
@@ -124,7 +137,13 @@ def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None
         for merge in tokenizer["model"]["merges"]
     ]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    splits = tokenizer.get("pre_tokenizer")
+    names = (
+        name
+        for name, pre in PRE_TOKENIZERS.items()
+        if json.loads(pre.build().__getstate__()) == splits
+    )
+    writer.add_tokenizer_pre(next(names, "gpt-2"))
     writer.add_token_list(tokens)
     writer.add_token_types(
         [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(tokens))]

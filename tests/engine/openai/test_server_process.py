@@ -166,6 +166,7 @@ def test_a_server_that_runs_already_needs_no_program_and_no_gguf(tiny_dir, monke
         server = config.OpenAIServer(preset="xllamacpp", **url)
         return config.Engine(name="openai", server=server)
 
+    monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: True)
     monkeypatch.setattr(gguf_writer, "find_spec", lambda name: None)
     openai.prepare(engine_options(url="http://127.0.0.1:8080"), tiny_dir)
     with pytest.raises(config.ConfigError, match="gguf is not installed"):
@@ -329,7 +330,6 @@ def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
 
 
 def test_a_package_that_the_interpreter_lacks_is_named_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(gguf_writer, "find_spec", lambda name: True)
     monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: None)
     engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="xllamacpp"))
     with pytest.raises(config.ConfigError, match=r"xllamacpp; run: pip install 'mlx-labkit\[llam"):
