@@ -1,6 +1,6 @@
 """What a study of many cells costs: CPU time, memory and the size of its page, part by part.
 
-    python benchmarks/large_studies.py [--cells 1,10,100] [--runs 50] [--parts plan,report,...]
+    python benchmarks/large_studies.py [--cells 60,120] [--runs 50] [--parts plan,report,...]
 
 ``plan``: ``plan=true`` of one question with as many seeds as cells. ``report``: the first report of
 planted cells (pages, tables and study.json, no pictures), each a copy of a committed one with
@@ -139,7 +139,7 @@ def lines(part: str, found: dict[int, Cost]) -> Iterator[str]:
 def main() -> int:
     """Measure the parts and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cells", default="1,10,100")
+    parser.add_argument("--cells", default="60,120")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()

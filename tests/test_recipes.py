@@ -532,6 +532,7 @@ TINY_BENCHMARKS = {
         "--parts engine --rounds 1 --largest 1000",
         "blocks",
     ),
+    "benchmarks/large_studies.py": ("--cells 1,2 --runs 10", "archived of cells"),
     "benchmarks/named_causes.py": ("none 0 {out}", "named in 0 of 0 studies"),
     # Its smallest study takes a minute alone and several on a busy machine: only the table.
     "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity.zip", "| --- |"),

@@ -6,6 +6,7 @@ import json
 import warnings
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,8 +127,13 @@ def store_runs(study: StudyPath) -> bytes:
         for name, column in columns.items():
             column.add(options[name][place] if name in options else row.get(name))
     head = json.dumps({"format": STORED_FORMAT, UNLISTED: _count_records(study)})[:-1]
-    texts = (f"{json.dumps(name)}: {column.json()}" for name, column in columns.items())
-    return f'{head}, "columns": {{{", ".join(texts)}}}}}'.encode()
+    stored = BytesIO()  # large: no column is in memory as text beside another
+    stored.write(f'{head}, "columns": {{'.encode())
+    for number, (name, column) in enumerate(columns.items()):
+        stored.write(f"{', ' if number else ''}{json.dumps(name)}: ".encode())
+        stored.write(column.json().encode())
+    stored.write(b"}}")
+    return stored.getvalue()
 
 
 class _StoredColumn:
