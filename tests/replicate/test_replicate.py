@@ -232,6 +232,10 @@ def set_in(*keys, value):
         (set_in("engine", "attention", "resolver", value="evil.code:Run"), "--trust runs it"),
         (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
         (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
+        (
+            lambda data: data["config"]["model"].update(name="local", path="/gone", shape=None),
+            "every arm: model.path=/gone: no such directory",
+        ),
         (lambda data: data.update(schema_version=99), "schema"),
         (lambda data: data.update(config={"tool": "vllm"}), "another tool"),
     ],
