@@ -92,6 +92,7 @@ LISTED = {
     "python -m labkit.serve": "the command's name alone",
     "python -m mlx_lm server": "the name of another server",
     "python -m llama_cpp.server": "the name of another server",
+    "python -m vllm.entrypoints.openai.api_server": "the name of another server",
 }
 # Studies that cannot succeed here: what they print, and why they do.
 NOT_TINY = {

@@ -318,6 +318,28 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
     ]
 
 
+@pytest.mark.parametrize(
+    ("preset", "float32", "quantized", "widened"),
+    [
+        ("vllm", False, True, True),
+        ("vllm", False, False, False),
+        ("labkit", True, True, True),
+        ("labkit", False, True, False),
+        ("mlx_lm", True, False, True),
+    ],
+)
+def test_a_server_gets_float32_if_asked_or_if_it_reads_nothing_else(
+    tiny_dir, monkeypatch, preset, float32, quantized, widened
+):
+    module = "labkit.engine.model.float32_directory"
+    monkeypatch.setattr(f"{module}.is_quantized", lambda folder: quantized)
+    monkeypatch.setattr(f"{module}.float32_directory", lambda folder: Path("/widened"))
+    server = config.OpenAIServer(preset=preset, float32=float32)
+    words = server_process.build_command(config.Engine(name="openai", server=server), tiny_dir, 81)
+    folder = "/widened" if widened else str(tiny_dir)
+    assert folder in " ".join(words).replace('"', "")
+
+
 def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
     def fail(*arguments):
         raise server_process.package_installer.InstallError("no such package (/log)")
