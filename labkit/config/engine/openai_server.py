@@ -169,7 +169,7 @@ PRESETS = {
         index="https://download.pytorch.org/whl/cpu",
         size="150 packages, 3.1 GB, one to ten minutes",
         start_timeout_s=900.0,
-        start_s=120.0,
+        start_s=300.0,  # an estimate for two cores: imports, and the model's compilation
     ),
     "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
