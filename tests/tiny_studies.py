@@ -37,9 +37,10 @@ ASKED: dict[str, list[str]] = {
     ],
     "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
 }
+ASKED["servers"] = ["~ablation.arms.vllm"]  # 3 GB to install, and minutes to start
 if importlib.util.find_spec("gguf") is None or importlib.util.find_spec("xllamacpp") is None:
     ASKED["serving_overhead"] = ["~ablation.arms.llama_cpp_server"]  # the extra llamacpp
-    ASKED["servers"] = ["~ablation.arms.llama_cpp"]
+    ASKED["servers"] += ["~ablation.arms.llama_cpp"]
 # By what lengths are divided, where it is not PART.
 LESS = {
     "padding_picture": 4,
