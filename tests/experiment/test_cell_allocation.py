@@ -14,6 +14,7 @@ from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
 
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_cell import study_cell
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_allocation, cell_runner, round_planner
@@ -168,6 +169,24 @@ def test_the_same_command_continues_without_another_pilot(make):
     assert again.pilots == [] and min(again.rounds["noisy"]) == 3
     assert (make().dir / cell_allocation.ALLOCATION).read_bytes() == kept
     assert run(make(), Piloted()).ran == 0
+
+
+def test_a_continued_study_has_the_estimates_of_the_interrupted_one(make):
+    class Dies(Piloted):
+        def launch(self, runs, cell):
+            if runs[0].block == 9:  # after the case out of reach has ended
+                raise KeyboardInterrupt
+            return super().launch(runs, cell)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make(), Dies())
+    run(make(), Piloted())
+    assert read_cell(make().dir)["design"]["estimates"].keys() == {"heavy"}
+    analysis = AnalysisCache().cell(make().dir)
+    (row,) = [row for row in analysis.cell.rows if row.case == "heavy"]
+    assert row.comparison("seq_map").verdict == "estimate_only"
+    (tested,) = study_cell(analysis).tested
+    assert "heavy" not in dict(tested.names)  # nor is it in the study's family
 
 
 def test_another_time_is_another_study(make):

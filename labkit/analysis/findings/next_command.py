@@ -97,18 +97,19 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     ]
     needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
-    done, time_s, estimates = len(data.blocks_done), data.design.time_s, data.design.estimates
+    done, time_s = len(data.blocks_done), data.design.time_s
+    estimates = {case: s for case, s in data.design.estimates.items() if s <= MAX_TIME_S}
     if known and max(known) <= done:
         known = []
-    if not (known or estimates):
-        return None
-    if time_s is not None:
+    if time_s is not None and (known or estimates):
         affordable = [need for need in known if need * time_s / done <= MAX_TIME_S]
         known = affordable or ([min(known)] if known else [])
         needed_s = max(known, default=done) * time_s / done + sum(estimates.values())
         size = [f"design.time={math.ceil(needed_s / 60)}m"]
-    else:
+    elif known:
         size = [f"design.blocks={max(known)}", "design.looks=[]"]
+    else:
+        return None
     kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
     open_rows = [count_text(len(known), "undecided row")] if known else []
     open_rows += [count_text(len(estimates), "estimate")] if estimates else []

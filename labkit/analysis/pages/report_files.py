@@ -165,9 +165,11 @@ def _write_page(
 
 
 def _known_study(folder: Path) -> Study | None:
-    """Return the study as it was last written, or None."""
-    path = folder / "study.json"
-    return Study.from_json(read_json(path)) if path.is_file() else None
+    """Return the study as it was last written; None if that cannot be read: it is derived."""
+    try:
+        return Study.from_json(read_json(folder / "study.json"))
+    except (RecordError, OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _reports(

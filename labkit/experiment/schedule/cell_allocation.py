@@ -258,7 +258,7 @@ def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> Round
         return None
     seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
     left_s = float(seconds) * blocks / cell.design.blocks
-    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s)
+    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s, cell.estimates)
     planner.add_finished(records)
     return planner
 

@@ -99,6 +99,9 @@ def test_estimates_ask_for_the_time_that_they_would_take(make_cell):
     (cell / "cell.json").write_text(json.dumps(manifest))
     words, purpose = command(cell)
     assert "design.time=5m" in words and purpose == "decide 1 estimate in a new study"
+    manifest["design"]["estimates"]["two"] = 7000.0  # nobody wants to be told two hours
+    (cell / "cell.json").write_text(json.dumps(manifest))
+    assert command(cell) is None
 
 
 @pytest.mark.parametrize("name", ["study/my cell", "study/ablation=x__y", "study/+new=1"])

@@ -121,3 +121,13 @@ def test_an_archive_has_no_pages_of_cells_and_unpacks_each_cell_once(
     assert list(unpacked.values()) == [1] * len(SEEDS)
     page = (tmp_path / "study.report" / "cells" / "seed=1.html").read_text()
     assert 'href="../../study.zip#seed=1/' in page
+
+
+def test_a_damaged_summary_of_an_unchanged_study_is_written_again(study, monkeypatch):
+    apart(monkeypatch)
+    report_files.write_study(study, plots=False)
+    whole = (study / "study.json").read_bytes()
+    for damaged in ("{", "[]"):
+        (study / "study.json").write_text(damaged)
+        report_files.write_study(study, plots=False)
+        assert (study / "study.json").read_bytes() == whole
