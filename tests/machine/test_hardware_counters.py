@@ -16,10 +16,14 @@ def permitted(monkeypatch):
 def test_more_work_counts_more_and_what_is_missing_is_left_out():
     events = {**CLOCK, "missing": (99, 99)}
     try:
-        little = count(lambda: None, events)
+        count(lambda: None, events)
     except OSError as error:
         pytest.skip(str(error))
-    much = count(lambda: sum(range(200_000)), events)
+    # The least of several: other threads of this process count too.
+    little, much = (
+        min((count(work, events) for _ in range(5)), key=lambda counts: counts["task_clock"])
+        for work in (lambda: None, lambda: sum(range(200_000)))
+    )
     assert little.keys() == much.keys() == CLOCK.keys()
     assert much["task_clock"] > little["task_clock"] >= 0
 
