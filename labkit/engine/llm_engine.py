@@ -14,10 +14,10 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
     check_context,
 )
-from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.step_loop import StepLoop
 from labkit.engine.step_trace import StepTrace
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ class RequestKind:
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
-        model = _facts(experiment)
+        model = _footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
@@ -230,14 +230,14 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
+def _footprint(experiment: Experiment) -> model_footprint.ModelFootprint:
     """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),
         compute_dtype.matrix_storage(experiment.engine),
     )
-    facts = model_footprint.from_model(experiment.model, *loading)
-    return facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    built = model_footprint.from_model(experiment.model, *loading)
+    return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()
