@@ -29,7 +29,7 @@ DATES = {
         "time.time"
     },  # macOS moves the boot time with the clock
     "labkit/server/generation/api_generation.py:__init__": {"time.time"},
-    "labkit/server/generation/serving_service.py:__init__": {"time.time"},
+    "labkit/server/generation/service.py:__init__": {"time.time"},
 }
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {

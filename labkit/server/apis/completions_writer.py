@@ -11,10 +11,10 @@ from msgspec import UNSET
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
+from labkit.server.apis.generated_choice import GeneratedChoice, clamp_logprob, collect, usage
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.response_streams import DONE, sse_event
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (
     Completion,
     CompletionRequest,
