@@ -122,7 +122,7 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         one = report.at(theirs)
         one.only(STATISTICS, PERCENTILE)
         if one.text("unit") not in units:
-            raise one.refuse("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
+            raise one.error_at("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
         for ours, which, primary in wanted:
             metrics.append(metric(ours, [one.number(which)], primary=primary))
     errors = "error_request_count"

@@ -197,10 +197,10 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
     )
 
 
-def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
-    """Return ``data`` with the current names of verdicts.
+def with_current_verdicts(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the verdicts of a ``cell.json`` their current names, and return it.
 
-    Raises ``ValueError`` if a key that ``cell.json`` must have is missing.
+    Raises ``RecordError`` if a key that it must have is missing.
     """
     _checked(data, "design", dict)
     _checked(data, "arms", list)

@@ -59,7 +59,7 @@ class GraphRunner:
 
         The counters of the attention launches are added to ``counters`` when these are next read.
         If a stamp is wrong or a layer has a sliding window, the launches are appended to
-        ``metadata.launches`` instead, for ``packed_forward.check_launches``.
+        ``metadata.launches`` instead, for ``packed_forward.count_launches``.
         """
         rows, graph = len(batch.tokens), self._graph
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:

@@ -481,7 +481,7 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
     from labkit.engine import memory_budget, parallel
     from labkit.workload import device_availability
 
-    first, memory = (device_availability.check, check_workload_class), memory_budget.check
+    first, memory = (device_availability.check, check_workload_class), memory_budget.plan_for_arm
     checks: tuple[Callable[[Experiment], object], ...] = (*first, workload.check, memory)
     for check in (*checks, parallel.check):
         try:

@@ -164,7 +164,7 @@ def _claimed_bytes(experiment: Experiment) -> int:
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
-    planned = memory_budget.check(experiment)
+    planned = memory_budget.plan_for_arm(experiment)
     return 0 if planned is None else planned.ceiling
 
 
@@ -199,8 +199,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         "requests or another model",
     )
     needed = blocks_for(experiment.engine.kv, [tokens])
-    planned = memory_budget.check(experiment)
-    if planned is None or needed <= planned.blocks:
+    planned = memory_budget.plan_for_arm(experiment)
+    if planned is None:
         return
     options = experiment.engine.budget
     if options.blocks is not None:
@@ -210,7 +210,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
-        False,
+        needed <= planned.blocks,
         f"{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",
