@@ -102,7 +102,6 @@ class LLMEngine:
             self._refused.append(event)
 
     def _check_request(self, request: Request) -> None:
-        """Raise ``EngineError`` if the engine can never serve the request."""
         prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise EngineError(f"request {request.request_id}: the prompt is empty")

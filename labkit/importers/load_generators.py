@@ -113,7 +113,6 @@ def _is_aiperf(document: Any) -> bool:
 
 
 def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield one run."""
     report = Fields.of(document, f"{file}: ")
     metrics: list[Metric] = []
     for theirs, (units, wanted) in AIPERF.items():

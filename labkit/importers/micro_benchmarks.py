@@ -110,7 +110,6 @@ def _is_pytest_benchmark(document: Any) -> bool:
 
 
 def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield one run."""
     report = Fields.of(document, f"{file}: ")
     report.only(PYTEST_REPORT)
     cases = []

@@ -226,7 +226,6 @@ def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> An
 
 
 def _unknown_keys(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the items of ``data`` whose keys are not ``known``."""
     known = set(known)
     return {key: value for key, value in data.items() if key not in known}
 

@@ -193,7 +193,6 @@ class PackedForward:
         return logits
 
     def _array(self, array: Any) -> Any:
-        """Convert a NumPy array to the model's kind of array."""
         if self.name == "numpy":
             return array
         import mlx.core as mx

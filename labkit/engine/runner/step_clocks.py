@@ -214,7 +214,6 @@ class ClockedEngine:
         self._end: float | None = None
 
     def step(self) -> list[TokenEvent]:
-        """Run a step of the engine; see ``InferenceEngine``."""
         start = self._clock() if self._end is None else self._end
         self._clocks.begin_step()
         events = self._engine.step()

@@ -491,7 +491,6 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
 
 
 def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:
-    """Check that the modules of the user's own classes exist."""
     for key, path in user_classes(arm.engine).items():
         module = path.partition(":")[0]
         require(

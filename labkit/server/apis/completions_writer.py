@@ -102,7 +102,6 @@ class CompletionWriter:
         yield (sse_event(_encode(usage_chunk)) if with_usage else b"") + DONE
 
     async def _next_part(self, output: TokenOutput) -> TextChoice:
-        """Return a choice's next part in a stream."""
         if self._has_text_only:
             return TextChoice(output.index, output.text, output.finish_reason)
         generated = GeneratedChoice()

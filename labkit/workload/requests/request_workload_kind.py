@@ -63,18 +63,12 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def units(self, experiment: Experiment) -> int:
-        """Return the number of requests."""
         return len(self.source(experiment).lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can.
-
-        See ``in_process_rules.requests``.
-        """
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
