@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine, TokenEvent
-from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.memory_budget.budget_decision import BudgetDecision
@@ -28,6 +27,7 @@ from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, cre
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
+from labkit.engine.step_loop import StepLoop
 from labkit.machine.facts import memory_capacity, wired_advice
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def _settings(test: Fields) -> Mapping[str, Any]:
     """Return how a test was run: every field that is no result."""
     for key in test.data:
         if key.startswith(RESULT_PREFIXES) and key not in RESULTS:
-            raise test.refuse(key, "labkit does not know this result; was the file edited?")
+            raise test.error_at(key, "labkit does not know this result; was the file edited?")
     return {key: value for key, value in test.data.items() if key not in RESULTS}
 
 

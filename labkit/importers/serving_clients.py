@@ -41,7 +41,6 @@ def _is_vllm_serve(document: Any) -> bool:
 
 
 def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield a run for each result."""
     items = document if isinstance(document, list) else [document]
     for result in Fields({"result": items}, f"{file}: ").each("result"):
         asked, completed = result.number("num_prompts"), result.number("completed")
@@ -65,7 +64,6 @@ def _is_sglang(document: Any) -> bool:
 
 
 def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield a run for each line."""
     items = document if isinstance(document, list) else [document]
     for result in Fields({"result": items}, f"{file}: ").each("result"):
         completed = result.number("completed")

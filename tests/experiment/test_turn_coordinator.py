@@ -336,7 +336,7 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
             turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
         statuses = [SimpleNamespace(fd=0, environment={}) for _ in runs]
-        launcher.of(cell)._run_set(runs, cell, statuses, lambda: None)
+        launcher.of(cell)._run_together(runs, cell, statuses, lambda: None)
         return drawn
 
     places = [(seed, block) for seed in (0, 1) for block in (0, 1)]

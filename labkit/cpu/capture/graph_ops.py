@@ -78,7 +78,7 @@ PARAMS = {
     # KV pools of that launch, and ``out`` is 0.
     STORE_KV: _struct("k", "v", "launch"),
     ATTENTION: _struct("q", "launch"),
-    # out: an array with a ``greedy_sampling.CANDIDATE`` for each part of each row.
+    # out: an array with a ``top_two_logits.CANDIDATE`` for each part of each row.
     GREEDY: _struct("logits", "vocabulary"),
 }
 NODE = np.dtype([("op", np.int64), ("params", np.int64)])

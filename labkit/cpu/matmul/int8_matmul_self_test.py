@@ -73,7 +73,7 @@ def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
     return out
 
 
-def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
+def random_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     """Return random weights for the check, some of which are the largest integer of ``bits`` bits.
 
     The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full.
@@ -89,7 +89,7 @@ def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     return QuantizedMatrix(words, scales, biases, bits)
 
 
-def check_rows(depth: int) -> Floats:
+def random_rows(depth: int) -> Floats:
     """Return enough rows of activations [M, depth] for every path of the kernel.
 
     In some rows all activations are equal, so that their dot products with the largest weights are
@@ -125,7 +125,7 @@ def kernel_product(
 
 def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | None:
     """Return where the kernel differs from the reference, as text, or None if it does not."""
-    x = check_rows(matrix.shape[1])
+    x = random_rows(matrix.shape[1])
     bias = np.linspace(-1, 1, matrix.shape[0], dtype=np.float32)
     expected = multiply(x, matrix, bias)
     for rows in (1, MAX_SINGLE_ROWS + 1, MAX_FUSED_ROWS, len(x)):
@@ -147,7 +147,7 @@ def verify(element: str, bits: int, group_size: int) -> None:
     Raises ``Int8MismatchError`` if the bits differ. The message names the first wrong element.
     """
     mismatch = find_mismatch(
-        int8_functions(element, bits, group_size), check_matrix(element, bits, group_size)
+        int8_functions(element, bits, group_size), random_matrix(element, bits, group_size)
     )
     if mismatch is not None:
         raise Int8MismatchError(

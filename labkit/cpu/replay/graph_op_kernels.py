@@ -16,9 +16,9 @@ from labkit.cpu.attention.attention_launch import KVWrite, write_token_kv
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms, rope
 from labkit.cpu.layers.activations import activate
-from labkit.cpu.layers.greedy_sampling import find_candidate, num_parts
 from labkit.cpu.layers.norms import rms_row
 from labkit.cpu.layers.rope import rotate_row
+from labkit.cpu.layers.top_two_logits import find_candidate, num_parts
 from labkit.cpu.matmul import int8_matmul
 from labkit.cpu.matmul.gemm import (
     BLOCK_ROWS,

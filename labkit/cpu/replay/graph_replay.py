@@ -22,7 +22,7 @@ from labkit.cpu.attention.attention_launch import AttentionLaunch, run_decode_wo
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
-from labkit.cpu.layers.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candidates
+from labkit.cpu.layers.top_two_logits import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import (
     LAUNCH_BYTES,

@@ -123,7 +123,7 @@ def run_cell(
             analysis,
         )
         cell = allocator.allocated(cell)
-        blocks, old_records = _plan_blocks(cell, progress, redo_failed)
+        blocks, old_records = _prepare_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals, analysis)
         new_records = runner.run_blocks(blocks, old_records)
     records = [*old_records, *new_records]
@@ -336,10 +336,10 @@ def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockSta
     return _BlockStatus(records, "failed" if redo else None)
 
 
-def _plan_blocks(
+def _prepare_blocks(
     cell: ReadyCell, progress: Progress, redo_failed: bool
 ) -> tuple[list[Block], list[Record]]:
-    """Check the cell's folder, move leftovers aside, and find the blocks to run.
+    """Check the cell's folder, move leftovers aside, write the manifest; find the blocks to run.
 
     Returns
     -------

@@ -57,7 +57,6 @@ def count(
 
 
 def _open(number: int | None, event: tuple[int, int], thread: int) -> int:
-    """Return the file of one event of one thread."""
     attribute = bytearray(ATTRIBUTE_BYTES)
     struct.pack_into("IIQ", attribute, 0, event[0], ATTRIBUTE_BYTES, event[1])
     struct.pack_into("Q", attribute, FLAGS_OFFSET, WITHOUT_KERNEL)

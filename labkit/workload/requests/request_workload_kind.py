@@ -63,18 +63,12 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def units(self, experiment: Experiment) -> int:
-        """Return the number of requests."""
         return len(self.source(experiment).lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can.
-
-        See ``in_process_rules.requests``.
-        """
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
@@ -122,7 +116,7 @@ class RequestKind:
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
-        model = _facts(experiment)
+        model = _footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
@@ -164,7 +158,7 @@ def _claimed_bytes(experiment: Experiment) -> int:
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
-    planned = memory_budget.check(experiment)
+    planned = memory_budget.plan_for_arm(experiment)
     return 0 if planned is None else planned.ceiling
 
 
@@ -199,8 +193,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         "requests or another model",
     )
     needed = blocks_for(experiment.engine.kv, [tokens])
-    planned = memory_budget.check(experiment)
-    if planned is None or needed <= planned.blocks:
+    planned = memory_budget.plan_for_arm(experiment)
+    if planned is None:
         return
     options = experiment.engine.budget
     if options.blocks is not None:
@@ -210,7 +204,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
-        False,
+        needed <= planned.blocks,
         f"{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",
@@ -230,14 +224,14 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
+def _footprint(experiment: Experiment) -> model_footprint.ModelFootprint:
     """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),
         compute_dtype.matrix_storage(experiment.engine),
     )
-    facts = model_footprint.from_model(experiment.model, *loading)
-    return facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    built = model_footprint.from_model(experiment.model, *loading)
+    return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()
