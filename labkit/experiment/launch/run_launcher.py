@@ -167,7 +167,11 @@ class ProcessLauncher:
         """
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
-        failed = failed_records(unprepared, cell, self._unprepared) if unprepared else []
+        failures = {
+            name: replace(failure, detail=f"its preparation failed: {failure.detail}")
+            for name, failure in self._unprepared.items()
+        }
+        failed = failed_records(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
