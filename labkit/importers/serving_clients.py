@@ -31,7 +31,8 @@ KNOWN = {
 }  # fmt: skip
 VLLM_DATE = "%Y%m%d-%H%M%S"
 VLLM_THROUGHPUT = {
-    "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
+    "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second",
+    "tokens_per_second",
 }  # fmt: skip
 
 
