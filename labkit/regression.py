@@ -114,7 +114,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
     from labkit.cli import command_line, study_command
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
-    if study_command.run(command_line.parse(words)) == 130:
+    if study_command.run(command_line.parse(words), pictures=False) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out):
