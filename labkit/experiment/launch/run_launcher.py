@@ -67,9 +67,10 @@ class RunLauncher(Protocol):
 
 @dataclass
 class LaunchHistory:
-    """What the launchers of one study have done: failures, and the last run."""
+    """What the launchers of one study have done: preparations by marker, and the last run."""
 
-    failures: dict[Path, RunFailure] = field(default_factory=dict)  # of preparations, by marker
+    prepared: set[Path] = field(default_factory=set)  # also of arms whose marker is not written
+    failures: dict[Path, RunFailure] = field(default_factory=dict)
     previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
 
@@ -99,7 +100,8 @@ class ProcessLauncher:
         markers = {arm.name: _marker(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
-            if not marker.exists() and marker not in self._history.failures:
+            done = marker.exists() or marker in self._history.prepared
+            if not done and marker not in self._history.failures:
                 new.setdefault(marker, cell.arm(name))
         for arms in self._preparations(new):
             self._prepare(arms, cell)
@@ -133,6 +135,7 @@ class ProcessLauncher:
         if failure is None:
             for marker, arm in arms_by_marker.items():
                 _write_marker(marker, arm)
+            self._history.prepared |= arms_by_marker.keys()
             return
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
