@@ -247,6 +247,12 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     assert len(tested) <= 5 and (noisy, "skip") in tested
 
 
+def test_a_plan_has_no_result(studies, monkeypatch, capsys):
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
+    code, cells = studies("HEAD~1", "--on", "chat", "ragged", "plan=true")
+    assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("result", "code"),
     [
