@@ -171,6 +171,13 @@ def test_a_file_of_the_tool_is_read_in_labkits_units(name):
     assert {key: metrics[key] for key in KNOWN[name]} == pytest.approx(KNOWN[name], rel=1e-4)
 
 
+@pytest.mark.parametrize("tool", [x for x, file in FAMILIES.items() if isinstance(file, list)])
+def test_a_file_of_one_line_is_read(tmp_path, tool):
+    (tmp_path / "one.jsonl").write_text(json.dumps(FAMILIES[tool][0]) + "\n")
+    (run,) = read_files([tmp_path / "one.jsonl"])
+    assert run.tool == tool and len(run.cases) == 1
+
+
 def test_google_benchmarks_units_are_converted(tmp_path):
     for unit, scale in {"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6}.items():
         document = json.loads(json.dumps(GOOGLE))
