@@ -127,7 +127,8 @@ def studies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     composed = []
 
-    def run(command):
+    def run(command, pictures):
+        assert not pictures  # nobody asked for files of them, and drawing takes seconds
         composed.extend(study_composer.compose_cells(command))
         if isinstance(studies.result, Exception):
             raise studies.result
@@ -244,6 +245,12 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
         tested.append((now, words[code]))
     assert f"{slow} is the first bad commit" in said
     assert len(tested) <= 5 and (noisy, "skip") in tested
+
+
+def test_a_plan_has_no_result(studies, monkeypatch, capsys):
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
+    code, cells = studies("HEAD~1", "--on", "chat", "ragged", "plan=true")
+    assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,15 @@ def _read_hyperfine(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 def _is_perf(document: Any) -> bool:
-    return isinstance(document, list) and isinstance(document[0], dict) and "event" in document[0]
+    first = document[0] if isinstance(document, list) else document
+    return isinstance(first, dict) and "event" in first
 
 
 def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. Every event is a cost, so less of it is better."""
     counts: dict[str, tuple[float, str]] = {}
     unjudged = []
-    for index, line in enumerate(document):
+    for index, line in enumerate(document if isinstance(document, list) else [document]):
         event = Fields.of(line, f"{file}: event {index + 1}: ")
         event.only(PERF)
         name, value, unit = event.text("event"), event.text("counter-value"), event.text("unit")

@@ -31,7 +31,8 @@ KNOWN = {
 }  # fmt: skip
 VLLM_DATE = "%Y%m%d-%H%M%S"
 VLLM_THROUGHPUT = {
-    "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
+    "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second",
+    "tokens_per_second",
 }  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=metrics),),
         work={"num_requests": result.number("num_requests")},
+        settings={"model_id": result.data.get("model_id")},
     )
 
 

@@ -16,7 +16,7 @@ from labkit.analysis.comparison.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
 from labkit.experiment.launch.preparation_marker import marker_path
-from labkit.experiment.launch.run_launcher import _worker_variables
+from labkit.experiment.launch.run_launcher import WorkerLauncher, _worker_variables
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
@@ -170,17 +170,20 @@ def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):
     assert launcher.pilot(cell, 1.0) is None
 
 
-def test_an_arm_with_a_user_s_class_is_prepared_every_time(
-    make_cell, prepare, replace, monkeypatch
+def test_an_arm_with_a_user_s_class_is_prepared_once_in_every_study(
+    make_cell, launcher, prepare, replace, monkeypatch
 ):
     without_processes(monkeypatch)
-    for folder in ("one", "two"):
+    for folder, logs in (("one", ["prepare-base.log"]), ("two", [])):
         cell = make_cell(folder=folder)
         config = {**cell.arms[0].config, "seed": 1}
         config["engine"] = {**config["engine"]}
         config["engine"]["attention"] = {**config["engine"]["attention"], "resolver": "my.own:Maps"}
         cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
-        assert prepare(cell) == ["prepare-base.log"]
+        assert prepare(cell) == logs
+    cell = replace(cell, dir=cell.dir.with_name("other study"))
+    WorkerLauncher(launcher.of(cell).command).prepare(cell)
+    assert (cell.dir / "runs" / "prepare-base.log").exists()
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ ANSWERED = re.compile(r"\{\{\s*(?:answer|value)\(\s*\"([^\"\n]+\.zip)\"|`[^`\n]*
 TABULATED = re.compile(
     r"\{\{\s*(?:table|settings)\(\s*\"([^\"\n]+)\"|labkit\.replicate ([^\s`]+\.zip)"
 )
+LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)])\s")
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
@@ -56,7 +57,7 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
     functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
 
     def fill(place: re.Match[str]) -> str:
-        if place["code"] is not None:
+        if place["code"] is not None or _is_in_indented_code(text[: place.start()]):
             return place[0]
         call = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
         try:
@@ -103,6 +104,25 @@ def table_archives(article: Path) -> list[Path]:
     folder = article.resolve().parent
     paths = ([f / name for f in (folder, *folder.parents)] for name in names)
     return list(dict.fromkeys(next((p for p in own if p.exists()), own[0]) for own in paths))
+
+
+def _is_in_indented_code(before: str) -> bool:
+    """Whether what follows ``before`` is in an indented block of code.
+
+    Below an item of a list, an indented line continues the item.
+    """
+    *lines, start = before.split("\n")
+    if not start.startswith(("    ", "\t")):
+        return False
+    block = "paragraph"
+    for line in reversed(lines):
+        if not line.strip():
+            block = "code"
+        elif LIST_ITEM.match(line):
+            return False
+        elif not line.startswith((" ", "\t")):
+            return block == "code"
+    return True
 
 
 def _is_on_own_lines(place: re.Match[str]) -> bool:

@@ -290,9 +290,11 @@ class Scheduler:
         """
         if self.is_running(request_id):
             state = self._live[request_id]
-            self._release(state)
-            state.preempt()
-            self._waiting.add(state)
+            try:
+                self._release(state)
+            finally:  # a user's eviction policy may fail
+                state.preempt()
+                self._waiting.add(state)
             self.counts.add("preemptions")
 
     def close(self) -> None:
@@ -302,9 +304,11 @@ class Scheduler:
 
     def _end(self, state: RequestState, counter: str) -> None:
         """Release a live request and forget it. ``counter`` counts why it ended."""
-        self._release(state)
-        state.status = RequestStatus.finished
-        del self._live[state.request_id]
+        try:
+            self._release(state)
+        finally:
+            state.status = RequestStatus.finished
+            del self._live[state.request_id]
         self.counts.add(counter)
 
     def _release(self, state: RequestState) -> None:

@@ -64,9 +64,10 @@ class RunLauncher(Protocol):
 
 @dataclass
 class LaunchHistory:
-    """What the launchers of one study have done: failures, and the last run."""
+    """What the launchers of one study have done: preparations by marker, and the last run."""
 
-    failures: dict[Path, RunFailure] = field(default_factory=dict)  # of preparations, by marker
+    prepared: set[Path] = field(default_factory=set)  # also of arms whose marker is not written
+    failures: dict[Path, RunFailure] = field(default_factory=dict)
     previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
 
@@ -96,7 +97,8 @@ class ProcessLauncher:
         markers = {arm.name: marker_path(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
-            if not marker.exists() and marker not in self._history.failures:
+            done = marker.exists() or marker in self._history.prepared
+            if not done and marker not in self._history.failures:
                 new.setdefault(marker, cell.arm(name))
         for arms in self._preparations(new):
             self._prepare(arms, cell)
@@ -130,6 +132,7 @@ class ProcessLauncher:
         if failure is None:
             for marker, arm in arms_by_marker.items():
                 write_marker(marker, arm)
+            self._history.prepared |= arms_by_marker.keys()
             return
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
@@ -164,7 +167,11 @@ class ProcessLauncher:
         """
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
-        failed = run_records.failed(unprepared, cell, self._unprepared) if unprepared else []
+        failures = {
+            name: replace(failure, detail=f"its preparation failed: {failure.detail}")
+            for name, failure in self._unprepared.items()
+        }
+        failed = run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:

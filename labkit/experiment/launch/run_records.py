@@ -1,8 +1,9 @@
 """The records of runs however they end: the worker's own, or one that says how the run failed.
 
-The runs of an arm whose preparation failed are not started: a preparation loads and warms up an arm
-as a run does, so a run would fail in the same way. With a server it would wait for the same
-time-out again, in every block.
+The runs of an arm whose preparation failed, or whose runs all failed alike, are not started: a
+preparation loads and warms up an arm as a run does, so a run would fail in the same way. With a
+server it would wait for the same time-out again, in every block. A run that is not started has a
+record all the same, with the arm's outcome and the reason.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labkit.experiment.worker.run_failures import OUT_OF_MEMORY_MESSAGES, RunFai
 from labkit.machine.facts import fingerprint
 from labkit.records import Record, RecordError, read_record
 
+FAILED_RUNS = 3  # of an arm, all with the same outcome, after which it is not run any more
 MODULE = re.compile(r"^(\w+\.)+(?=\w+: )")  # of an exception's class, in a traceback's last line
 
 
@@ -93,23 +95,40 @@ def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
     return RunFailure(outcome, reason)
 
 
+def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, RunFailure]:
+    """Return why arms are not run any more: each of their runs failed, and in the same way.
+
+    ``records``: all that the command has run. Runs that another arm's failure ended do not count,
+    and an arm that claims to run out of memory is always run.
+    """
+    failures = {}
+    for arm in cell.arms:
+        own = [r for r in records if r.arm == arm.name and "failed_by" not in r.notes]
+        outcomes = {record.outcome for record in own}
+        if len(own) < FAILED_RUNS or len(outcomes) > 1 or own[0].ok or arm.out_of_memory:
+            continue
+        reason = f"not run, as the first {FAILED_RUNS} runs failed ({own[0].run}: {own[0].detail})"
+        failures[arm.name] = RunFailure(own[0].outcome, reason)
+    return failures
+
+
 def failed(
     runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, RunFailure]
 ) -> list[Record]:
-    """Return the records of runs of arms that are not prepared, or that share a process with one.
+    """Return the records of runs that are not started, or that share a process with one.
 
-    ``failures``: why the preparation failed, by the arm's name.
+    ``failures``: why an arm is not run, by its name.
     """
     first = next(run for run in runs if run.arm in failures)
     records = []
     for run in runs:
         failure = failures.get(run.arm)
         notes = {"isolation": cell.design.isolation.value}
-        detail = f"its preparation failed: {failure.detail}" if failure is not None else ""
+        detail = failure.detail if failure is not None else ""
         if failure is None:
             failure = failures[first.arm]
             notes["failed_by"] = first.name
-            detail = f"in one process with {first.name}: its preparation failed: {failure.detail}"
+            detail = f"in one process with {first.name}: {failure.detail}"
         elif (log := cell.paths.runs / f"prepare-{run.arm}.log").exists():
             notes["log"] = str(log.relative_to(cell.dir))
         started = fingerprint.utc_now()

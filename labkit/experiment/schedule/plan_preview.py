@@ -112,7 +112,8 @@ def _plan(
     else:
         seconds *= len(to_run)
     if timing is not None and timing.seconds is not None:
-        seconds, measured_in = timing.seconds, timing.folder
+        timing = timing.at_least(_fewest_s(cell, costs), cell)
+        seconds, measured_in = timing.seconds or 0.0, timing.folder
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
@@ -141,6 +142,21 @@ class _Timing:
     lines: tuple[str, ...]
     seconds: float | None = None
     folder: Path | None = None
+
+    def at_least(self, fewest_s: float, cell: ReadyCell) -> _Timing:
+        """Return what follows if the fewest blocks take ``fewest_s`` by the workload's estimate.
+
+        What an earlier study measured needs no estimate.
+        """
+        time_s, blocks = cell.design.time or 0.0, count_text(cell.design.blocks, "block")
+        seconds = max(self.seconds or 0.0, fewest_s if self.folder is None else 0.0)
+        if seconds <= 1.05 * time_s or len(self.lines) > 1:
+            return self
+        line = (
+            f"{blocks} take {'about' if self.folder else 'at least about'} {_duration(seconds)}, "
+            f"longer than design.time={format_duration(time_s)}: fewer could claim nothing"
+        )
+        return replace(self, lines=(*self.lines, line), seconds=seconds)
 
 
 def _timing(
@@ -203,6 +219,15 @@ def _measured_run_s(
             if block_s is not None:
                 return block_s / (len(names) * int(manifest["design"]["runs_per_block"])), path
     return None, None
+
+
+def _fewest_s(cell: ReadyCell, costs: Mapping[str, Estimate]) -> float:
+    """Return the seconds of the fewest blocks: their starts alone if runs follow from time."""
+    if cell.rounds_from_time:
+        costs = {
+            arm: replace(cost, seconds=START_SECONDS + cost.server_s) for arm, cost in costs.items()
+        }
+    return _modelled_s(cell, costs, cell.schedule())
 
 
 def _modelled_s(cell: ReadyCell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:

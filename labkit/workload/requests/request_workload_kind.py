@@ -124,7 +124,8 @@ class RequestKind:
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
         clocks = clocked_serving.share(experiment, output)
         server = experiment.engine.server
-        starts = server.server_preset.start_s if server.url is None else 0.0
+        own = experiment.engine.name == "openai" and server.url is None
+        starts = server.server_preset.start_s if own else 0.0
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
@@ -132,7 +133,7 @@ class RequestKind:
         warnings = run_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
-        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)
+        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings, starts)
 
     def _last_arrival_s(self, experiment: Experiment, count: int) -> float:
         """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
