@@ -78,7 +78,7 @@ def create(
         from labkit.engine import openai
 
         return openai.create(options, Path(model_dir))
-    kernel_precompilation.fill_cache(options)
+    kernel_precompilation.fill_cache(options, Path(model_dir))
     if not options.parallel.single_process:
         from labkit.engine.parallel import tensor_parallel_engine
 

@@ -12,6 +12,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.linked_code import INNER
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -20,7 +21,7 @@ Ints = NDArray[np.int32]
 MIN_PARALLEL_NUMBERS = 16384
 
 
-@njit(inline="always")
+@njit(forceinline=True, **INNER)
 def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
     """Rotate one row of x to position ``at`` and write it to the same row of ``out``.
 

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
 from labkit.cpu.matmul import int8_dot, int8_matmul, low_precision_matmul
-from labkit.cpu.matmul.gemm import PANEL_COLUMNS, matmul, pack_panels, take
+from labkit.cpu.matmul.gemm import PANEL_COLUMNS, pack_panels
 from labkit.cpu.matmul.low_precision_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,
     LowPrecisionMatrix,
     QuantizedMatrix,
 )
+from labkit.cpu.matmul.product_units import Product, ProductLaunch, int8_product
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
@@ -41,8 +42,8 @@ class PackedPanels(Protocol):
     def bytes(self) -> int:
         """Bytes of the packed weights."""
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices. The arguments are those of ``gemm.matmul``."""
+    def product(self, shared: dict[str, int]) -> Product:
+        """Return the product, for the parameters of its node that do not depend on the format."""
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Write rows of the matrix, widened to float32, to ``out`` [len(rows), K].
@@ -87,13 +88,13 @@ class FloatPanels:
     def bytes(self) -> int:
         return self._panels.nbytes
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
-        matmul(x, self._panels, bias, columns, out)
+    def product(self, shared: dict[str, int]) -> Product:
+        op, weights = self.matmul_node()
+        return ProductLaunch(op, shared | weights)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Copy rows of the matrix to ``out`` [len(rows), K]."""
-        take(rows, self._panels, out)
+        _take(self, rows, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -139,13 +140,13 @@ class LowPrecisionPanels:
     def bytes(self) -> int:
         return self._spans.nbytes
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
-        low_precision_matmul.matmul(*self._arguments, x, self._spans, bias, columns, out)
+    def product(self, shared: dict[str, int]) -> Product:
+        op, weights = self.matmul_node()
+        return ProductLaunch(op, shared | weights)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Write rows of the matrix, widened, to ``out`` [len(rows), K]."""
-        low_precision_matmul.take(*self._arguments, rows, self._spans, out)
+        _take(self, rows, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -191,21 +192,8 @@ class Int8Panels(LowPrecisionPanels):
         self._groups = self._depth // group_size
         self._functions = int8_matmul.int8_functions(element, bits, group_size)
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Quantise x [M, K], multiply it by all matrices, and write the results to ``out``."""
-        addresses, spec = self._functions.addresses, self._functions.spec
-        rows = np.empty((len(x), self._functions.row_bytes(self._depth)), np.uint8)
-        int8_matmul.matmul(
-            addresses,
-            self._groups,
-            spec.panel_group_bytes,
-            x,
-            rows,
-            self._spans,
-            bias,
-            columns,
-            out,
-        )
+    def product(self, shared: dict[str, int]) -> Product:
+        return int8_product(shared, self._quantize_params(), self.matmul_node()[1])
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         return graph_ops.INT8_MATMUL, {
@@ -225,17 +213,28 @@ class Int8Panels(LowPrecisionPanels):
             graph_ops.QUANTIZE,
             out,
             x=x,
-            depth=self._depth,
-            groups=self._groups,
-            row_bytes=row_bytes,
-            functions=address_of(self._functions.addresses),
+            **self._quantize_params(),
         )
         return out
+
+    def _quantize_params(self) -> dict[str, int]:
+        return {
+            "depth": self._depth,
+            "groups": self._groups,
+            "row_bytes": self._functions.row_bytes(self._depth),
+            "functions": address_of(self._functions.addresses),
+        }
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The spans, and the addresses of the compiled functions."""
         return *super().arrays, self._functions.addresses
+
+
+def _take(panels: PackedPanels, rows: NDArray[np.int64], out: Array) -> None:
+    op, weights = panels.embedding_node()
+    launch = ProductLaunch(op, {"width": out.shape[1], **weights})
+    launch(rows.astype(np.int32).view(np.float32).reshape(-1, 1), out.reshape(-1))
 
 
 def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
@@ -271,8 +270,8 @@ class PackedLinear:
     """
 
     __slots__ = (
-        *("_bias", "_columns", "_panels", "activations", "depth", "total", "weight_format"),
-        "widths",
+        *("_bias", "_columns", "_multiply", "_panels", "_shared", "activations", "depth", "total"),
+        *("weight_format", "widths"),
     )
 
     def __init__(
@@ -309,6 +308,14 @@ class PackedLinear:
             for i in range(count):
                 self._columns[panel + i] = start, width, i * PANEL_COLUMNS
             start += width
+        self._shared = {
+            "depth": self.depth,
+            "bias": address_of(self._bias),
+            "columns": address_of(self._columns),
+            "num_panels": len(self._columns),
+            "out_width": self.total,
+        }
+        self._multiply = self._panels.product(self._shared)
 
     @property
     def bytes(self) -> int:
@@ -348,7 +355,7 @@ class PackedLinear:
         out = np.empty(rows * self.total, np.float32)
         clock = FORWARD_CLOCK.get()
         start = 0.0 if clock is None else time.perf_counter()
-        self._panels.multiply(x.reshape(rows, depth), self._bias, self._columns, out)
+        self._multiply(x.reshape(rows, depth), out)
         if clock is not None:
             clock.products += time.perf_counter() - start
         if len(self.widths) == 1:
@@ -372,11 +379,7 @@ class PackedLinear:
             op,
             out,
             x=self._panels.capture_input(x),
-            depth=self.depth,
-            bias=address_of(self._bias),
-            columns=address_of(self._columns),
-            num_panels=len(self._columns),
-            out_width=self.total,
+            **self._shared,
             **weights,
         )
         flat = out.reshape(-1)

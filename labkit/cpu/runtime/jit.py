@@ -9,7 +9,7 @@ import numba
 from numba import extending
 
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.linked_code import INNER
+from labkit.cpu.runtime.linked_code import INNER, CallerCompiler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,6 +22,14 @@ def inner(function: F) -> F:
 def inlined(function: F) -> F:
     """Compile a function that kernels call, and force LLVM to inline it, which saves the call."""
     return cast(F, numba.njit(forceinline=True, **INNER)(function))
+
+
+def c_function(signature: Any) -> Callable[[F], Any]:
+    """Compile a C function, which kernels call by address, or load it from numba's cache."""
+    compile_: Callable[[F], Any] = numba.cfunc(
+        signature, cache=True, pipeline_class=CallerCompiler, error_model="numpy"
+    )
+    return compile_
 
 
 def kernel(function: F) -> F:

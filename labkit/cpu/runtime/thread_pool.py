@@ -13,12 +13,13 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 from labkit.cpu.runtime import kernel_cache
 from labkit.cpu.runtime.linked_code import KernelCompiler
@@ -54,12 +55,12 @@ class PoolTuning:
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
 
-    ``*signature``: a numba signature. If it is given, the kernel is compiled when its module is
-    imported, otherwise at the first call. ``**options``: options of ``numba.njit``.
+    The kernel is compiled at its first call. ``*signature``: a numba signature. If it is given, the
+    kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
+    options of ``numba.njit``.
     """
     install()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
-        *signature,
         parallel=True,
         nogil=True,
         cache=True,
@@ -67,7 +68,26 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
         pipeline_class=KernelCompiler,
         **options,
     )
-    return compile_
+    if not signature:
+        return compile_
+
+    def declare(function: Callable[..., Any]) -> Any:
+        dispatcher = compile_(function)
+        dispatcher.precompile = partial(_compile, dispatcher, *signature)
+        dispatcher._compile_for_args = lambda *_: dispatcher.precompile()  # at the first call
+        return dispatcher
+
+    return declare
+
+
+def _compile(dispatcher: Any, signature: str) -> Any:
+    """Compile a kernel with its signature (or load it), and return what Python calls."""
+    with global_compiler_lock:
+        if dispatcher._can_compile:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+    (compiled,) = dispatcher.overloads.values()
+    return compiled.entry_point
 
 
 @cache
