@@ -25,7 +25,7 @@ from labkit.cpu.matmul.low_precision_weights import (
     LowPrecisionMatrix,
     QuantizedMatrix,
 )
-from labkit.cpu.matmul.product_units import Product, ProductLaunch, int8_product
+from labkit.cpu.matmul.product_units import Product, int8_product, product
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
@@ -44,12 +44,6 @@ class PackedPanels(Protocol):
 
     def product(self, shared: dict[str, int]) -> Product:
         """Return the product, for the parameters of its node that do not depend on the format."""
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Write rows of the matrix, widened to float32, to ``out`` [len(rows), K].
-
-        There must be exactly one matrix.
-        """
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node of a captured graph that does the work of ``multiply``.
@@ -90,11 +84,7 @@ class FloatPanels:
 
     def product(self, shared: dict[str, int]) -> Product:
         op, weights = self.matmul_node()
-        return ProductLaunch(op, shared | weights)
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Copy rows of the matrix to ``out`` [len(rows), K]."""
-        _take(self, rows, out)
+        return product(op, shared | weights)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -142,11 +132,7 @@ class LowPrecisionPanels:
 
     def product(self, shared: dict[str, int]) -> Product:
         op, weights = self.matmul_node()
-        return ProductLaunch(op, shared | weights)
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Write rows of the matrix, widened, to ``out`` [len(rows), K]."""
-        _take(self, rows, out)
+        return product(op, shared | weights)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -231,12 +217,6 @@ class Int8Panels(LowPrecisionPanels):
         return *super().arrays, self._functions.addresses
 
 
-def _take(panels: PackedPanels, rows: NDArray[np.int64], out: Array) -> None:
-    op, weights = panels.embedding_node()
-    launch = ProductLaunch(op, {"width": out.shape[1], **weights})
-    launch(rows.astype(np.int32).view(np.float32).reshape(-1, 1), out.reshape(-1))
-
-
 def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
     if isinstance(weight, np.ndarray):
         return ("float32",)
@@ -270,8 +250,8 @@ class PackedLinear:
     """
 
     __slots__ = (
-        *("_bias", "_columns", "_multiply", "_panels", "_shared", "activations", "depth", "total"),
-        *("weight_format", "widths"),
+        *("_bias", "_columns", "_multiply", "_panels", "_shared", "_take", "activations", "depth"),
+        *("total", "weight_format", "widths"),
     )
 
     def __init__(
@@ -316,6 +296,7 @@ class PackedLinear:
             "out_width": self.total,
         }
         self._multiply = self._panels.product(self._shared)
+        self._take: Product | None = None
 
     @property
     def bytes(self) -> int:
@@ -329,15 +310,18 @@ class PackedLinear:
         """
         if isinstance(rows, TracedArray):
             return self._capture_take(rows)
-        flat = rows.ravel().astype(np.int64)
-        if flat.size and not 0 <= flat.min() <= flat.max() < self.total:
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.total:
             raise IndexError(
-                f"rows {flat.min()} to {flat.max()} are out of range: the matrix has {self.total} "
+                f"rows {rows.min()} to {rows.max()} are out of range: the matrix has {self.total} "
                 "rows"
             )
-        out = np.empty((len(flat), self.depth), np.float32)
-        self._panels.take(flat, out)
-        return out.reshape(*rows.shape, self.depth)
+        out = np.empty((*rows.shape, self.depth), np.float32)
+        if self._take is None:
+            op, weights = self._panels.embedding_node()
+            self._take = product(op, {"width": self.depth, **weights})
+        indices = np.ascontiguousarray(rows, np.int32).reshape(-1, 1)
+        self._take(indices.view(np.float32), out.reshape(-1))
+        return out
 
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.

@@ -8,7 +8,7 @@ model first needs it, and both give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ from labkit.cpu.runtime.address_views import (
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import c_function, inner, intrinsic
+from labkit.cpu.runtime.jit import c_function, inner, intrinsic, num_threads
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, Emitter
 
 # Units per thread of a large matrix product. The more units, the less work a suspended thread
@@ -75,9 +75,6 @@ matmul_at = params_at(graph_ops.MATMUL, "Matmul")
 _low_precision_matmul_at = params_at(graph_ops.LOW_PRECISION_MATMUL, "LowPrecisionMatmul")
 _quantize_at = params_at(graph_ops.QUANTIZE, "Quantize")
 _int8_matmul_at = params_at(graph_ops.INT8_MATMUL, "Int8Matmul")
-
-
-_num_threads = types.ExternalFunction("get_num_threads", types.intp())
 
 
 @intrinsic
@@ -263,7 +260,7 @@ def launch(function, op, words, x, out):  # type: ignore[no-untyped-def]
     """Run all units of a node, whose parameters are ``words`` and the addresses of x and out."""
     rows, params = x.shape[0], _stack_words(words.size)
     _set_params(params, words, x, out)
-    units = num_units(op, params, rows, _num_threads())
+    units = num_units(op, params, rows, num_threads())
     if units == 1:
         call_function(function, (op, params, 0, 1, rows, 0, 0))
     else:
@@ -271,29 +268,20 @@ def launch(function, op, words, x, out):  # type: ignore[no-untyped-def]
             call_function(function, (op, params, unit, units, rows, 0, 0))
 
 
-class ProductLaunch:
-    """An operation with its constant parameters. Calling it launches its units on an input.
+# Computes an operation for x [rows, ...], and writes the result to a flat array. Both are float32
+# or viewed as such.
+Product = Callable[[NDArray[Any], NDArray[Any]], None]
+
+
+def product(op: int, params: dict[str, int]) -> Product:
+    """Return an operation with its constant parameters as a function that launches its units.
 
     The caller keeps alive what the parameters are addresses of.
     """
-
-    __slots__ = ("_arguments",)
-
-    def __init__(self, op: int, params: dict[str, int]) -> None:
-        words = np.zeros(graph_ops.num_words(op), np.int64)
-        for name, value in params.items():
-            words[graph_ops.word_of(op, name)] = value
-        self._arguments = compile_unit(_FUNCTIONS[op]), op, words
-
-    def __call__(self, x: NDArray[Any], out: NDArray[Any]) -> None:
-        """Run the operation on the rows of x, and write the result to ``out``.
-
-        Both are float32, or are viewed as such: x [rows, ...], out flat.
-        """
-        launch(*self._arguments, x, out)
-
-
-Product = Callable[[NDArray[Any], NDArray[Any]], None]  # of x [rows, K], to a flat ``out``
+    words = np.zeros(graph_ops.num_words(op), np.int64)
+    for name, value in params.items():
+        words[graph_ops.word_of(op, name)] = value
+    return partial(launch, compile_unit(_FUNCTIONS[op]), op, words)
 
 
 def int8_product(
@@ -303,8 +291,8 @@ def int8_product(
 
     ``shared`` and ``weights`` are those of ``INT8_MATMUL``, ``quantize`` those of ``QUANTIZE``.
     """
-    first = ProductLaunch(graph_ops.QUANTIZE, quantize)
-    second = ProductLaunch(graph_ops.INT8_MATMUL, shared | weights)
+    first = product(graph_ops.QUANTIZE, quantize)
+    second = product(graph_ops.INT8_MATMUL, shared | weights)
     width = quantize["row_bytes"] // FLOAT_BYTES
 
     def multiply(x: NDArray[Any], out: NDArray[Any]) -> None:

@@ -22,11 +22,11 @@ from labkit.cpu.matmul.product_units import params_at, share
 from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, launch_at
 from labkit.cpu.runtime.address_views import (
     float_array,
-    float_matrix,
     int32_array,
     int64_array,
 )
 from labkit.cpu.runtime.jit import inner
+from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 ELEMENTWISE_CHUNK = 4 * activations.CHUNK  # elements per unit of ADD, MULTIPLY and SCALE
 
@@ -86,18 +86,16 @@ def _embed(table: Any, first: int, end: int) -> None:
 @inner
 def _rotate(rotation: Any, first: int, end: int) -> None:
     """Apply RoPE to the rows from ``first`` to ``end``."""
-    heads, width = rotation.heads, rotation.width
-    x = float_matrix(rotation.x, end * heads, width)
-    out = float_matrix(rotation.out, end * heads, width)
+    heads, width, half = rotation.heads, rotation.width, rotation.half
     positions = int32_array(rotation.positions, end)
-    # The tables' true length is not needed here, because all positions are known to be in them.
-    cos = float_matrix(rotation.cos, 1 << 30, rotation.half)
-    sin = float_matrix(rotation.sin, 1 << 30, rotation.half)
-    scale, traditional = np.float32(rotation.input_scale), rotation.traditional != 0
     for token in range(first, end):
+        at = FLOAT_BYTES * half * positions[token]
         for head in range(heads):
-            row, position = token * heads + head, positions[token]
-            rotate_row(x, row, cos, sin, position, scale, traditional, out)
+            row = FLOAT_BYTES * width * (token * heads + head)
+            rotate_row(
+                rotation.x + row, rotation.out + row, rotation.cos + at, rotation.sin + at, half,
+                width, np.float32(rotation.input_scale), rotation.traditional,
+            )  # fmt: skip
 
 
 @inner

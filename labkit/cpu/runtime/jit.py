@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import extending
+from numba import extending, types
 
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.linked_code import INNER, CallerCompiler
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# ``numba.get_num_threads`` for kernels. numba's own has an address in it, so that a kernel that
+# calls it cannot be cached.
+num_threads = types.ExternalFunction("get_num_threads", types.intp())
 
 
 def inner(function: F) -> F:
