@@ -8,6 +8,7 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import importlib
 import json
@@ -328,6 +329,7 @@ def main(needs: Needs, queue: int) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # a process of some seconds; collections would take a tenth of them
     parent_death.watch_parent(int(sys.argv[3]), None, started_by_main_thread=False)
     main(json.loads(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
