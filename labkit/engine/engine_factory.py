@@ -158,6 +158,7 @@ def _create_own(
         ),
         expected.states,
     )
+    memory_capacity.trim_heap()  # frees what the self-test computed
     kv_cache = factory.create(shapes, budget.blocks)
     return _assemble(options, prepared, kv_cache, draft, budget, difference, schedule_check)
 

@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.model_loader import LoadedModel, load_model
-from labkit.engine.runner import logits_self_test
+from labkit.engine.runner import logits_self_test, stored_logits
 from labkit.engine.runner.logits_self_test import ExpectedLogits
 from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
 from labkit.machine.facts import memory_capacity
@@ -76,10 +76,11 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
+            compute = functools.partial(logits_self_test.compute_expected, fresh, block_size)
             self._expected[expected_key] = logits_self_test.EXPECTED_LOGITS.get(
                 model_dir,
                 expected_key,
-                functools.partial(logits_self_test.compute_expected, fresh, block_size),
+                functools.partial(stored_logits.get, model_dir, fresh.model, expected_key, compute),
             )
         expected = self._expected[expected_key]
         if prepared is not None:
