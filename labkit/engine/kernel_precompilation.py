@@ -1,4 +1,4 @@
-"""Compile an engine's kernels before it is created, in two processes of their own.
+"""Compile an engine's kernels while its model is read, in two processes of their own.
 
 The processes fill numba's cache, and the engine's process loads the kernels from there. So both
 cores compile, no kernel is compiled twice, and the compiler's memory is gone when the model is
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,31 @@ PROCESSES = 2
 SHOW_AFTER_S = 2.0  # a shorter compilation is not shown
 POLL_S = 0.1
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
+    """Start ``fill_cache`` in a thread, and return a function that waits until it is done.
+
+    So a model is read while its kernels are compiled. Waiting raises what ``fill_cache`` raised.
+    """
+    errors: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            fill_cache(options, model_dir)
+        except BaseException as error:
+            errors.append(error)
+
+    # A daemon: a load that fails meanwhile ends the process, and with it the compilers.
+    thread = threading.Thread(target=fill, name="kernel compilation", daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    return wait
 
 
 def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None = None) -> None:

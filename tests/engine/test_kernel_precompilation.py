@@ -16,7 +16,7 @@ from labkit.engine import kernel_precompilation as precompilation
 from labkit.engine.llm import LLM
 from labkit.engine.request import SamplingParams
 
-FILL_CACHE = precompilation.fill_cache  # before conftest replaces it
+FILL_CACHE, START = precompilation.fill_cache, precompilation.start  # conftest replaces ``start``
 
 
 def needs(options=None):

@@ -30,6 +30,7 @@ def inlined(function: F) -> F:
 
 def c_function(signature: Any) -> Callable[[F], Any]:
     """Compile a C function, which kernels call by address, or load it from numba's cache."""
+    thread_pool.install()
     compile_: Callable[[F], Any] = numba.cfunc(
         signature, cache=True, pipeline_class=CallerCompiler, error_model="numpy"
     )

@@ -59,7 +59,7 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
     kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
     options of ``numba.njit``.
     """
-    install()
+    _choose_layer()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
         parallel=True,
         nogil=True,
@@ -68,20 +68,26 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
         pipeline_class=KernelCompiler,
         **options,
     )
-    if not signature:
-        return compile_
 
-    def declare(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = compile_(function)
-        dispatcher.precompile = partial(_compile, dispatcher, *signature)
-        dispatcher._compile_for_args = lambda *_: dispatcher.precompile()  # at the first call
+        dispatcher.compile = partial(_compile, dispatcher.compile)
+        if signature:
+            dispatcher.precompile = partial(_compile_only, dispatcher, *signature)
+            dispatcher._compile_for_args = lambda *_: dispatcher.precompile()  # at the first call
         return dispatcher
 
-    return declare
+    return decorate
 
 
-def _compile(dispatcher: Any, signature: str) -> Any:
-    """Compile a kernel with its signature (or load it), and return what Python calls."""
+def _compile(compile_: Callable[[Any], Any], signature: Any) -> Any:
+    """Compile a kernel, or load it from the cache. Both link it to the pool."""
+    install()
+    return compile_(signature)
+
+
+def _compile_only(dispatcher: Any, signature: str) -> Any:
+    """Compile a kernel with its signature, and return what Python calls."""
     with global_compiler_lock:
         if dispatcher._can_compile:
             dispatcher.compile(signature)
@@ -90,7 +96,14 @@ def _compile(dispatcher: Any, signature: str) -> Any:
     return compiled.entry_point
 
 
-@cache
+def _choose_layer() -> None:
+    """Make numba start its simplest threading layer, if it has started none."""
+    if numba.config.THREADING_LAYER == "default":
+        # numba's own layer is still used to store the number of threads. Its threads only sleep.
+        numba.config.THREADING_LAYER = "workqueue"
+    numba.get_num_threads()
+
+
 def install() -> Pool:
     """Start the pool and make numba use it. Every call returns the same pool.
 
@@ -99,10 +112,13 @@ def install() -> Pool:
     numba's own threading layer. Raises ``OSError`` if the operating system refused memory or a
     thread.
     """
-    if numba.config.THREADING_LAYER == "default":
-        # numba's own layer is still used to store the number of threads. Its threads only sleep.
-        numba.config.THREADING_LAYER = "workqueue"
-    numba.get_num_threads()
+    with global_compiler_lock:
+        return _pool()
+
+
+@cache
+def _pool() -> Pool:
+    _choose_layer()
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 

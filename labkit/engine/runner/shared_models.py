@@ -8,6 +8,7 @@ weights included.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,13 +61,15 @@ class SharedModels:
         first_layer: int = 0,
         compiled: bool = False,
         activations: Activations = Activations.float32,
+        wait_for_kernels: Callable[[], None] = lambda: None,
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
         ``block_size``: tokens per KV block, for the self-test's sequences. ``dtype``,
         ``matrix_storage``, ``layers``: see ``model_loader.load_model``. ``device``,
-        ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``. A model with
-        compiled blocks is not shared, because the blocks count their calls for one engine.
+        ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``.
+        ``wait_for_kernels`` is called before that. A model with compiled blocks is not shared,
+        because the blocks count their calls for one engine.
         """
         weights = (model_dir, layers, dtype, matrix_storage)
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
@@ -83,6 +86,7 @@ class SharedModels:
                 functools.partial(stored_logits.get, model_dir, fresh.model, expected_key, compute),
             )
         expected = self._expected[expected_key]
+        wait_for_kernels()
         if prepared is not None:
             return PreparedModel(prepared.loaded, prepared.choice, expected)
         assert fresh is not None
