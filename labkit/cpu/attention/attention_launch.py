@@ -180,7 +180,7 @@ def decode(lookup: Any, *arguments: Any) -> None:
     workers = len(launch.counters) - 1
     launch.counters[workers, 0] = 0
     for worker in prange(workers):
-        run_decode_worker(np.int64(worker), launch, lookup)
+        run_decode_worker(worker, launch, lookup)
 
 
 @inner
@@ -219,7 +219,7 @@ def tiled(lookup: Any, *arguments: Any) -> None:
     units = qblock_units(lookup, launch.cu_seqlens_q) * columns
     launch.counters[workers, 0] = 0
     for worker in prange(workers):
-        _run_tiled_units(np.int64(worker), units, columns, launch, lookup)
+        _run_tiled_units(worker, units, columns, launch, lookup)
 
 
 @kernel
@@ -282,7 +282,7 @@ def scatter(*arguments: Any) -> None:
     """
     write = KVWrite(*arguments)
     for token in prange(len(write.slot_mapping)):
-        write_token_kv(write, np.int64(token))
+        write_token_kv(write, token)
 
 
 @inner

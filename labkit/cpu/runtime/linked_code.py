@@ -17,10 +17,17 @@ from typing import Any
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import register_pass
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeParforLowering
 from numba.parfors.parfor import Parfor
 from numba.parfors.parfor_lowering import ParforLower
 
+# Names of the libraries that numba creates for a parallel loop.
+_LOOP_LIBRARIES = (
+    "__numba_parfor_gufunc",
+    "<numba.np.ufunc.wrappers._GufuncWrapper",
+    "parallelgufuncwrapper",
+)
 _RUN_ALONE = ("nrt", "multi3")  # numba's runtime: libraries whose functions are called by address
 
 
@@ -62,13 +69,18 @@ class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba is untyped
 
 @contextmanager
 def _linked_dependencies(codegen: Any) -> Iterator[None]:
-    """Make numba create a ``LinkedLibrary`` for everything that it compiles meanwhile."""
+    """Make numba create a ``LinkedLibrary`` for each part of a loop, and for its own functions.
+
+    Python does not call these. It may call other functions that a kernel calls, those of a user.
+    """
     before = codegen.create_library
 
     def create_library(name: str, **options: Any) -> Any:
-        if name in _RUN_ALONE:
-            return JITCodeLibrary(codegen, name, **options)
-        return LinkedLibrary(codegen, name, **options)
+        flags = ConfigStack.top_or_none()
+        own = flags is not None and flags.no_cpython_wrapper and name not in _RUN_ALONE
+        if own or name.startswith(_LOOP_LIBRARIES):
+            return LinkedLibrary(codegen, name, **options)
+        return JITCodeLibrary(codegen, name, **options)
 
     codegen.create_library = create_library
     try:

@@ -59,7 +59,7 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
     kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
     options of ``numba.njit``.
     """
-    _choose_layer()
+    choose_layer()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
         parallel=True,
         nogil=True,
@@ -96,8 +96,8 @@ def _compile_only(dispatcher: Any, signature: str) -> Any:
     return compiled.entry_point
 
 
-def _choose_layer() -> None:
-    """Make numba start its simplest threading layer, if it has started none."""
+def choose_layer() -> None:
+    """Make numba start its simplest threading layer, unless another is set or has started."""
     if numba.config.THREADING_LAYER == "default":
         # numba's own layer is still used to store the number of threads. Its threads only sleep.
         numba.config.THREADING_LAYER = "workqueue"
@@ -118,7 +118,7 @@ def install() -> Pool:
 
 @cache
 def _pool() -> Pool:
-    _choose_layer()
+    choose_layer()
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 
