@@ -71,6 +71,8 @@ class SharedModels:
         ``wait_for_kernels`` is called before that. A model with compiled blocks is not shared,
         because the blocks count their calls for one engine.
         """
+        import mlx.core as mx
+
         weights = (model_dir, layers, dtype, matrix_storage)
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
@@ -110,7 +112,9 @@ class SharedModels:
             activations=activations,
             mixers=expected.mixers,
         )
-        memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied
+        # Free dequantised weights, and MLX weights that were copied, which MLX keeps for reuse.
+        mx.clear_cache()
+        memory_capacity.trim_heap()
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._prepared[key] = prepared
