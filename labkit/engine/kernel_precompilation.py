@@ -32,6 +32,12 @@ PROCESSES = 2
 SHOW_AFTER_S = 2.0  # a shorter compilation is not shown
 POLL_S = 0.1
 _PACKAGE = Path(__file__).resolve().parents[1]
+# What the steps compile is in these files and in those that they import.
+SOURCES = (
+    Path(__file__).resolve(),
+    _PACKAGE / "engine/attention/backends/cpu_backend.py",
+    _PACKAGE / "cpu/replay/graph_replay.py",
+)
 
 
 def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
@@ -115,7 +121,7 @@ def _marker(arguments: str) -> Path:
     import numba
 
     parts = (
-        numba_sources.digest(Path(__file__).resolve(), _PACKAGE),
+        *(numba_sources.digest(file, _PACKAGE) for file in SOURCES),
         numba.__version__,
         llvm.get_host_cpu_name(),
         llvm.get_host_cpu_features().flatten(),

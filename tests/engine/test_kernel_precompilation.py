@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from labkit.config import Budget, Engine, KVDType, to_plain
-from labkit.cpu.attention import attention_launch
+from labkit.cpu.attention import attention_launch, decode_attention, tiled_attention
 from labkit.cpu.layers import activations, norms, rope
-from labkit.cpu.matmul import gemm, low_precision_matmul, product_units
+from labkit.cpu.matmul import gemm, int8_matmul, low_precision_matmul, product_units
 from labkit.cpu.replay import graph_replay
 from labkit.engine import create
 from labkit.engine import kernel_precompilation as precompilation
+from labkit.machine import numba_sources
 from labkit.machine.cache_dir import CacheError
 
 FILL_CACHE, START = precompilation.fill_cache, precompilation.start  # conftest replaces ``start``
@@ -88,6 +89,15 @@ def test_a_model_is_read_meanwhile_and_waiting_raises_what_went_wrong(monkeypatc
     go.set()
     with pytest.raises(CacheError, match="no space"):
         wait()
+
+
+def test_a_change_of_any_kernel_compiles_again():
+    package = precompilation.SOURCES[0].parents[1]
+    sources = [numba_sources.read_sources(file, package) for file in precompilation.SOURCES]
+    modules = decode_attention, tiled_attention, attention_launch, graph_replay, product_units
+    for module in (*modules, rope, norms, activations, gemm, low_precision_matmul, int8_matmul):
+        path = f"{module.__name__.replace('.', '/')}.py"
+        assert any(path in read for read in sources), path
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
