@@ -98,7 +98,7 @@ def pytest_collection_finish():
 def no_compilers():
     """Compile in the test's process what is not compiled yet, and not in others before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.engine.kernel_precompilation.fill_cache", lambda options: None)
+        patch.setattr("labkit.engine.kernel_precompilation.start", lambda *arguments: lambda: None)
         # A machine's hardware counters would add launches to kernel workloads.
         patch.setattr("labkit.machine.facts.hardware_counters.SYSCALL_NUMBERS", {})
         yield

@@ -125,7 +125,7 @@ def configure_process(engine: Engine) -> None:
 
         from labkit.cpu.runtime import thread_pool
 
-        thread_pool.install()
+        thread_pool.choose_layer()  # the pool itself is compiled with the kernels
     if engine.memory_limit is not None:
         process_memory_limit.apply_memory_limit(engine.memory_limit)
     openblas_for_mlx.activate(

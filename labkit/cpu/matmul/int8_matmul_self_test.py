@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
-from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions, matmul
+from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions
 from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
 from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS
 from labkit.cpu.matmul.low_precision_weights import (
@@ -21,8 +21,10 @@ from labkit.cpu.matmul.low_precision_weights import (
     SPAN_PANELS,
     QuantizedMatrix,
 )
+from labkit.cpu.matmul.product_units import int8_product
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
+from labkit.cpu.runtime.address_views import address_of
 
 Floats = NDArray[np.float32]
 _CHECKED_GROUPS = 3
@@ -114,12 +116,26 @@ def kernel_product(
     columns[:, 1], columns[:, 2] = width, np.arange(len(columns)) * PANEL_COLUMNS
     padded = np.zeros(len(columns) * PANEL_COLUMNS, np.float32)
     padded[:width] = bias
-    quantized = np.empty((len(x), functions.row_bytes(x.shape[1])), np.uint8)
+    addresses, depth = address_of(functions.addresses), x.shape[1]
+    constants = {
+        "functions": addresses,
+        "groups": groups,
+        "row_bytes": functions.row_bytes(depth),
+        "depth": depth,
+    }
+    weights = {
+        "weights": address_of(spans),
+        "span_bytes": spans.shape[1],
+        "group_bytes": functions.spec.panel_group_bytes,
+    }
+    shared = {
+        "bias": address_of(padded),
+        "columns": address_of(columns),
+        "num_panels": len(columns),
+        "out_width": width,
+    }
     out = np.empty((len(x), width), np.float32)
-    matmul(
-        *(functions.addresses, groups, functions.spec.panel_group_bytes),
-        *(x, quantized, spans, padded, columns, out.reshape(-1)),
-    )
+    int8_product(constants | shared, constants, weights)(x, out.reshape(-1))
     return out
 
 
