@@ -6,7 +6,6 @@ with the author's margin, alpha and isolation, and as many blocks as ``design.ti
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -16,7 +15,7 @@ from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
-from labkit.experiment.compose.legacy_design import with_present_names
+from labkit.experiment.compose.legacy_design import other_meanings, with_present_names
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
@@ -102,7 +101,9 @@ class AuthorsCell:
 
     def config(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         """Return an arm's config with the reader's options, in JSON types."""
-        config: dict[str, Any] = copy.deepcopy(dict(with_present_names(arm.config)))
+        words = (str(word).lstrip("+~") for word in self.manifest.get("overrides") or ())
+        named = {*arm.overrides, *(word.partition("=")[0] for word in words)}
+        config = with_present_names(arm.config, named)
         for key in FILES:
             name = f"{key}/{PurePath(str(_value(config, key))).name}"
             if name in self.inputs:
@@ -112,7 +113,7 @@ class AuthorsCell:
         return config
 
     def changes(self, reader: ReaderOptions) -> Iterator[str]:
-        """Yield what the reader's options change of the question, one text each.
+        """Yield what the reader's options, or this version, change of the question, one text each.
 
         A file whose digest is the author's is no change, wherever it lies.
 
@@ -132,6 +133,7 @@ class AuthorsCell:
             if value != values[0] and not known:
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
+            yield from () if reader.revision else other_meanings(arm.config)
             here = input_digests(self.config(arm, reader), arm.environment)
             for name, digest in arm.inputs.items():
                 if here.get(name, digest) != digest:

@@ -18,9 +18,10 @@ from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article import table_archives
 from labkit.analysis.studies.replication import replication_of
-from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
+from labkit.config import to_plain
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
@@ -195,6 +196,34 @@ def test_computed_numbers_are_compared_and_what_was_not_measured_is_said():
     assert {row.reason for row in page.rows} == {"not measured here"}
 
 
+def leaves(config, path=""):
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gqa_sharing", "seq_map", "case_study", "speculation", "precision_servers", "kv_layouts"],
+)
+def test_a_committed_archive_asks_this_version_what_it_asked(name):
+    """What an engine does not read may have had another default; all that it reads stays."""
+    opened = open_study(ROOT / "outputs" / "reference" / f"{name}.zip")
+    (cell, *_) = authors_cells(opened, cell_dirs(opened))
+    changed = set()
+    for arm in cell.tested:
+        today = dict(leaves(to_plain(cell.experiment(arm, ReaderOptions(), 60.0))))
+        asked = leaves({group: arm.config[group] for group in ("engine", "model", "workload")})
+        changed |= {(key, value) for key, value in asked if today.get(key) != value}
+    former = {("engine.server.start_timeout_s", 300.0)}
+    former |= {("engine.attention.gqa_sharing", value) for value in (True, False)}
+    assert changed <= former
+    said = list(cell.changes(ReaderOptions()))
+    assert len(said) == (("engine.attention.gqa_sharing", False) in changed)
+
+
 def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):
     path = ROOT / "outputs" / "reference" / "snapshot.zip"
     assert main([str(path), f"out={tmp_path / 'x'}"]) == 2
@@ -269,8 +298,6 @@ def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
 
 
 def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monkeypatch, capsys):
-    from labkit.analysis.studies.study_analysis import cell_dirs
-
     opened = open_study(archive)
     (cell,) = authors_cells(opened, cell_dirs(opened))
     own = AuthorsStudy(opened, (cell,), Path("x"))

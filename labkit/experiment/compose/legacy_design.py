@@ -1,6 +1,6 @@
 """Older designs: a cell that an earlier version of labkit began continues as it began.
 
-Options may have had other names (:func:`with_present_names`).
+Options may have had other names and defaults (:func:`with_present_names`).
 
 Arms that take turns today ran in separate processes in earlier versions. A block then had 2 runs
 of each arm, unless ``design.runs_per_block`` set another number. Blocks and rounds that follow from
@@ -9,13 +9,17 @@ of each arm, unless ``design.runs_per_block`` set another number. Blocks and rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
+from labkit.config.engine.openai_server import PRESETS
+from labkit.config.option import ReadBy
+from labkit.config.option_index import find_option
 from labkit.experiment.cell import UNIT_OPTIONS
 from labkit.records import Arm, RecordError, read_arms, read_cell
 
@@ -23,17 +27,61 @@ RUNS_PER_BLOCK = 2  # the default of earlier versions
 ALLOCATION = "allocation.json"  # of a cell whose blocks or rounds follow from design.time
 
 
-def with_present_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm's config with the present name of ``engine.attention.gqa_sharing``.
+def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Any]:
+    """Return an arm's config as this version writes it, if the options mean the same.
 
-    True was what ``unit=auto`` is now. False keeps its former name, and thus differs from any
-    config of today: on the CPU, its units served one query head of each of several KV heads.
+    Former names and values are replaced: ``engine.attention.gqa_sharing=true`` by ``unit=auto``,
+    ``model.shape.architecture=qwen3`` by nothing, a preset's own timeout by null. The value false of
+    ``gqa_sharing`` keeps its former name, and thus differs from any config of today: on the CPU, its
+    units served one query head of each of several KV heads. An option that the rest of the config
+    does not read is left out unless it is ``named`` by an override: it is a former default.
     """
-    attention = dict(config.get("engine", {}).get("attention", {}))
-    if attention.get("gqa_sharing") is not True:
-        return config
-    del attention["gqa_sharing"]
-    return {**config, "engine": {**config["engine"], "attention": {"unit": "auto", **attention}}}
+    found: dict[str, Any] = copy.deepcopy(dict(config))
+    engine = found.get("engine") or {}
+    attention, server = (engine.get(group) or {} for group in ("attention", "server"))
+    if attention.get("gqa_sharing") is True:
+        del attention["gqa_sharing"]
+        attention.setdefault("unit", "auto")
+    if ((found.get("model") or {}).get("shape") or {}).get("architecture") == "qwen3":
+        del found["model"]["shape"]["architecture"]
+    preset = PRESETS.get(server.get("preset", ""))
+    if preset is not None and server.get("start_timeout_s") == preset.start_timeout_s:
+        server["start_timeout_s"] = None
+    _leave_out_unread(found, found, "", named)
+    return found
+
+
+def other_meanings(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what an arm's config of an earlier version asks otherwise than today's, one text each."""
+    attention = (config.get("engine") or {}).get("attention") or {}
+    if attention.get("gqa_sharing") is False and attention.get("device") == "cpu":
+        yield (
+            "engine.attention.unit=head (the author: gqa_sharing=false, whose units served one "
+            "query head of each of several KV heads)"
+        )
+
+
+def _leave_out_unread(
+    config: Mapping[str, Any], group: dict[str, Any], path: str, named: Collection[str]
+) -> None:
+    for name, value in list(group.items()):
+        key = f"{path}{name}"
+        if isinstance(value, dict):
+            _leave_out_unread(config, value, f"{key}.", named)
+        entry = find_option(key)
+        read_by = entry.option.read_by if entry is not None else None
+        if read_by is not None and key not in named and _unread(config, read_by):
+            del group[name]
+
+
+def _unread(config: Mapping[str, Any], read_by: ReadBy) -> bool:
+    value: Any = config
+    for part in read_by.key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    choices = tuple(getattr(choice, "value", choice) for choice in read_by.choices)
+    return value not in ReadBy(read_by.key, choices)
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
