@@ -31,10 +31,10 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     """Return an arm's config as this version writes it, if the options mean the same.
 
     Former names and values are replaced: ``engine.attention.gqa_sharing=true`` by ``unit=auto``,
-    ``model.shape.architecture=qwen3`` by nothing, a preset's own timeout by null. The value false of
-    ``gqa_sharing`` keeps its former name, and thus differs from any config of today: on the CPU, its
-    units served one query head of each of several KV heads. An option that the rest of the config
-    does not read is left out unless it is ``named`` by an override: it is a former default.
+    ``model.shape.architecture=qwen3`` by nothing, a preset's own timeout by null. The value false
+    of ``gqa_sharing`` keeps its former name, and thus differs from any config of today: on the CPU,
+    its units served one query head of each of several KV heads. An option that the rest of the
+    config does not read is left out unless an override ``named`` it: it is a former default.
     """
     found: dict[str, Any] = copy.deepcopy(dict(config))
     engine = found.get("engine") or {}
@@ -52,7 +52,7 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
 
 
 def other_meanings(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what an arm's config of an earlier version asks otherwise than today's, one text each."""
+    """Yield what an arm of an earlier version asks otherwise than it did, one text each."""
     attention = (config.get("engine") or {}).get("attention") or {}
     if attention.get("gqa_sharing") is False and attention.get("device") == "cpu":
         yield (
