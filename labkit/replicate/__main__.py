@@ -91,6 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.pages.article import table_archives
     from labkit.analysis.pages.replication_page import write_replications
     from labkit.cli import command_line, study_command, study_composer
+    from labkit.experiment.progress_display import format_duration
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
@@ -115,13 +116,15 @@ def _run(options: argparse.Namespace) -> int:
         else:
             pairs.append((study, reader))
     time_s = TIME_S / max(1, sum(len(study.cells) for study, _ in pairs))
+    if given.values.get("plan"):
+        planned_s = sum(_plan(study, reader, time_s) for study, reader in pairs)
+        if len(pairs) > 1:
+            print(f"{len(pairs)} studies, estimated {format_duration(planned_s)} in all")
+        return 0 if pairs else 2
     for study, reader in pairs:
-        if given.values.get("plan"):
-            _plan(study, reader, time_s)
-            continue
         with _continuing(options, out):
             status = max(status, _replicate(study, reader, options.versions, time_s))
-    if article and pairs and not given.values.get("plan"):
+    if article and pairs:
         print(write_replications(out, refused))
     return status if pairs else 2
 
@@ -212,18 +215,20 @@ def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
     return theirs
 
 
-def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
-    """Print what would be run, how long it takes, and what it decides."""
+def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
+    """Print what would be run, how long it takes, and what it decides; return the seconds."""
     from labkit.experiment.schedule.plan_preview import print_plan
     from labkit.machine import cache_dir
 
     with cache_dir.recorded_entries() as written:
-        print_plan([cell.composed(reader, time_s) for cell in study.cells], study.out, written)
+        cells = [cell.composed(reader, time_s) for cell in study.cells]
+        seconds = print_plan(cells, study.out, written)
     lines = [*study.forecast, *(f"another question: {x}" for x in study.changes(reader))]
     if study.other_revision is not None and reader.revision is None:
         revision = study.other_revision[:12]
         lines.append(f"labkit's revision is this machine's, not the author's {revision}")
     print("\n".join(lines))
+    return seconds
 
 
 @contextmanager
@@ -255,7 +260,7 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     page = replication_of((study.path, study.analyses), (study.out, here), changes, versions)
     write_replication(study.out, page)
     for row in page.rows:
-        print(f"{row.name}: {decision_text(row)}")
+        print(f"{page.name_of(row)}: {decision_text(row)}")
     print(f"{page.answer}: {study.out / 'replication.html'} and {study.out / 'replication.json'}")
     return status
 

@@ -19,6 +19,7 @@ from labkit.experiment.compose.legacy_design import other_meanings, with_present
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
+DECIDED_BY = ("design.alpha", "design.margin_pct")  # fixed before the reader's study
 DESIGN_KEYS = ("runs_per_block", "margin_pct", "alpha")
 ASKED_GROUPS = ("engine", "model", "workload", "seed")
 
@@ -59,7 +60,7 @@ class ReaderOptions:
             require(not parsed.is_sweep_override(), f"{word}: give a single value")
             group = key.partition(".")[0]
             require(
-                group in (*ASKED_GROUPS, "design", "out", "plan"),
+                group in (*ASKED_GROUPS, "design", "out", "plan") and key not in DECIDED_BY,
                 f"{word}: the author's study fixes it{did_you_mean(group, ASKED_GROUPS)}",
             )
             values[key] = parsed.value()
@@ -236,7 +237,9 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
 
 
 def _shown(value: Any) -> str:
-    """Return a value for the page and the file, which name no folder of a machine."""
+    """Return a value for the page and the file, which name no host and no folder of a machine."""
+    if isinstance(value, str) and "://" in value:
+        return "an address"
     return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article import table_archives
-from labkit.analysis.studies.replication import replication_of
+from labkit.analysis.pages.replication_page import replication_html
+from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
@@ -130,7 +132,9 @@ def test_noise_leaves_it_undecided_and_the_page_says_how_long_it_would_take(repl
     page = replicate(Planted(0.2, noise=0.1), "noisy")
     assert page.counts == {"not decided": 1}
     assert page.rows[0].needed_s > 24 * 10
-    assert "not decided (design.time=" in Path("noisy/replication.md").read_text("utf-8")
+    assert "not decided (a new study of design.time=" in Path("noisy/replication.md").read_text(
+        "utf-8"
+    )
 
 
 def test_a_changed_option_is_another_question_and_reports_are_one_table(replicate, capsys):
@@ -154,6 +158,8 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     assert "design.time" in out and "9:00" in out
     assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
     assert "revision is this machine's, not the author's aaaaaaaaaaaa" in out
+    assert main([str(archive), "plan=true", "design.time=1s"]) == 0
+    assert "estimated: 9 s" in capsys.readouterr().out  # six processes take more than 1 s
 
 
 def unanswerable(archive, tmp_path, what):
@@ -178,6 +184,17 @@ def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, c
     assert main([str(unanswerable(archive, tmp_path, what)), "out=x"]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1 and not Path("x").exists()
+
+
+def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author):
+    (own,) = AnalysisCache().study(author)
+    other = replace(own, data=replace(own.data, dir=own.data.dir.with_name("other")))
+    page = replication_of((author, [own, other]), (author, [own]))
+    assert [page.name_of(row).split(", ")[0] for row in page.rows] == [own.data.dir.name, "other"]
+    lines = list(forecast_lines([own, other]))
+    assert lines[1].startswith("other, one, ") and len(lines) == 2
+    html = replication_html(replace(page, question="![x](http://spy.example/x.png)"))
+    assert "<img" not in html
 
 
 def analysed(name):
@@ -284,6 +301,7 @@ def test_what_cannot_run_here_is_named_before_anything_starts(
     [
         (["engine.attention.resolver=seq_map"], "it is the question"),
         (["ablation.metric=x"], "the author's study fixes it"),
+        (["design.alpha=.5"], "the author's study fixes it"),  # decisions are fixed beforehand
         (["workload=chat"], "no such option"),
         (["workload.num_requests=1,2"], "a single value"),
         (["more.zip"], "2 studies"),
@@ -325,6 +343,8 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     )
     moved = ReaderOptions({"model.path": "/home/ann/other", "workload.dtype": "float32"})
     assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
+    served = ReaderOptions({"engine.server.url": "http://ann.example:8000"})
+    assert list(cell.changes(served)) == ["engine.server.url=an address (the author: None)"]
 
 
 def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
@@ -376,6 +396,11 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
         assert post.main([str(article)]) == 0 == post.main(["--check", str(article)])
         text = article.read_text("utf-8")
         assert text.endswith(f"|\n\nRepeat it: `python -m labkit.replicate {line}`\n")
+    (tmp_path / "other.zip").write_bytes(archive.read_bytes())
+    article.write_text(f'{answers}| {{{{ answer("../other.zip") }}}} |\n')
+    capsys.readouterr()
+    assert main([str(article), "plan=true"]) == 0
+    assert "2 studies, estimated 9:00 in all" in capsys.readouterr().out
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         table_archives(article)

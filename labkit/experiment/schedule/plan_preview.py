@@ -112,7 +112,12 @@ def _plan(
     else:
         seconds *= len(to_run)
     if timing is not None and timing.seconds is not None:
-        seconds, measured_in = timing.seconds, timing.folder
+        # The fewest blocks take longer than a short design.time.
+        shared = cell.design.isolation is Isolation.in_process
+        started = {run.block if shared else run for run in to_run}
+        least = START_SECONDS * len(started) if cell.rounds_from_time else seconds
+        seconds = timing.seconds if timing.folder is not None else max(timing.seconds, least)
+        measured_in = timing.folder
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
@@ -225,8 +230,10 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
         yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
-def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> None:
+def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> float:
     """Print every cell's schedule and estimates, and the cache entries written for them.
+
+    Returns the estimated seconds.
 
     ``written``: the entries of the cache that composing and planning the cells has written
     (:func:`labkit.machine.cache_dir.recorded_entries`).
@@ -249,6 +256,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
     console.print(escape(_written_line(written)), soft_wrap=True)
+    return total
 
 
 def _written_line(written: Sequence[Path]) -> str:
