@@ -149,9 +149,10 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
     claims = [pair for pair in pairs if pair.claimed is not None]
     if not claims:
         yield "the author's study claims no effect; only computed numbers can be compared"
-    several = len({pair.author.data.dir.name for pair in pairs}) > 1
+    cells = {pair.author.data.dir.name for pair in pairs}
     for pair in claims:
         one, criteria, limits = pair.one, pair.author.data.criteria, pair.claimed
+        cell = pair.author.data.dir.name if len(cells) > 1 else None
         found = arm_effect(pair.author, one.row, one.comparison.arm)
         if found is None or limits is None:
             continue
@@ -163,7 +164,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
             count = count_text(max(1, math.ceil(blocks)), "block")
             need = f"about {count} as noisy as the author's can show it"
         yield (
-            f"{', '.join(filter(None, (several and pair.author.data.dir.name, *_key(one))))}: "
+            f"{', '.join(filter(None, (cell, *_key(one))))}: "
             f"the author has "
             f"{percent_text(one.comparison.effect_pct)} ({interval_text(*limits)}); replicated if "
             f"the same within ±{magnitude_text(to_percent(region))} %: {need}"
