@@ -277,6 +277,7 @@ def set_in(*keys, value):
         (set_in("workload", "speed_of_light", value=1), "no such option"),
         (set_in("engine", "attention", "resolver", value="evil.code:Run"), "--trust runs it"),
         (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
+        (set_in("engine", "server", "requirements", value=["evil"]), "--trust runs it"),
         (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
         (
             lambda data: data["config"]["model"].update(name="local", path="/gone", shape=None),
