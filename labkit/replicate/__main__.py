@@ -6,7 +6,7 @@ repeated, except those that cannot run here. Arguments ``key=value`` are options
 minutes of the default, ``model.path=DIR`` names the model on this machine, ``out=DIR`` the folder.
 Any other option of the engine, model or workload asks another question, and the result says so.
 Exit codes: 0 if all runs and gates are good, whatever was decided; 1 if one failed; 2, with a line
-for each reason, if the archive is not valid or this machine cannot run it (of an article: any of
+for each reason, if the archive is not valid or this machine cannot run it (of an article: none of
 its archives); 130 if interrupted.
 """
 
