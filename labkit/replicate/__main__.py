@@ -32,6 +32,8 @@ from labkit.records import (
     StudyPath,
     check_digests,
     open_study,
+    read_json,
+    record_paths,
     regular_files,
 )
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
@@ -253,6 +255,7 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     composed = [cell.composed(reader, time_s) for cell in study.cells]
     runner, changes = StudyRunner(study.out, composed), study.changes(reader)
     runner.refuse_changes()
+    _refuse_authors_runs(study)
     study.out.mkdir(parents=True, exist_ok=True)
     for cell in composed:
         runner.run(cell.name, study.out / cell.name)
@@ -263,6 +266,14 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
         print(f"{page.name_of(row)}: {decision_text(row)}")
     print(f"{page.answer}: {study.out / 'replication.html'} and {study.out / 'replication.json'}")
     return status
+
+
+def _refuse_authors_runs(study: AuthorsStudy) -> None:
+    """Refuse a folder with runs of the author's: they would replicate themselves."""
+    theirs = {record.started for analysis in study.analyses for record in analysis.data.records}
+    for path in (p for cell in study.cells for p in record_paths(study.out / cell.name)):
+        own = read_json(path).get("started") not in theirs
+        require(own, f"{study.out} holds the author's own runs; set another folder, out=NAME")
 
 
 if __name__ == "__main__":

@@ -162,6 +162,13 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     assert "estimated: 9 s" in capsys.readouterr().out  # six processes take more than 1 s
 
 
+def test_the_author_s_own_runs_are_no_replication(author, archive, tmp_path, capsys):
+    shutil.copytree(author, tmp_path / "copy")
+    for source in (archive, tmp_path / "copy"):
+        assert main([str(source), "out=copy", "design.blocks=8"]) == 2
+        assert "copy holds the author's own runs" in capsys.readouterr().err
+
+
 def unanswerable(archive, tmp_path, what):
     """Return an archive that is cut, edited, foreign or of another version, and a word of why."""
     content = archive.read_bytes()
