@@ -6,6 +6,7 @@ with the author's margin, alpha and isolation, and as many blocks as ``design.ti
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -13,9 +14,14 @@ from typing import Any
 
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
 from labkit.config.option_index import did_you_mean, find_option
+from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
-from labkit.experiment.compose.legacy_design import other_meanings, with_present_names
+from labkit.experiment.compose.legacy_design import (
+    ALLOCATION,
+    other_meanings,
+    with_present_names,
+)
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
@@ -223,7 +229,12 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
         A cell's files do not hold its question, or no cell compares arms.
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
-    cells = [AuthorsCell(one.name, read_cell(one), tuple(read_arms(one))) for one in asked]
+    cells = [
+        AuthorsCell(
+            one.name, read_cell(one), tuple(_with_units(one, arm) for arm in read_arms(one))
+        )
+        for one in asked
+    ]
     for folder, cell in zip(asked, cells, strict=True):
         missing = [key for key in DESIGN_KEYS if key not in cell.manifest.get("design", {})]
         if missing or not cell.arms or cell.arms[0].role != "baseline":
@@ -234,6 +245,20 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
     return comparing
+
+
+def _with_units(cell: StudyPath, arm: Arm) -> Arm:
+    """Return an arm with the number of requests or windows that followed from the author's time."""
+    workload, path = arm.config.get("workload") or {}, cell / ALLOCATION
+    option = UNIT_OPTIONS.get(workload.get("kind", ""), "")
+    if workload.get(option) != 0 or not path.is_file():
+        return arm
+    try:
+        cases = {case["case"]: case for case in json.loads(path.read_bytes())["cases"]}
+        number = int(cases[UNITS]["rounds"])
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(f"{path}: it does not say how many {option} the author had") from None
+    return replace(arm, config={**arm.config, "workload": {**workload, option: number}})
 
 
 def _shown(value: Any) -> str:

@@ -248,6 +248,15 @@ def test_a_committed_archive_asks_this_version_what_it_asked(name):
     assert len(said) == (("engine.attention.gqa_sharing", False) in changed)
 
 
+def test_requests_that_followed_from_the_author_s_time_are_as_many_here():
+    opened = open_study(ROOT / "outputs" / "reference" / "chunk_size.zip")
+    (cell,) = authors_cells(opened, cell_dirs(opened))
+    found = [cell.experiment(arm, ReaderOptions(), 540.0).workload for arm in cell.tested]
+    assert {workload.num_requests for workload in found} == {32}
+    fewer = ReaderOptions.parse(["workload.num_requests=8"])
+    assert list(cell.changes(fewer)) == ["workload.num_requests=8 (the author: 32)"]
+
+
 def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):
     path = ROOT / "outputs" / "reference" / "snapshot.zip"
     assert main([str(path), f"out={tmp_path / 'x'}"]) == 2
