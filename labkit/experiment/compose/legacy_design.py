@@ -9,17 +9,17 @@ of each arm, unless ``design.runs_per_block`` set another number. Blocks and rou
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
 from labkit.config.engine.openai_server import PRESETS
 from labkit.config.option import ReadBy
-from labkit.config.option_index import find_option
+from labkit.config.option_index import option_groups
 from labkit.experiment.cell import UNIT_OPTIONS
 from labkit.records import Arm, RecordError, read_arms, read_cell
 
@@ -36,7 +36,7 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     its units served one query head of each of several KV heads. An option that the rest of the
     config does not read is left out unless an override ``named`` it: it is a former default.
     """
-    found: dict[str, Any] = copy.deepcopy(dict(config))
+    found = _copied(config)
     engine = found.get("engine") or {}
     attention, server = (engine.get(group) or {} for group in ("attention", "server"))
     if attention.get("gqa_sharing") is True:
@@ -47,7 +47,12 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     preset = PRESETS.get(server.get("preset", ""))
     if preset is not None and server.get("start_timeout_s") == preset.start_timeout_s:
         server["start_timeout_s"] = None
-    _leave_out_unread(found, found, "", named)
+    for path, by, read_by in _conditions():
+        choice = _value(found, by)
+        if choice is not ... and choice not in read_by and ".".join(path) not in named:
+            group = _value(found, path[:-1])
+            if isinstance(group, dict):
+                group.pop(path[-1], None)
     return found
 
 
@@ -61,27 +66,29 @@ def other_meanings(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _leave_out_unread(
-    config: Mapping[str, Any], group: dict[str, Any], path: str, named: Collection[str]
-) -> None:
-    for name, value in list(group.items()):
-        key = f"{path}{name}"
-        if isinstance(value, dict):
-            _leave_out_unread(config, value, f"{key}.", named)
-        entry = find_option(key)
-        read_by = entry.option.read_by if entry is not None else None
-        if read_by is not None and key not in named and _unread(config, read_by):
-            del group[name]
+def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in config.items()}
 
 
-def _unread(config: Mapping[str, Any], read_by: ReadBy) -> bool:
+def _value(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return an option's value or a group; ``...`` if the config has neither."""
     value: Any = config
-    for part in read_by.key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    choices = tuple(getattr(choice, "value", choice) for choice in read_by.choices)
-    return value not in ReadBy(read_by.key, choices)
+    for name in path:
+        value = value.get(name, ...) if isinstance(value, Mapping) else ...
+    return value
+
+
+@cache
+def _conditions() -> tuple[tuple[tuple[str, ...], tuple[str, ...], ReadBy], ...]:
+    """Return each option that another one may leave unread, and that one, as paths."""
+    options = (entry for group in option_groups() for entry in group.entries)
+    found = []
+    for key, by in ((entry.key, entry.option.read_by) for entry in options):
+        if by is not None and "." in by.key and "[]" not in key:
+            choices = tuple(getattr(choice, "value", choice) for choice in by.choices)
+            paths = tuple(key.split(".")), tuple(by.key.split("."))
+            found.append((*paths, ReadBy(by.key, choices)))
+    return tuple(found)
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
