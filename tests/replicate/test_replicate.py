@@ -195,11 +195,15 @@ def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, c
 
 def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author):
     (own,) = AnalysisCache().study(author)
-    other = replace(own, data=replace(own.data, dir=own.data.dir.with_name("other")))
+    manifest = own.data.manifest
+    other = {**manifest, "overrides": [*manifest["overrides"], "workload.head_dim=64"]}
+    data = replace(own.data, dir=own.data.dir.with_name("other"), manifest=other)
+    other = replace(own, data=data)
     page = replication_of((author, [own, other]), (author, [own]))
-    assert [page.name_of(row).split(", ")[0] for row in page.rows] == [own.data.dir.name, "other"]
+    names = [page.name_of(row).split(", ")[0] for row in page.rows]
+    assert names == ["as configured", "head_dim=64"]
     lines = list(forecast_lines([own, other]))
-    assert lines[1].startswith("other, one, ") and len(lines) == 2
+    assert lines[1].startswith("head_dim=64, one, ") and len(lines) == 2
     html = replication_html(replace(page, question="![x](http://spy.example/x.png)"))
     assert "<img" not in html
 
