@@ -160,7 +160,9 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
         if isinstance(folder, Path):  # an archive was checked when it was opened
             check_digests(folder)
     cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
-    return AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
+    study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
+    _refuse_authors_runs(study)
+    return study
 
 
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
@@ -255,7 +257,6 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     composed = [cell.composed(reader, time_s) for cell in study.cells]
     runner, changes = StudyRunner(study.out, composed), study.changes(reader)
     runner.refuse_changes()
-    _refuse_authors_runs(study)
     study.out.mkdir(parents=True, exist_ok=True)
     for cell in composed:
         runner.run(cell.name, study.out / cell.name)
