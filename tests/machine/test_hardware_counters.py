@@ -41,3 +41,21 @@ def test_a_machine_without_counters_says_so(monkeypatch, system, reason):
     monkeypatch.setattr(hardware_counters.platform, "machine", lambda: "x86_64")
     with pytest.raises(OSError, match=reason):
         count(lambda: pytest.fail("it counts nothing"), EVENTS)
+
+
+def test_an_event_that_one_thread_lacks_leaves_no_file_open(monkeypatch):
+    closed = []
+
+    def open_first(_number, _event, thread):
+        if thread == 2:
+            raise OSError(3, "no such thread")
+        return 1000 + thread
+
+    monkeypatch.setattr(hardware_counters, "_open", open_first)
+    monkeypatch.setattr(hardware_counters.os, "listdir", lambda path: ["1", "2"])
+    monkeypatch.setattr(hardware_counters.os, "close", closed.append)
+    monkeypatch.setattr(hardware_counters.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(hardware_counters.platform, "machine", lambda: "x86_64")
+    with pytest.raises(OSError, match="no such thread"):
+        count(lambda: pytest.fail("it counts nothing"), CLOCK)
+    assert closed == [1001]

@@ -140,13 +140,17 @@ def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_
     return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
 
 
-def html(text: str, max_width: str = "46rem") -> str:
-    """Return a rendered article as an HTML page. The page loads nothing but its pictures."""
+def html(text: str, max_width: str = "46rem", pictures: bool = True) -> str:
+    """Return a rendered article as an HTML page. The page loads nothing but its pictures.
+
+    ``pictures``: False for texts of others, whose pictures are not loaded.
+    """
     from jinja2 import Environment, FileSystemLoader
     from markdown_it import MarkdownIt
 
     plain = COMMENT.sub(lambda match: match["code"] or "", text)
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(plain)
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    body = (markdown if pictures else markdown.disable("image")).render(plain)
     title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
     return (

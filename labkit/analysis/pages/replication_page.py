@@ -52,7 +52,7 @@ def decision_text(row: ReplicatedRow) -> str:
         return row.verdict
     minutes = math.ceil(row.needed_s / 60)
     time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
-    return f"{row.verdict} (design.time={time} would)"
+    return f"{row.verdict} (a new study of design.time={time} would)"
 
 
 def _table(page: Replication) -> Table[ReplicatedRow]:
@@ -129,7 +129,7 @@ def _picture(page: Replication) -> Chart | None:
         x=padded_range([*(end for end in ends if end is not None), 0.0]),
         y=(0.0, float(len(rows))),
         x_label="difference from the baseline (%)",
-        rows=tuple(row.name for row in rows),
+        rows=tuple(map(page.name_of, rows)),
         row_height=ROW_HEIGHT,
     )
     chart.line([(0.0, 0.0), (0.0, float(len(rows)))], "zero")
@@ -149,7 +149,8 @@ def replication_html(page: Replication) -> str:
     from markdown_it import MarkdownIt
 
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
-    render = MarkdownIt("commonmark", {"html": False}).enable("table").render
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    render = markdown.render
     pages = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
@@ -222,5 +223,5 @@ def write_replications(root: Path, refused: Mapping[str, str] | None = None) -> 
     table = _index(root, refused or {})
     text = f"# Replications in {root.resolve().name}\n\n{count}.\n\n{table}\n"
     write_text(root / "replications.md", text)
-    write_text(root / "replications.html", html(text, max_width="90rem"))
+    write_text(root / "replications.html", html(text, max_width="90rem", pictures=False))
     return f"{count}: {root / 'replications.md'} and {root / 'replications.html'}"

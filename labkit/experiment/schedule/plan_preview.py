@@ -250,8 +250,10 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
         yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
-def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> None:
+def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> float:
     """Print every cell's schedule and estimates, and the cache entries written for them.
+
+    Returns the estimated seconds.
 
     ``written``: the entries of the cache that composing and planning the cells has written
     (:func:`labkit.machine.cache_dir.recorded_entries`).
@@ -274,6 +276,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
     console.print(escape(_written_line(written)), soft_wrap=True)
+    return total
 
 
 def _written_line(written: Sequence[Path]) -> str:

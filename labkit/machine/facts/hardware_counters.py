@@ -42,11 +42,14 @@ def count(
     number = SYSCALL_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
     try:
         for name, event in events.items() if number is not None else ():
+            opened = files.setdefault(name, [])
             try:
-                threads = map(int, os.listdir("/proc/self/task"))
-                files[name] = [_open(number, event, thread) for thread in threads]
+                for thread in map(int, os.listdir("/proc/self/task")):
+                    opened.append(_open(number, event, thread))
             except OSError as lacking:
                 error = lacking
+                for file in files.pop(name):
+                    os.close(file)
         if not files:
             raise error
         work()
