@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose
+import hydra
 from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
@@ -74,7 +74,7 @@ def swept(name, *words):
     """Return the overrides of every cell that ``experiment=name -m`` runs."""
     study_composer.register()
     with study_composer.initialized():
-        whole = compose("config", [f"experiment={name}", *words], return_hydra_config=True)
+        whole = hydra.compose("config", [f"experiment={name}", *words], return_hydra_config=True)
     return expand_sweep([], whole.hydra.sweeper.params)
 
 
