@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -105,21 +106,26 @@ def test_the_summary_has_a_picture_in_characters():
     assert "```" not in markdown("b against a", [], 2)
 
 
-@pytest.fixture
-def studies(tmp_path, monkeypatch):
-    """Return a function that runs the program in a checkout with two commits, without processes.
-
-    It returns the exit code and the cells that were composed. ``studies.result`` is what each
-    study's ``cell.json`` holds, or the error that it raises.
-    """
-    folder = tmp_path / "checkout"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def two_commits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkout")
     who = ["-c", "user.name=n", "-c", "user.email=e"]
     for words in (
         ["init", "-q", "-b", "main"],
         *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2,
     ):
         subprocess.run(["git", "-C", folder, *who, *words], check=True)
+    return folder
+
+
+@pytest.fixture
+def studies(two_commits, tmp_path, monkeypatch):
+    """Return a function that runs the program in a checkout with two commits, without processes.
+
+    It returns the exit code and the cells that were composed. ``studies.result`` is what each
+    study's ``cell.json`` holds, or the error that it raises.
+    """
+    folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
     monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)

@@ -100,7 +100,7 @@ def _point(load: LoadPoint) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class ArmPoint:
+class _ArmPoint:
     """An arm's median throughput and latency, in the metrics' units."""
 
     arm: str
@@ -108,16 +108,16 @@ class ArmPoint:
     latency: float
 
 
-def frontier(points: Sequence[ArmPoint]) -> list[ArmPoint]:
+def _frontier(points: Sequence[_ArmPoint]) -> list[_ArmPoint]:
     """Return the Pareto frontier of throughput and latency, ordered by latency."""
-    best: list[ArmPoint] = []
+    best: list[_ArmPoint] = []
     for point in sorted(points, key=lambda p: (p.latency, -p.throughput)):
         if not best or point.throughput > best[-1].throughput:
             best.append(point)
     return best
 
 
-def frontier_chart(cell: Cell) -> Chart | None:
+def _frontier_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None for fewer than three arms with both metrics."""
     rows = {row.metric: row for row in cell.rows if row.case == "all"}
     pair = [next((m for m in names if m in rows), None) for names in (THROUGHPUTS, LATENCIES)]
@@ -125,7 +125,7 @@ def frontier_chart(cell: Cell) -> Chart | None:
         return None
     throughput, latency = rows[pair[0]], rows[pair[1]]
     points = [
-        ArmPoint(arm, rate, time)
+        _ArmPoint(arm, rate, time)
         for arm in cell.real_arms
         if (rate := throughput.median(arm)) and (time := latency.median(arm))
     ]
@@ -139,7 +139,7 @@ def frontier_chart(cell: Cell) -> Chart | None:
         y_label=f"{throughput.metric} ({unit_name(throughput.unit)})",
         height=320,
     )
-    best = frontier(points)
+    best = _frontier(points)
     steps = [(a.latency, b.throughput) for a, b in zip(best[1:], best, strict=False)]
     corners = [corner for at, step in zip(best, [*steps, None], strict=True)
                for corner in ((at.latency, at.throughput), step) if corner is not None]  # fmt: skip
@@ -160,6 +160,6 @@ def frontier_chart(cell: Cell) -> Chart | None:
 @section("Throughput against latency")
 def frontier_section(report: CellSource) -> Iterator[ReportPart]:
     """Show which arms offer the best compromise of throughput and latency."""
-    chart = frontier_chart(report.cell)
+    chart = _frontier_chart(report.cell)
     if chart is not None:
         yield ChartPart(chart, CAPTION)

@@ -17,7 +17,7 @@ CAPTION = (
 
 
 @dataclass(frozen=True)
-class KVUtilization:
+class _KVUtilization:
     """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
 
     Both are medians over the arm's runs.
@@ -37,11 +37,11 @@ class KVUtilization:
         )
 
 
-def kv_utilizations(cell: Cell) -> list[KVUtilization]:
+def _kv_utilizations(cell: Cell) -> list[_KVUtilization]:
     """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
     counters = {arm.name: arm.counters for arm in cell.arms}
     utilizations = [
-        KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
+        _KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
         for arm in cell.real_arms
         if (reserved := counters[arm].get("peak_kv_bytes"))
         and (used := counters[arm].get("kv_used_bytes"))
@@ -50,7 +50,7 @@ def kv_utilizations(cell: Cell) -> list[KVUtilization]:
     return utilizations if len(distinct) > 1 else []
 
 
-def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
+def _kv_utilization_chart(utilizations: Sequence[_KVUtilization]) -> Chart:
     """Return a chart with one bar per arm, for the HTML report."""
     largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
     chart = Chart(
@@ -68,8 +68,8 @@ def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
 @section("KV memory reserved and used")
 def kv_utilization_section(report: CellSource) -> Parts:
     """Show how much of the reserved KV memory held tokens."""
-    utilizations = kv_utilizations(report.cell)
+    utilizations = _kv_utilizations(report.cell)
     if not utilizations:
         return []
-    chart = ChartPart(kv_utilization_chart(utilizations), CAPTION)
+    chart = ChartPart(_kv_utilization_chart(utilizations), CAPTION)
     return [chart, PictureFile(report.cell.stem("kv-held"), CAPTION, [chart])]

@@ -36,7 +36,7 @@ CAPTION = (
 )
 
 
-def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
+def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
     qualities = text_qualities(cell.real_arms, records, cell.design.quality_confidence)
     if not qualities:
@@ -53,7 +53,7 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
         _column("RMS change of p", lambda quality: quality.probability_change),
     ]
     arms = [quality.arm for quality in qualities]
-    notes = scoring_notes(arms, records, cell.design.quality_confidence)
+    notes = _scoring_notes(arms, records, cell.design.quality_confidence)
     if any(interval.low is None for quality in qualities for interval in quality.kl_quantiles):
         notes += (
             f"Fewer than {MIN_WINDOWS} windows have no interval, nor has a quantile with fewer "
@@ -62,7 +62,7 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] |
     return Table(tuple(columns), tuple(qualities), notes)
 
 
-def scoring_notes(
+def _scoring_notes(
     arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
 ) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
@@ -102,7 +102,7 @@ def _quantile_column(index: int, share: float) -> Column[TextQuality]:
     return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
 
 
-def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
+def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
     """Return the text positions where each arm is furthest from the baseline; None without any."""
     places = [
         (quality.arm, place)
@@ -129,10 +129,10 @@ def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | 
 
 
 def _text_column(heading: str, key: str) -> Column[Place]:
-    return Column(heading, lambda place: quoted(place[1][key]), numeric=False)
+    return Column(heading, lambda place: _quoted(place[1][key]), numeric=False)
 
 
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a text in one line, with its line breaks escaped."""
     return repr(text)[1:-1].replace("|", "¦")
 
@@ -142,20 +142,20 @@ def quality_section(report: CellSource) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
     confidence = cell.design.quality_confidence
-    chart = speed_quality_chart(cell, text_qualities(cell.real_arms, records, confidence))
+    chart = _speed_quality_chart(cell, text_qualities(cell.real_arms, records, confidence))
     picture: Parts = []
     if chart is not None:
         part = ChartPart(chart, CAPTION)
         picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
     return [
         *picture,
-        *table_parts(quality_table(cell, records)),
-        *table_parts(worst_places_table(cell, records)),
+        *table_parts(_quality_table(cell, records)),
+        *table_parts(_worst_places_table(cell, records)),
     ]
 
 
 @dataclass(frozen=True)
-class SpeedAndQuality:
+class _SpeedAndQuality:
     """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
 
     arm: str
@@ -163,7 +163,7 @@ class SpeedAndQuality:
     kl: Interval
 
 
-def speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+def _speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[_SpeedAndQuality]:
     """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
 
     ``qualities``: the arms' qualities, the baseline's first.
@@ -178,24 +178,24 @@ def speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[S
     points = []
     for index, quality in enumerate(qualities):
         if index == 0:
-            points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
+            points.append(_SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
         elif quality.arm in effects:
-            points.append(SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
+            points.append(_SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
     return points
 
 
-def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
+def _frontier(points: Sequence[_SpeedAndQuality]) -> list[_SpeedAndQuality]:
     """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
-    best: list[SpeedAndQuality] = []
+    best: list[_SpeedAndQuality] = []
     for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
         if not best or point.speed.estimate > best[-1].speed.estimate:
             best.append(point)
     return best
 
 
-def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
+def _speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
     """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
-    points = speed_quality_points(cell, qualities)
+    points = _speed_quality_points(cell, qualities)
     if len(points) < 2:
         return None
     chart = Chart(
@@ -206,7 +206,7 @@ def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart |
         y_label=Y_LABEL,
         height=300,
     )
-    best, styles = frontier(points), arm_classes(cell)
+    best, styles = _frontier(points), arm_classes(cell)
     chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
     for point in points:
         style, mark = styles[point.arm]
@@ -220,7 +220,7 @@ def speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart |
     return chart
 
 
-def _x_label(points: Sequence[SpeedAndQuality]) -> str:
+def _x_label(points: Sequence[_SpeedAndQuality]) -> str:
     return f"speed compared with {points[0].arm} (%)"
 
 

@@ -1,9 +1,11 @@
 """Bars of peak KV memory, reserved and used, on the HTML page and as a picture."""
 
+from types import SimpleNamespace
+
 from planted_cells import planted_cell
 
-from labkit.analysis.charts import peak_kv_memory_chart
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
+from labkit.analysis.document.chart import Bars, Text
 
 MIB = 2**20
 
@@ -20,23 +22,26 @@ def cell(**arms):
     return planted_cell(arms=[{"name": n, "role": r, "counters": c} for n, r, c in rows])
 
 
+def charts(**arms):
+    """Return the charts of the page's section, and of the picture beside it."""
+    parts = kv_utilization_section.parts(SimpleNamespace(cell=cell(**arms)))
+    return [part.chart for part in parts[:1] for _ in parts[1:]]
+
+
 def test_every_label_has_reserved_used_and_wasted_memory():
-    utilizations = peak_kv_memory_chart.kv_utilizations(
-        cell(padded=(90, 35), paged=(35.5, 35), mlx_lm=(90, None))
-    )
-    assert [(each.arm, each.label) for each in utilizations] == [
-        ("padded", "35.00 of 90.00 MiB, 61.1 % wasted"),
-        ("paged", "35.00 of 35.50 MiB, 1.4 % wasted"),
+    (chart,) = charts(padded=(90, 35), paged=(35.5, 35.6), mlx_lm=(90, None))
+    assert chart.rows == ("padded", "paged")
+    assert [mark.text for mark in chart.marks if isinstance(mark, Text)] == [
+        "35.00 of 90.00 MiB, 61.1 % wasted",
+        "35.50 of 35.50 MiB, 0.0 % wasted",
     ]
+    bars = [mark for mark in chart.marks if isinstance(mark, Bars)]
+    assert [(bar.arm, bar.style, bar.boxes[0][:2]) for bar in bars] == [
+        ("padded", "reserved", (0, 90)), ("padded", "used", (0, 35)),
+        ("paged", "reserved", (0, 35.5)), ("paged", "used", (0, 35.5)),
+    ]  # fmt: skip
 
 
 def test_arms_that_do_not_differ_have_no_bars():
-    assert peak_kv_memory_chart.kv_utilizations(cell(padded=(90, 35), mlx_lm=(90, None))) == []
-    assert peak_kv_memory_chart.kv_utilizations(cell(paged=(36, 35), seq_map=(36, 35))) == []
-
-
-def test_bars_are_as_long_as_their_bytes():
-    utilizations = peak_kv_memory_chart.kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
-    svg = chart_svg(peak_kv_memory_chart.kv_utilization_chart(utilizations))
-    assert svg.count('class="bar reserved"') == svg.count('class="bar used"') == 2
-    assert "75.0 % wasted" in svg
+    assert charts(padded=(90, 35), mlx_lm=(90, None)) == []
+    assert charts(paged=(36, 35), seq_map=(36, 35)) == []
