@@ -483,7 +483,8 @@ def test_the_whole_command():
     )
     assert done.returncode == 0, done.stderr
     assert memory_capacity.THIS_MACHINE in done.stdout and "GFLOP/s" in done.stdout
-    assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
+    measured = r"^ *kernels +[0-9.]+ % |for kernels is unknown: only [012] of"  # on a busy machine
+    assert re.search(measured, done.stdout, re.MULTILINE), done.stdout
     assert done.stderr.strip() == f"labkit doctor: {doctor.PROGRESS_TEXT}"
 
 
@@ -630,7 +631,7 @@ def test_both_kinds_for_real():
     results = noise_pilots.run_pilots(lambda step: None, time_limit_s=120.0)
     for estimate in results.values():
         assert isinstance(estimate, PilotNoise), results
-        assert estimate.processes == noise_pilots.MAX_PROCESSES
+        assert noise_pilots.MIN_PROCESSES <= estimate.processes <= noise_pilots.MAX_PROCESSES
         assert estimate.separate_s < estimate.interleaved_s
 
 
