@@ -1,4 +1,4 @@
-"""Generator of the articles' pictures: frames of a video, decode times, a GPU's ladder, Q-blocks.
+"""Generator of the articles' pictures: videos, throughput by clients, a GPU's ladder, Q-blocks.
 
 ``python -m docs.generators.article_pictures`` writes them to ``docs/images``. They are 400 units
 wide, which a phone can show.
@@ -104,10 +104,14 @@ def gop_strip() -> str:
     return svg(274, "I, P and B frames of two GOPs, and what each method decodes of them", parts)
 
 
+def _cells(study: str) -> list[Cell]:
+    archive = FOLDER.parents[1] / "outputs" / "reference" / f"{study}.zip"
+    return [analysis.cell for analysis in AnalysisCache().study(open_study(archive))]
+
+
 def _keyframes_cell() -> Cell:
-    archive = FOLDER.parents[1] / "outputs" / "reference" / "keyframes.zip"
-    (analysis,) = AnalysisCache().study(open_study(archive))
-    return analysis.cell
+    (cell,) = _cells("keyframes")
+    return cell
 
 
 def decode_times() -> str:
@@ -171,6 +175,56 @@ def accuracy_changes() -> str:
     parts.append(f'<line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{floor}"/>')
     style = ".loss{fill:#0072b2}.within{fill:none;stroke:#0072b2;stroke-dasharray:3 2}"
     return svg(floor + 12, "Published changes of accuracy by benchmark and subtask", parts, style)
+
+
+ENGINES = {"mlx_lm": ("mlx_lm", "mlx_lm"), "paged": ("vllm-metal", "paged")}  # there, here
+ASKED = 100  # published prompts of each run
+
+
+def client_throughput() -> str:
+    """Return the published throughputs of two engines by clients, and ours on their own scale.
+
+    A bar is hatched where some of the published prompts got no tokens.
+    """
+    parts, y = [], 18.0
+    for study, split in (("chat_clients", "Chat"), ("agent_clients", "Agent")):
+        published, here = [], []
+        for cell in _cells(study):
+            clients = cell.cell.rpartition("=")[2]
+            numbers = {row.metric: row.arms for row in cell.published_rows}
+            (row,) = (row for row in cell.rows if row.metric == "output_tok_s")
+            for arm, (there, ours) in ENGINES.items():
+                finished = numbers["requests.finished"][arm]
+                note = f" ({finished} of {ASKED} answered)" if finished < ASKED else ""
+                tok_s = numbers["output_tok_s"][arm]
+                published.append((f"{clients}, {there}", tok_s, arm, note))
+                here.append((f"{clients}, {ours}", row.median(arm) or 0.0, arm, ""))
+        for place, bars in (("published", published), ("here", here)):
+            parts.append(text(MARGIN, y, f"{split} split, {place} (tok/s, by clients)", "title"))
+            parts += _bars(bars, y + 8)
+            y += 32 + 16 * len(bars)
+    style = (
+        f".mlx_lm{{fill:{COLOURS[1]}}}.paged{{fill:{COLOURS[0]}}}"
+        ".mlx_lm.some{fill:url(#some)}.some{stroke:#d55e00}"
+    )
+    hatch = (
+        '<pattern id="some" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect width="2.5" height="6" fill="#d55e00"/></pattern>'
+    )
+    return svg(y - 12, "Throughput by clients, published and here", [hatch, *parts], style)
+
+
+def _bars(bars: Sequence[tuple[str, float, str, str]], top: float) -> list[str]:
+    """Return horizontal bars with their names and numbers; a note makes a bar hatched."""
+    left, width, most = 108, 150, max(number for _, number, _, _ in bars)
+    parts = []
+    for index, (name, number, arm, note) in enumerate(bars):
+        y, length = top + 16 * index, round(width * number / most, 1)
+        kind = f"{arm} some" if note else arm
+        parts.append(text(left - 6, y + 11, name, "small", "end"))
+        parts.append(box(left, y + 1, length, 12, kind))
+        parts.append(text(left + length + 5, y + 11, value_text(number) + note, "small"))
+    return parts
 
 
 def _mark(arm: str, x: float, y: float, kind: str, tip: str = "") -> str:
@@ -248,6 +302,7 @@ PICTURES = {
     "video-gop.svg": gop_strip,
     "video-decode-times.svg": decode_times,
     "video-accuracy.svg": accuracy_changes,
+    "kv-caches-clients.svg": client_throughput,
 }
 
 if __name__ == "__main__":
