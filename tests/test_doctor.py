@@ -225,7 +225,8 @@ def test_wired_settings_are_shown(limit_mb, collector, text):
     wired = memory_capacity.WiredSettings(limit_mb, collector, None)
     machine = dataclasses.replace(machine, wired=wired)
     line = f"iogpu.wired_limit_mb {text}, dynamic low-water mark unknown"
-    assert terminal_screen.wired_text(machine) == line
+    mac = machine_caveats.MachineFacts(MAC, machine, QUIET)
+    assert dict(terminal_screen.machine_lines(mac))["wired"] == line
 
 
 def test_items_are_numbered_with_their_remedies(capsys):

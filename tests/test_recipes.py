@@ -23,7 +23,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app, config, serve
@@ -327,7 +326,9 @@ def tiny_run(reader, places, monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.setattr(tempfile, "tempdir", str(reader))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)  # takes seconds
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **_: None
+    )  # takes seconds
 
     def run(command):
         words = words_of(command, places)

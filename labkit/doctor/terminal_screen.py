@@ -32,7 +32,7 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
         ("memory", _memory(environment, facts.machine)),
         *_mlx(mlx),
         ("bandwidth", f"{read_gb_s:.1f} GB/s (reading {bandwidth['mib']} MiB)"),
-        ("wired", wired_text(facts.machine)),
+        ("wired", _wired_text(facts.machine)),
         ("power", _power(facts)),
         ("noise", _noise(facts)),
     ]
@@ -43,11 +43,11 @@ def simulated_lines(machine: MemoryProfile) -> list[LabelledLine]:
     return [
         ("memory", f"{_gib(machine.total)} RAM, {_gib(machine.available)} of it free (assumed)"),
         ("Metal", f"recommends a working set of {_gib(machine.working_set)}"),
-        ("wired", wired_text(machine)),
+        ("wired", _wired_text(machine)),
     ]
 
 
-def wired_text(machine: MemoryProfile) -> str:
+def _wired_text(machine: MemoryProfile) -> str:
     """Return a line on macOS's limit of wired memory and its wired collector."""
     wired = machine.wired
     if wired is None:

@@ -60,13 +60,13 @@ def gpu_properties(device: str, executor: Executor) -> GpuProperties:
     return _cuda() if device == "cuda" else _metal(executor)
 
 
-def gpu_cores(ioreg: str) -> int | None:
+def _gpu_cores(ioreg: str) -> int | None:
     """Parse the number of GPU cores from ``ioreg -rc AGXAccelerator``; None if it has none."""
     match = re.search(r'"gpu-core-count"\s*=\s*(\d+)', ioreg)
     return int(match[1]) if match else None
 
 
-def lanes(executor: Executor) -> int:
+def _lanes(executor: Executor) -> int:
     """Return the lanes of a simdgroup, as a kernel sees them."""
     call = KernelCall(
         name="labkit_lanes",
@@ -86,11 +86,11 @@ def lanes(executor: Executor) -> int:
 @cache
 def _metal(executor: Executor) -> GpuProperties:
     try:
-        cores = gpu_cores(command_output("ioreg", "-r", "-d", "1", "-c", "AGXAccelerator"))
+        cores = _gpu_cores(command_output("ioreg", "-r", "-d", "1", "-c", "AGXAccelerator"))
     except OSError:
         cores = None
     threads, group_bytes = macos.threadgroup_limits()
-    return GpuProperties(cores, lanes(executor), threads, group_bytes)
+    return GpuProperties(cores, _lanes(executor), threads, group_bytes)
 
 
 @cache

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from labkit import app
 from labkit.records import read_runs
@@ -42,7 +41,7 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(
     monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: None)
     with pytest.raises(SystemExit) as left:
         app.main(words)
     assert left.value.code == 1, capsys.readouterr().err

@@ -12,14 +12,20 @@ from labkit.metal.gpu_properties import EMULATED, GpuProperties
     [
         ('  |   "gpu-core-count" = 14\n  |   "model" = "Apple M1 Pro"\n', 14),
         ('"model" = "x"', None),
+        (None, None),
     ],
 )
-def test_the_cores_of_a_mac_are_parsed(text, cores):
-    assert gpu_properties.gpu_cores(text) == cores
+def test_a_mac_s_cores_are_parsed_and_a_kernel_counts_its_lanes(text, cores, monkeypatch):
+    def ioreg(*command):
+        if text is None:
+            raise FileNotFoundError("ioreg")
+        return text
 
-
-def test_a_kernel_counts_the_lanes_of_its_simdgroup():
-    assert gpu_properties.lanes(Emulator()) == EMULATED.lanes
+    monkeypatch.setattr(gpu_properties, "command_output", ioreg)
+    monkeypatch.setattr(gpu_properties.macos, "threadgroup_limits", lambda: (1024, 32768))
+    emulator = Emulator()
+    read = gpu_properties.gpu_properties("metal", lambda call: emulator(call))  # not read before
+    assert read == GpuProperties(cores, EMULATED.lanes, 1024, 32768)
 
 
 @pytest.mark.parametrize(("lanes", "threads"), [(64, 1024), (32, 128)])

@@ -22,7 +22,7 @@ GROUP_NAMES = {
 SPEED_UP_PCT = 10.0  # the example of a faster part
 
 
-def cause_text(arm: ArmTime) -> str:
+def _cause_text(arm: ArmTime) -> str:
     """Name the first cause of an arm's difference, or say why there is none."""
     total, first = arm.total, arm.cause_part
     whole = ""
@@ -63,7 +63,7 @@ def worth_text(share: PartShare) -> str:
     )
 
 
-def predicted_text(cell: Cell, arm: ArmTime) -> str | None:
+def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
     """Put the throughput that an arm's parts predict beside the measured one; None without one."""
     compared = (row.comparison(arm.arm) for row in cell.primary_rows if row.unit == "tok/s")
     measured = next(filter(None, compared), None)
@@ -81,10 +81,10 @@ def time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
     """Yield the sentences of the section: causes, counters, predictions."""
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
-            yield cause_text(arm)
+            yield _cause_text(arm)
             if arm.counts:
                 yield f"{arm.arm}, counted: {'; '.join(arm.counts)}."
-            predicted = predicted_text(cell, arm)
+            predicted = _predicted_text(cell, arm)
             if predicted:
                 yield f"{predicted}."
     worth = "; ".join(map(worth_text, division.groups))

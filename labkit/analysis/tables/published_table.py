@@ -167,7 +167,7 @@ def published_section(report: CellSource) -> Iterator[ReportPart]:
     """Show published numbers beside ours."""
     agreement = agreement_rows(report.analysis.identity.agreement)
     extra_rows = [*agreement, *host_time_rows(report.records)]
-    chart = published_chart(report.cell)
+    chart = _published_chart(report.cell)
     if chart is not None:
         yield (part := ChartPart(chart, CAPTION))
         yield PictureFile(report.cell.stem("published"), CAPTION, [part])
@@ -178,7 +178,7 @@ def published_section(report: CellSource) -> Iterator[ReportPart]:
 
 
 @dataclass(frozen=True)
-class PublishedDifference:
+class _PublishedDifference:
     """A published difference in percent, and our comparison of the same row and arm, or None."""
 
     row: str
@@ -192,13 +192,13 @@ class PublishedDifference:
         return self.comparison is not None and self.comparison.effect_pct is not None
 
 
-def published_differences(cell: Cell) -> list[PublishedDifference]:
+def _published_differences(cell: Cell) -> list[_PublishedDifference]:
     """Return the published differences for this cell's arms and rows."""
     rows, styles = cell.published_rows, arm_classes(cell)
     several_metrics = len({row.metric for row in rows}) > 1
     own = {(row.case, row.metric): row for row in cell.rows}
     return [
-        PublishedDifference(
+        _PublishedDifference(
             f"{row.case}: {row.metric}" if several_metrics else row.case,
             arm,
             float(percent),
@@ -211,9 +211,9 @@ def published_differences(cell: Cell) -> list[PublishedDifference]:
     ]
 
 
-def published_chart(cell: Cell) -> Chart | None:
+def _published_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None if no row has both a published difference and one of ours."""
-    found = published_differences(cell)
+    found = _published_differences(cell)
     if not any(one.is_known for one in found):
         return None
     names = list(dict.fromkeys(one.row for one in found))
@@ -238,7 +238,7 @@ def published_chart(cell: Cell) -> Chart | None:
     return chart
 
 
-def _draw(chart: Chart, cell: Cell, one: PublishedDifference, y: float) -> None:
+def _draw(chart: Chart, cell: Cell, one: _PublishedDifference, y: float) -> None:
     style, mark = arm_classes(cell)[one.arm]
     comparison = one.comparison
     if comparison is not None and comparison.effect_pct is not None:

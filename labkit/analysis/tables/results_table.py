@@ -70,7 +70,7 @@ class ResultLine:
         return formatter(*(getattr(self.comparison, key) for key in keys))
 
 
-def kernel_names(records: Sequence[Record]) -> dict[str, str]:
+def _kernel_names(records: Sequence[Record]) -> dict[str, str]:
     """Return the kernel of each case by the case's name, if the records note kernels."""
     names: dict[str, str] = {}
     for record in records:
@@ -94,7 +94,7 @@ def results_table(
     ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
     """
     rows = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
-    arms, kernels = cell.compared_arms, kernel_names(records)
+    arms, kernels = cell.compared_arms, _kernel_names(records)
     published = _published_rows(cell, [row for _, row in rows], arms)
     units = {row.unit for _, row in rows if row.metric is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""

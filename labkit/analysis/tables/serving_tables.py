@@ -134,11 +134,9 @@ SENDER_TIMES: Mapping[str, Callable[[TrafficNote], float | None]] = {
 }
 
 
-def streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Return the counters of every server's response streams, or None if no arm is a server."""
+def _streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
+    """Return the counters of every server's response streams."""
     arms = server_arms(records, cell.real_arms)
-    if not arms:
-        return None
     columns: tuple[Column[ServerArm], ...] = (
         Column("arm", lambda arm: arm.arm, numeric=False),
         Column("server", _server_name, numeric=False),
@@ -177,11 +175,9 @@ CLIENT_TIMES = {
 }
 
 
-def client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Return the client's own cost with every server, or None if no arm is a server."""
+def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
+    """Return the client's own cost with every server."""
     arms = server_arms(records, cell.real_arms)
-    if not arms:
-        return None
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
     columns += [
         Column(
@@ -200,7 +196,7 @@ def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
 def http_section(report: CellSource) -> Parts:
     """Show the servers' streams and the client's own cost."""
     return table_parts(
-        streams_table(report.cell, report.records), client_table(report.cell, report.records)
+        _streams_table(report.cell, report.records), _client_table(report.cell, report.records)
     )
 
 

@@ -102,15 +102,13 @@ def _quantile_column(index: int, share: float) -> Column[TextQuality]:
     return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
 
 
-def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
-    """Return the text positions where each arm is furthest from the baseline; None without any."""
+def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place]:
+    """Return the text positions where each arm is furthest from the baseline."""
     places = [
         (quality.arm, place)
         for quality in text_qualities(cell.real_arms, records)
         for place in quality.worst[:MAX_PLACES]
     ]
-    if not places:
-        return None
     columns = (
         Column[Place]("arm", lambda place: place[0], numeric=False),
         Column[Place](

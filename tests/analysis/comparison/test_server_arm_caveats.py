@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from planted_cells import planted_cell
@@ -11,7 +12,7 @@ from labkit.analysis.comparison.first_divergence import text_difference, text_sh
 from labkit.analysis.comparison.gates import healthy, identical
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.tables.serving_tables import client_table, streams_table
+from labkit.analysis.tables.serving_tables import http_section
 from labkit.models.server_detokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
 
@@ -175,13 +176,18 @@ def test_controls_and_arms_without_a_server_have_no_caveats():
 def test_the_tables_have_a_line_for_every_server():
     arms = [{"name": "base", "role": "baseline"}, {"name": "server", "role": "arm"}]
     cell = planted_cell(arms=arms)
-    streams, client = streams_table(cell, [run()]), client_table(cell, [run()])
+
+    def tables(*records):
+        report = SimpleNamespace(cell=cell, records=records)
+        return [part.table for part in http_section.parts(report)]
+
+    streams, client = tables(run())
     assert [streams.cells(line) for line in streams.lines] == [
         ["server", "mlx_lm", "text", "40", "40", "40", "38", "2", "1", "length 2", "0"]
     ]
     (line,) = client.lines
     assert client.cells(line)[0] == "server" and "40.0" in client.cells(line)[-1]
-    assert streams_table(cell, []) is None and client_table(cell, []) is None
+    assert tables() == []
 
 
 def texts(**texts_by_id):

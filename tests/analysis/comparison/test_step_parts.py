@@ -9,7 +9,7 @@ from labkit.analysis.comparison import counted_work
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.comparison.step_parts import divide_time, part_times, whole_us
-from labkit.analysis.findings.time_text import cause_text, predicted_text, time_sentences
+from labkit.analysis.findings.time_text import time_sentences
 from labkit.records import Arm, Record
 
 ARMS = [Arm("base", "baseline", {}, {}), Arm("new", "arm", {}, {})]
@@ -96,6 +96,12 @@ def test_error_rates_of_causes():
         test_a_planted_part_is_named_in_18_of_20_studies(part, 100)
 
 
+def said(division, rows=()):
+    """Return the section's sentences."""
+    arms = [{"name": "base", "role": "baseline"}, {"name": "new", "role": "arm"}]
+    return list(time_sentences(planted_cell(rows, arms=arms), division))
+
+
 def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
     division = study(None, {"sample": 2.0, "attention": 0.8}, blocks=8)
     (arm,) = division.arms
@@ -109,7 +115,7 @@ def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
     steps = waterfall_steps(division, arm)
     assert steps[-1] == (NOT_DIVIDED, pytest.approx(0.0, abs=1e-6))
     assert [name for name, _ in steps[:-1]] == ["attention", "sampling"]
-    assert "first cause: attention" in cause_text(arm)
+    assert "first cause: attention" in said(division)[0]
     assert division.groups[0].pct == pytest.approx(parts["attention"].us / 0.8 / WHOLE * 400)
 
 
@@ -123,13 +129,14 @@ def test_steps_are_weighted_as_in_the_measurement():
 
 @pytest.mark.parametrize(("alpha", "blocks"), [(0.05, 3), (0.0, 10)])
 def test_too_few_blocks_and_interim_results_name_no_cause(alpha, blocks):
-    (arm,) = study(0, longer("sample"), blocks=blocks, alpha=alpha).arms
-    assert arm.cause is None and "too few blocks" in cause_text(arm)
+    division = study(0, longer("sample"), blocks=blocks, alpha=alpha)
+    assert division.arms[0].cause is None and "too few blocks" in said(division)[0]
 
 
 def test_a_cause_explains_a_claimed_difference_in_its_direction():
-    (arm,) = study(0, longer("sample"), claimed=()).arms
-    assert arm.cause is None and "no metric's difference is decided" in cause_text(arm)
+    undecided = study(0, longer("sample"), claimed=())
+    assert undecided.arms[0].cause is None
+    assert "no metric's difference is decided" in said(undecided)[0]
     # Attention takes less time, by more than any other part takes longer.
     (arm,) = study(None, {"attention": 0.6, "products": 1.2, "rest": 1.8}).arms
     assert arm.total.pct > 0 and arm.cause == "products"
@@ -180,10 +187,7 @@ def test_the_predicted_effect_stands_beside_the_measured_one():
                   "verdict": "worse"}  # fmt: skip
     row = {"metric": "total_tok_s", "unit": "tok/s", "better": "higher", "primary": True,
            "comparisons": [comparison]}  # fmt: skip
-    arms = [{"name": "base", "role": "baseline"}, {"name": "new", "role": "arm"}]
-    cell = planted_cell([row], arms=arms)
-    text = predicted_text(cell, division.arms[0])
-    assert (
-        text.startswith("new: its parts predict −4.") and "measured −5.0 % (−6.0 to −4.0)" in text
-    )
-    assert sum("goes to" in one for one in time_sentences(cell, division)) == 1
+    sentences = said(division, [row])
+    (text,) = (one for one in sentences if one.startswith("new: its parts predict −4."))
+    assert "measured −5.0 % (−6.0 to −4.0)" in text
+    assert sum("goes to" in one for one in sentences) == 1

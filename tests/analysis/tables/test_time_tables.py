@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from labkit.analysis import write_study
 from labkit.analysis.charts.step_player import TracedRun
@@ -13,12 +12,6 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.tables import time_tables
 
 PARTS = {"schedule": 40.0, "attention": 300.0, "products": 500.0, "left_over": 60.0, "stalls": 99.0}
-
-
-@pytest.fixture(autouse=True)
-def pictures_are_empty(monkeypatch):
-    """Write the files of pictures without drawing them; tests/analysis/pages draw every kind."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)
 
 
 def with_clocks(record):
@@ -32,7 +25,9 @@ def with_clocks(record):
     return replace(record, notes={**record.notes, "step_parts": note}, counters=counters)
 
 
-def test_a_report_says_where_the_time_went(make_cell):
+def test_a_report_says_where_the_time_went(make_cell, monkeypatch):
+    # tests/analysis/pages draw every kind of picture.
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: None)
     folder = make_cell("study/chat", requests=True, identity="tokens", blocks=6,
                        change=with_clocks)  # fmt: skip
     study = folder.parent
@@ -68,7 +63,7 @@ def test_a_report_on_kernels_says_which_work_differs(make_cell, hardware, text):
         return replace(record, notes={**record.notes, "hardware": note})
 
     study = make_cell("study/kernel", change=counted).parent
-    write_study(study)
+    write_study(study, plots=False)
     for ending in ("md", "html"):
         report = (study / f"report.{ending}").read_text("utf-8")
         assert "Why: the work of a launch" in report and text in report
@@ -77,7 +72,7 @@ def test_a_report_on_kernels_says_which_work_differs(make_cell, hardware, text):
 @pytest.mark.parametrize("requests", [False, True])
 def test_records_without_clocks_have_no_such_section(make_cell, requests):
     folder = make_cell("study/old", requests=requests)
-    write_study(folder.parent)
+    write_study(folder.parent, plots=False)
     assert "Why:" not in (folder.parent / "report.md").read_text("utf-8")
     assert "time" not in analyse(folder).cell.to_json()
 
