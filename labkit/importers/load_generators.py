@@ -48,6 +48,11 @@ SUMMARY = {
 }  # fmt: skip
 PERCENTILE = r"p\d+"
 STATISTICS = {"unit", "avg", "min", "max", "std", "count", "sum"}  # of AIPerf
+# What was asked, in the config that AIPerf or genai-perf repeats in its report.
+ASKED = (
+    ("loadgen",), ("perf_analyzer", "stimulus"), ("input", "prompt"), ("input", "synthetic_tokens"),
+    ("input", "output_tokens"),
+)  # fmt: skip
 # AIPerf's metrics: their unit, and as above. Its inter-token latency is labkit's TPOT.
 AIPERF: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, bool], ...]]] = {
     "output_token_throughput": (("tokens/sec",), (("output_tok_s", "avg", True),)),
@@ -141,9 +146,22 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=tuple(metrics)),),
         started=seconds(report, "start_time") if "start_time" in report else None,
+        work=_asked(report.data["input_config"]),
         failure=failure,
         unjudged=tuple(unjudged),
     )
+
+
+def _asked(config: Any) -> Mapping[str, Any]:
+    """Return the load and the lengths of a config, as far as it names them."""
+    found = {}
+    for path in ASKED:
+        value = config
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            found[".".join(path)] = value
+    return found
 
 
 def _is_number(value: Any) -> bool:

@@ -16,22 +16,6 @@ from labkit.judge import _runs
 
 FILES = Path(__file__).parent / "files"
 LATENCIES = [f"{s}_{n}_ms" for n in ("ttft", "tpot", "itl", "e2el") for s in ("median", "p99")]
-LLAMA_BENCH = [  # as documented; not written by the tool
-    {"build_commit": "b1", "cpu_info": "c", "model_filename": "m.gguf", "n_threads": 2,
-     "n_prompt": p, "n_gen": g, "n_depth": 0, "test_time": "2026-11-01T12:00:00Z",
-     "avg_ns": 1_000_000, "stddev_ns": 0, "avg_ts": 50.0, "stddev_ts": 1.0,
-     "samples_ns": [1_000_000, 1_000_000], "samples_ts": [49.0, 51.0]}
-    for p, g in ((512, 0), (0, 128))
-]  # fmt: skip
-BATCHED = [{"n_kv_max": 512, "n_threads": 2, "pp": 128, "tg": 32, "pl": 4, "n_kv": 640, "t_pp": 1.0,
-            "speed_pp": 512.0, "t_tg": 1.0, "speed_tg": 128.0, "t": 2.0}]  # fmt: skip
-AIPERF = {  # as documented; not written by the tool
-    "input_config": {}, "start_time": "2026-11-01T12:00:00Z",
-    "request_throughput": {"unit": "requests/sec", "avg": 5.0},
-    "output_token_throughput": {"unit": "tokens/sec", "avg": 20.0},
-    **{name: {"unit": "ms", "avg": 12.0, "p50": 11.0, "p99": 20.0}
-       for name in ("time_to_first_token", "inter_token_latency", "request_latency")},
-}  # fmt: skip
 SLOWER = {
     "times", "mean", "values", "data", "real_time", "cpu_time", "counter-value", "b.Sort.time_sort",
     "duration", "elapsed_time", *LATENCIES, "median_e2e_latency_ms", "p99_e2e_latency_ms",
@@ -53,6 +37,8 @@ def text_of(document):
 
 def planted(value, factor, when, key=""):
     """Return a document whose times are ``factor`` times as long, and that was written ``when``."""
+    if key == "input_config":
+        return value
     if isinstance(value, dict):
         inherited = key in SLOWER | FASTER
         return {k: planted(v, factor, when, key if inherited else k) for k, v in value.items()}
@@ -75,7 +61,7 @@ def planted(value, factor, when, key=""):
 
 def real(name):
     lines = [x for x in (FILES / name).read_text().splitlines() if x and not x.startswith("#")]
-    if name == "perf_stat.jsonl":
+    if name in ("perf_stat.jsonl", "llama_batched_bench.jsonl"):
         return [json.loads(line) for line in lines]
     return json.loads("\n".join(lines))
 
@@ -95,10 +81,10 @@ FAMILIES = {
     "GuideLLM": real("guidellm.json"),
     "vllm bench serve": real("vllm_bench_serve.json"),
     "vllm bench throughput": real("vllm_bench_throughput.json"),
-    "llama-bench": LLAMA_BENCH,
-    "llama-batched-bench": BATCHED,
+    "llama-bench": real("llama_bench.json"),
+    "llama-batched-bench": real("llama_batched_bench.jsonl"),
     "AIPerf": real("aiperf.json"),
-    "genai-perf": AIPERF,
+    "genai-perf": real("genai_perf.json"),
 }
 HYPERFINE, GOOGLE = FAMILIES["hyperfine"], FAMILIES["Google Benchmark"]
 VLLM = FAMILIES["vllm bench serve"]
@@ -159,7 +145,10 @@ KNOWN = {  # of the committed files, as read by eye
     "perf_stat.jsonl": {"task-clock": 0.805132, "page-faults": 78, "duration_time": 15362.52},
     "vllm_bench_serve.json": {"output_tok_s": 94.379163, "ttft_p50_ms": 112.23185},
     "vllm_bench_throughput.json": {"total_tok_s": 273.53489, "request_s": 11.397287},
+    "llama_bench.json": {"tok_s": 23.0867},
+    "llama_batched_bench.jsonl": {"prefill_tok_s": 10.4574, "decode_tok_s": 0.946322},
     "sglang.jsonl": {"output_tok_s": 620.47887, "total_tok_s": 1861.4366, "e2e_p99_ms": 22.732704},
+    "genai_perf.json": {"output_tok_s": 104.93338, "ttft_p50_ms": 31.2230065},
     "aiperf.json": {"output_tok_s": 119.17263, "ttft_p50_ms": 12.66463, "e2e_p99_ms": 72.67283},
     "guidellm.json": {"output_tok_s": 130.51629, "tpot_excl_first_p50_ms": 2.71051},
 }
@@ -204,6 +193,12 @@ def test_requests_that_failed_and_other_work_are_named(tmp_path):
     (run,), (other,) = (read_files([tmp_path / name]) for name in ("a.json", "b.json"))
     assert run.failure == "1 of 6 requests failed"
     assert other.failure is None and other.unjudged == ("new_rate",)
+    genai_perf = FAMILIES["genai-perf"]
+    (tmp_path / "c.json").write_text(json.dumps(genai_perf))
+    other_load = edited(genai_perf, "input_config.perf_analyzer.stimulus", {"concurrency": 4})
+    (tmp_path / "d.json").write_text(other_load)
+    with pytest.raises(ResultFileError, match=r"perf_analyzer.stimulus is {'concurrency': 4}, but"):
+        ImportedStudy.of(_runs([tmp_path / "d.json"], [tmp_path / "c.json"]))
     with pytest.raises(ResultFileError, match=r"request_rate is 4.0, but 'inf' in .*a.json"):
         ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
 
@@ -252,11 +247,17 @@ BROKEN = [
     (edited(HYPERFINE, "results.0.exit_codes", [0]), "differs in length"),
     (edited(GOOGLE, "benchmarks.0.time_unit", "h"), "time_unit: is 'h', not ns, us, ms or s"),
     (edited(GOOGLE, "benchmarks.0.real_time", "fast"), "real_time: is 'fast', not a number"),
-    (edited(AIPERF, "time_to_first_token.unit", "s"), "time_to_first_token.unit: is 's', not 'ms'"),
+    (
+        edited(FAMILIES["AIPerf"], "time_to_first_token.unit", "s"),
+        "time_to_first_token.unit: is 's', not 'ms'",
+    ),
     (edited(VLLM, "median_ttft_ms", None), "median_ttft_ms: is missing"),
     (edited(VLLM, "output_throughput", 40.0), "but the other numbers make it 94.3792"),
     (edited(VLLM, "date", "today"), "date: is 'today', not a date"),
-    (edited(LLAMA_BENCH, "avg_ts", 60.0), "avg_ts: is 60, but the other numbers make it 50"),
+    (
+        edited(FAMILIES["llama-bench"], "avg_ts", 60.0),
+        "avg_ts: is 60, but the other numbers make it",
+    ),
     (edited(FAMILIES["perf stat"], "unit", "h"), "unit: is 'h', not one of: msec, ns, or nothing"),
     (edited(FAMILIES["pyperf"], "version", "2.0"), "version: is 2.0; labkit reads 1.0"),
     (edited(FAMILIES["asv"], "result_columns", ["result"]), "lacks result or params"),

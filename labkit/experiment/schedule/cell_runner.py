@@ -259,6 +259,7 @@ class _BlockRunner:
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
+            self.progress.started(runs)
             launched = self._launch(runs, cell, [*earlier, *records])
             ended = [without_values(record, self.cell.arms) for record in launched]
             for record in ended:
@@ -279,8 +280,6 @@ class _BlockRunner:
             if failures[arm].detail not in {record.detail for record in earlier}:
                 self.progress.note(f"arm {arm} is {failures[arm].detail}")
         left = [run for run in runs if run not in hopeless]
-        if left:
-            self.progress.started(left)
         return [*given_up, *(self.launcher.launch(left, cell) if left else ())]
 
     def _plan(self, block: Block, planner: RoundPlanner | None) -> BlockPlan | None:
