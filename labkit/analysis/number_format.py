@@ -12,13 +12,18 @@ UNIT_NAMES = {"us": "µs"}
 UNKNOWN = "–"
 
 
-def round_significant(value: float | None) -> float | None:
+def round_digits(value: float) -> float:
     """Round to 10 significant digits.
 
     Logarithms and sums differ in their last bits between CPUs with different vector units, but a
     study rebuilt on another machine must be the same byte for byte.
     """
-    return None if value is None else float(f"{value:.10g}")
+    return float(f"{value:.10g}")
+
+
+def round_significant(value: float | None) -> float | None:
+    """Round to 10 significant digits; None stays None."""
+    return None if value is None else round_digits(value)
 
 
 def unit_name(unit: str | None) -> str:

@@ -252,7 +252,6 @@ def _has_outputs(record: Record) -> bool:
 
 
 def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record], confidence: float) -> None:
-    """Fail the gate for every arm whose quality breaks a limit, or might break one."""
     roles = {arm.name: arm.role for arm in arms}
     qualities = text_qualities(list(roles), records, confidence)
     missing = roles.keys() - {quality.arm for quality in qualities}

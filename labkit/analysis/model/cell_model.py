@@ -16,7 +16,8 @@ from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.model.time_model import TimeDivision
 from labkit.analysis.number_format import slug
-from labkit.analysis.statistics.block_jackknife import CONFIDENCE
+from labkit.analysis.statistics.block_jackknife import CONFIDENCE, Interval
+from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
@@ -29,6 +30,32 @@ class CellArm:
     role: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
+
+
+class ArmsByRole:
+    """The names of arms by their roles; the baseline is the first arm."""
+
+    arms: tuple[Any, ...]
+
+    @property
+    def baseline(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return str(self.arms[0].name)
+
+    @property
+    def control(self) -> str | None:
+        """Name of the A/A arm, or None."""
+        return next((arm.name for arm in self.arms if arm.role == "control"), None)
+
+    @property
+    def real_arms(self) -> list[str]:
+        """Names of all arms except the A/A control, the baseline first."""
+        return [arm.name for arm in self.arms if arm.role != "control"]
+
+    @property
+    def treatment_arms(self) -> list[str]:
+        """Names of the arms under test: all but the baseline and the control."""
+        return [arm.name for arm in self.arms if arm.role == "arm"]
 
 
 @dataclass(frozen=True)
@@ -53,14 +80,6 @@ class Failure:
     def arm(self) -> str:
         """The run's arm."""
         return parse_run_name(self.run)[2]
-
-
-@dataclass(frozen=True)
-class Look:
-    """A predeclared interim look: after how many blocks, and the alpha that it spends."""
-
-    blocks: int
-    alpha: float
 
 
 @dataclass(frozen=True)
@@ -170,9 +189,9 @@ class CellDesign:
         return sum(len(arms) for arms in self.order)
 
     @property
-    def looks(self) -> tuple[Look, ...]:
-        """The predeclared interim looks."""
-        return tuple(from_json(Look, look) for look in self.keys.get("looks") or ())
+    def looks(self) -> tuple[InterimLook, ...]:
+        """The predeclared interim looks; empty if there are none."""
+        return parse_looks(self.keys.get("looks"), self.alpha)
 
     @property
     def looks_taken(self) -> Sequence[Mapping[str, Any]]:
@@ -264,45 +283,54 @@ class Published:
 
 
 @dataclass(frozen=True)
-class QualityInterval:
-    """An estimate over windows of text with its 95 % interval."""
-
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class ArmQuality:
-    """An arm's quality compared with the baseline's, over windows of text, by metric."""
+    """An arm's quality over windows of text, and the number of their predicted tokens.
+
+    ``metrics`` holds each metric with its interval over windows:
+
+    - ``perplexity``: exp of the mean negative log likelihood per token; ``perplexity_ratio``: that
+      of the arm divided by the baseline's on the same tokens;
+    - ``kl_mean``, ``kl_p50``, ...: KL divergence from the baseline per position, in nats: its mean
+      and quantiles, which are within .05 % of the exact ones (``labkit.records.kl_histogram``);
+    - ``top1_agreement``: share of positions whose likeliest token is that of the baseline;
+    - ``probability_change``: root mean square difference from the baseline in the probability of
+      the text's next token.
+    """
 
     arm: str
     windows: int
     tokens: int
-    metrics: Mapping[str, QualityInterval]
+    metrics: Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
 class BestInRow(EffectInPercent):
-    """The best setting of a sweep in one row.
+    """The best setting of a sweep in one row; unknown values are None.
 
-    The fields are those of :class:`labkit.analysis.comparison.best_setting.BestSetting`.
+    ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
+    estimated within blocks. ``reference`` is the baseline, or the second best arm if the baseline
+    is the best. ``effect_pct`` is the difference of the best arm from the reference, corrected for
+    having chosen the best, and ``level`` the confidence level of its interval. ``possibly_best``
+    are the arms that may be the best, ordered from the best mean to the worst. ``excluded`` maps
+    each arm without a valid result to the reason. ``dropped`` maps each arm that an interim look
+    dropped, because another arm was better, to the number of blocks it ran. ``withheld`` is the
+    reason why nothing is claimed and the numbers are only estimates, or None.
     """
 
     case: str
     metric: str | None
     unit: str | None
     better: str | None
-    values: Mapping[str, float]
-    excluded: Mapping[str, str]
-    best: str | None
-    reference: str | None
-    effect_pct: float | None
-    ci_low_pct: float | None
-    ci_high_pct: float | None
-    level: float | None
-    possibly_best: tuple[str, ...]
-    withheld: str | None
+    values: Mapping[str, float] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    best: str | None = None
+    reference: str | None = None
+    effect_pct: float | None = None
+    ci_low_pct: float | None = None
+    ci_high_pct: float | None = None
+    level: float | None = None
+    possibly_best: tuple[str, ...] = ()
+    withheld: str | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -317,7 +345,7 @@ class BestInRow(EffectInPercent):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(ArmsByRole):
     """A cell's results."""
 
     schema_version: int
@@ -368,26 +396,6 @@ class Cell:
         return f"{slug(self.cell)}--{picture}"
 
     @property
-    def baseline(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.arms[0].name
-
-    @property
-    def control(self) -> str | None:
-        """Name of the A/A arm, or None."""
-        return next((arm.name for arm in self.arms if arm.role == "control"), None)
-
-    @property
-    def real_arms(self) -> list[str]:
-        """Names of all arms except the A/A control, the baseline first."""
-        return [arm.name for arm in self.arms if arm.role != "control"]
-
-    @property
-    def treatment_arms(self) -> list[str]:
-        """Names of the arms under test: all but the baseline and the control."""
-        return [arm.name for arm in self.arms if arm.role == "arm"]
-
-    @property
     def compared_arms(self) -> list[str]:
         """The arms under test, or the control if there is no other arm."""
         return self.treatment_arms or [arm for arm in [self.control] if arm is not None]
@@ -403,9 +411,14 @@ class Cell:
         return [row for row in self.rows if row.primary]
 
     @property
+    def compared(self) -> Iterator[tuple[Row, Comparison]]:
+        """Every comparison with its row."""
+        return ((row, one) for row in self.rows for one in row.comparisons)
+
+    @property
     def comparisons(self) -> Iterator[Comparison]:
         """The comparisons of all rows."""
-        return (one for row in self.rows for one in row.comparisons)
+        return (one for _, one in self.compared)
 
     @property
     def level_text(self) -> str:

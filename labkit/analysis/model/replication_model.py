@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.model.row_model import EffectInPercent
 from labkit.analysis.statistics.replication_test import ReplicationWord
 from labkit.records import MACHINE_FIELDS, RecordError, StudyPath, read_json
 
@@ -36,7 +37,7 @@ class ReplicationSide:
 
 
 @dataclass(frozen=True)
-class MeasuredEffect:
+class MeasuredEffect(EffectInPercent):
     """An arm's effect in one study: medians in the metric's unit, the rest in percent."""
 
     baseline_median: float | None = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
-from urllib.parse import quote
 
 from labkit.analysis.document.report_parts import TablePart
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
@@ -28,7 +27,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
-from labkit.analysis.pages.report_files import report_dir
+from labkit.analysis.pages.report_files import report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_answer import study_answer
@@ -218,7 +217,6 @@ class PlaceholderFunctions:
         return reports[name], self._page(study, folder)
 
     def _page(self, study: str, folder: Path) -> str:
-        """Return a link to the page with a study's records."""
         page = report_dir(folder) / "report.html"
         if not page.is_file() and folder.is_file():
             page = folder  # the archive has the records
@@ -255,7 +253,7 @@ class PlaceholderFunctions:
         return os.path.relpath(article.resolve(), root).replace(os.sep, "/")
 
     def _link(self, path: Path) -> str:
-        return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
+        return url(os.path.relpath(path, self._folder).replace(os.sep, "/"))
 
 
 def repeat_line(source: str) -> str:
@@ -277,7 +275,7 @@ def _compares(report: CellReport) -> bool:
 
 
 SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
-    "question": lambda report: report.title,
+    "question": lambda report: report.cell.title,
     "answer": lambda report: f"**{report.answer}**",
     "control": lambda report: next((x for x in report.notes if x.startswith("A/A control")), None),
     "machine": lambda report: report.machine[0],
@@ -286,7 +284,6 @@ SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
 
 
 def _require_valid(report: CellReport, study: str) -> None:
-    """Raise :class:`ArticleError` if a cell is incomplete or a gate failed."""
     for name, gate in report.analysis.cell.gates.items():
         why = "; ".join(gate.reasons[:1])
         require(gate.status != "fail", f"{study}: the gate {name} failed: {why}")
@@ -352,7 +349,6 @@ COMPARISON_FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 
 def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
-    """Return the numbers that the source article published for an arm in a row, as text."""
     rows = (r for r in cell.published_rows if (r.case, r.metric) == (row.case, row.metric))
     published = next(rows, None)
     texts: dict[str, str] = {}
@@ -399,7 +395,6 @@ def _selected_lines(table: Table[Any], rows: Sequence[str]) -> Iterator[Any]:
 
 
 def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
-    """Return the column with each number linked to its runs on the page."""
     if column.link is None:
         return column
     link, text = column.link, column.text

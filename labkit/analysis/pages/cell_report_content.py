@@ -12,15 +12,17 @@ from labkit.analysis.charts.interval_bars import CardBars, card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
 from labkit.analysis.document import svg_elements
-from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.report_parts import CellSource
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.next_command import NextCommand
 from labkit.analysis.findings.short_text import short_text
-from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
-from labkit.analysis.findings.verdict_sentences import control_sentence
+from labkit.analysis.findings.verdict_sentences import (
+    SummaryVerdict,
+    control_sentence,
+    summary_verdict,
+)
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -43,16 +45,6 @@ MAX_SHOWN_DISTURBANCES = 2  # per block
 @dataclass(frozen=True)
 class CellReport(CellSource):
     """The content of a cell's report."""
-
-    @property
-    def title(self) -> str:
-        """The cell's question (or its name, if it has none) and its scale."""
-        return self.cell.title
-
-    @property
-    def name(self) -> str:
-        """The cell's overrides in full, or the name of its folder if they are not recorded."""
-        return self.cell.name
 
     @cached_property
     def findings(self) -> Findings:
@@ -114,11 +106,6 @@ class CellReport(CellSource):
     def bars(self) -> CardBars | None:
         """The bars with the effects on the cell's card; None if no effect is known."""
         return card_bars(self.analysis)
-
-    @cached_property
-    def next_command(self) -> NextCommand | None:
-        """The command that would answer what the cell leaves open, or None."""
-        return self.findings.next
 
     @cached_property
     def machine_states(self) -> dict[str, list[str]]:

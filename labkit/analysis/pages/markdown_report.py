@@ -29,6 +29,14 @@ def markdown_table(table: Table[Any]) -> str:
     return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
 
 
+def markdown_html(text: str) -> str:
+    """Return Markdown as HTML; HTML in it is shown as text."""
+    from markdown_it import MarkdownIt
+
+    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    return html
+
+
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -46,7 +54,7 @@ def study_markdown(
         lines += _overview_lines(overview)
     for report in reports:
         if len(cells) > 1:
-            lines += [f"## {report.title}", "", f"**{report.short_answer}**", ""]
+            lines += [f"## {report.cell.title}", "", f"**{report.short_answer}**", ""]
         lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"
 

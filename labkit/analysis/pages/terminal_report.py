@@ -64,7 +64,7 @@ def print_cell(
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
     out.print()
-    out.print(Text(report.title))
+    out.print(Text(report.cell.title))
     out.print(Text(report.short_answer, style="bold"))
     if report.answer != report.short_answer:
         out.print(Text(report.answer))
@@ -91,7 +91,6 @@ def print_cell(
 
 
 def _rich_settings(table: Table[Values], width: int) -> RenderableType:
-    """Return the table of a sweep's settings for a terminal of ``width`` characters."""
     from rich.text import Text
 
     columns = [TerminalColumn(c.heading, c.heading, c.numeric) for c in table.columns]
@@ -107,14 +106,13 @@ def _marked(cell: Text) -> Text:
 def _design_line(report: CellReport) -> str:
     design = report.cell.design
     return (
-        f"{report.name}: {count_text(design.blocks, 'block')} of "
+        f"{report.cell.name}: {count_text(design.blocks, 'block')} of "
         f"{count_text(design.runs_per_block, 'run')} per arm, "
         f"margin ±{design.margin_pct:g} %; gates: {report.gates}"
     )
 
 
 def _rich_table(table: Table[ResultLine], width: int) -> RenderableType:
-    """Return the results for a terminal of ``width`` characters."""
     from rich.text import Text
 
     columns = [column for column in table.columns if width >= column.min_width]
@@ -170,7 +168,6 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
 
 
 def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
-    """Return the names of rows by verdict and reason, in order of first appearance."""
     rows: dict[str, list[str]] = {}
     for change in changes:
         if change.verdict.reason is not None:

@@ -21,8 +21,7 @@ import numpy as np
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import MIN_VALUES, change_points
 from labkit.analysis.studies.data_frames import config_options
-from labkit.analysis.studies.study_analysis import cell_dirs
-from labkit.analysis.studies.study_index import study_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
 from labkit.config.option_index import did_you_mean
 from labkit.records import (
     MACHINE_FIELDS,

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from labkit.analysis.findings.cell_findings import Findings, merge_findings
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
-from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.number_format import join_names
-from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.studies.study_cell import StudyCell
+from labkit.analysis.studies.study_cell import StudyCell, cell_labels
 from labkit.config import count_text
 
 DIRECTED = ("better", "worse", "mixed")
@@ -90,7 +89,6 @@ def _capacity(capacities: Sequence[ServingCapacity]) -> Pieces:
 
 
 def _rates(one: ServingCapacity) -> str:
-    """Return how many requests per second an arm sustains, in words."""
     low, high = one.capacity.at_least, one.capacity.below
     if low is None and high is None:
         return "is undecided at all measured rates"

@@ -1,4 +1,4 @@
-"""What a study's pages say of one cell, without its records.
+"""What a study's pages say of one cell, without its records, and the labels of a study's cells.
 
 A cell's records and analysis take up to 20 MB; this takes less than a thousandth. So a study of a
 thousand cells is read cell by cell, and only this is kept of each.
@@ -7,7 +7,7 @@ thousand cells is read cell by cell, and only this is kept of each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +21,14 @@ from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.robustness.caveats import machine_states
 from labkit.analysis.robustness.host_groups import machine_name
 from labkit.analysis.statistics.multiple_comparisons import RowPermutations
-from labkit.analysis.studies.latency_throughput import ArmLoad, arm_loads
-from labkit.analysis.studies.serving_capacity import CapacityLoad, capacity_loads
+from labkit.analysis.studies.serving_capacity import (
+    ArmLoad,
+    CapacityLoad,
+    arm_loads,
+    capacity_loads,
+)
+from labkit.config.sweep import short_names
+from labkit.records import PROCESSES_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -123,3 +129,33 @@ def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
             of_rows = [analysis.rows[row.index] for row in rows]
             names = tuple((row.case, row.metric) for row in of_rows)
             yield TestedArm(arm, runs, names, tuple(rows))
+
+
+def cell_labels(cells: Sequence[StudyCell], ignore: Collection[str] = ()) -> list[str]:
+    """Return a label for each cell, such as ``rate=2``, without the options in ``ignore``.
+
+    If there is only one cell, its label has all its overrides. A cell of an earlier version of
+    labkit, which did not list the overrides, is labelled by its name.
+    """
+    listed = [
+        [override for override in cell.overrides if override.partition("=")[0] not in ignore]
+        for cell in cells
+    ]
+    if len(cells) == 1:
+        return [", ".join(listed[0]) or cells[0].name]
+    common = set.intersection(*map(set, listed))
+    varying = [[o for o in overrides if o not in common] for overrides in listed]
+    keys = dict.fromkeys(o.partition("=")[0] for overrides in varying for o in overrides)
+    short = short_names(list(keys))
+    return [
+        _label(overrides, short, cell.folder)
+        for overrides, cell in zip(varying, cells, strict=True)
+    ]
+
+
+def _label(overrides: Sequence[str], short: dict[str, str], folder: str) -> str:
+    pairs = (override.partition("=") for override in overrides)
+    words = [f"{short[key]}{equals}{value}" for key, equals, value in pairs]
+    if folder.endswith(PROCESSES_SUFFIX):
+        words.append("in separate processes")
+    return ", ".join(words) or "as configured"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
@@ -15,6 +14,7 @@ from labkit.analysis.document.report_parts import (
     ReportPart,
     section,
 )
+from labkit.analysis.document.svg_elements import page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.number_format import (

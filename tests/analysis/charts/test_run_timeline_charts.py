@@ -1,20 +1,24 @@
-"""A run's timeline: its memory, and the phases of its requests."""
+"""A run's timeline: its memory, the phases of its requests, and peak KV memory."""
 
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.charts.run_timeline_charts import (
     MAX_SHOWN_REQUESTS,
     SERIES_LABELS,
     SERIES_STYLES,
     evenly_chosen,
+    kv_utilization_chart,
+    kv_utilizations,
     memory_chart,
     requests_chart,
     run_timelines,
     series_class,
 )
 from labkit.analysis.document.chart import Bars, Line
+from labkit.analysis.document.svg_elements import chart_svg
 
 MIB = 2**20
 
@@ -94,3 +98,35 @@ def test_of_many_requests_some_are_shown():
     (all_shown,) = run_timelines([record(requests=many[1:])], ["a"])
     assert all_shown.missing() == ""
     assert evenly_chosen(range(10), 4) == [0, 2, 5, 7] and evenly_chosen([1, 2], 4) == [1, 2]
+
+
+def cell(**arms):
+    roles = ["baseline", *["arm"] * (len(arms) - 1)]
+    counters = [
+        {"peak_kv_bytes": reserved * MIB, "kv_used_bytes": used * MIB}
+        if used
+        else {"peak_kv_bytes": 1}
+        for reserved, used in arms.values()
+    ]
+    rows = zip(arms, roles, counters, strict=True)
+    return planted_cell(arms=[{"name": n, "role": r, "counters": c} for n, r, c in rows])
+
+
+def test_every_label_has_reserved_used_and_wasted_memory():
+    utilizations = kv_utilizations(cell(padded=(90, 35), paged=(35.5, 35), mlx_lm=(90, None)))
+    assert [(each.arm, each.label) for each in utilizations] == [
+        ("padded", "35.00 of 90.00 MiB, 61.1 % wasted"),
+        ("paged", "35.00 of 35.50 MiB, 1.4 % wasted"),
+    ]
+
+
+def test_arms_that_do_not_differ_have_no_bars():
+    assert kv_utilizations(cell(padded=(90, 35), mlx_lm=(90, None))) == []
+    assert kv_utilizations(cell(paged=(36, 35), seq_map=(36, 35))) == []
+
+
+def test_bars_are_as_long_as_their_bytes():
+    utilizations = kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
+    svg = chart_svg(kv_utilization_chart(utilizations))
+    assert svg.count('class="bar reserved"') == svg.count('class="bar used"') == 2
+    assert "75.0 % wasted" in svg

@@ -1,6 +1,7 @@
 """Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from scipy import stats
 from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.output_identity import IdentityReport
 from labkit.analysis.comparison.text_quality import (
+    IS_UPPER_LIMIT,
     KL_QUANTILES,
-    QUALITY_METRICS,
     ScoredWindows,
+    arm_quality,
     broken_limits,
     text_qualities,
-    text_quality,
 )
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.findings.cell_findings import Findings
@@ -28,8 +29,6 @@ from labkit.analysis.statistics.block_jackknife import (
     quantile_interval,
 )
 from labkit.analysis.tables.text_quality_tables import (
-    SpeedAndQuality,
-    frontier,
     quality_table,
     quoted,
     speed_quality_chart,
@@ -95,29 +94,37 @@ ARMS = [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]
 CELL = planted_cell(arms=ARMS)
 
 
+def scored(records=RECORDS, rows=()):
+    """Return a cell with the qualities of records."""
+    cell = planted_cell(rows, arms=ARMS)
+    return replace(cell, quality=tuple(text_qualities(["base", "lossy"], records)))
+
+
 def test_metrics_are_those_of_plain_sums():
     base, lossy = text_qualities(["base", "lossy"], RECORDS)
     ours, theirs = windows(0.1), windows(0.0)
     tokens = sum(w["tokens"] for w in ours)
     kl = np.concatenate([w["kl"] for w in ours])
-    assert lossy.perplexity.estimate == pytest.approx(
+    assert lossy.metrics["perplexity"].estimate == pytest.approx(
         math.exp(sum(w["nll"] for w in ours) / tokens)
     )
-    assert lossy.perplexity_ratio.estimate == pytest.approx(
+    assert lossy.metrics["perplexity_ratio"].estimate == pytest.approx(
         math.exp(sum(w["nll"] for w in ours) / tokens)
         / math.exp(sum(w["nll"] for w in theirs) / tokens)
     )
-    assert lossy.kl_mean.estimate == pytest.approx(kl.mean())
-    got = [quantile.estimate for quantile in lossy.kl_quantiles]
-    assert got == pytest.approx(np.quantile(kl, KL_QUANTILES))
-    assert lossy.top1_agreement.estimate == pytest.approx(
+    assert lossy.metrics["kl_mean"].estimate == pytest.approx(kl.mean())
+    got = [lossy.metrics[name].estimate for name in KL_QUANTILES]
+    assert got == pytest.approx(np.quantile(kl, list(KL_QUANTILES.values())))
+    assert lossy.metrics["top1_agreement"].estimate == pytest.approx(
         sum(w["same_top1"] for w in ours) / tokens
     )
     squares = sum(w["probability_change_squared"] for w in ours)
-    assert lossy.probability_change.estimate == pytest.approx(math.sqrt(squares / tokens))
-    assert base.kl_mean == Interval(0, 0, 0)
-    assert base.perplexity_ratio == Interval(1, 1, 1)
-    assert base.top1_agreement == Interval(1, 1, 1)
+    assert lossy.metrics["probability_change"].estimate == pytest.approx(
+        math.sqrt(squares / tokens)
+    )
+    assert base.metrics["kl_mean"] == Interval(0, 0, 0)
+    assert base.metrics["perplexity_ratio"] == Interval(1, 1, 1)
+    assert base.metrics["top1_agreement"] == Interval(1, 1, 1)
 
 
 def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
@@ -128,30 +135,35 @@ def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
     ]
     for note in notes:
         del note["kl"]  # the list of older records
-    newer = text_quality("lossy", {"windows": notes, "worst": []}, older)
-    exact = text_quality("lossy", {"windows": windows(0.1), "worst": []}, older)
-    assert newer.kl_mean.estimate == pytest.approx(exact.kl_mean.estimate, rel=1e-12)
-    assert newer.kl_mean.high == pytest.approx(exact.kl_mean.high, rel=1e-9)
-    for got, truth in zip(newer.kl_quantiles, exact.kl_quantiles, strict=True):
+    newer = arm_quality("lossy", ScoredWindows.from_notes(notes), older, 0.95)
+    exact = arm_quality("lossy", older, older, 0.95)
+    assert newer.metrics["kl_mean"].estimate == pytest.approx(
+        exact.metrics["kl_mean"].estimate, rel=1e-9
+    )
+    assert newer.metrics["kl_mean"].high == pytest.approx(exact.metrics["kl_mean"].high, rel=1e-9)
+    for name in KL_QUANTILES:
+        got, truth = newer.metrics[name], exact.metrics[name]
         assert got.estimate == pytest.approx(truth.estimate, rel=RELATIVE_ERROR * (1 + 1e-4))
         assert got.estimate != truth.estimate
-    for got in newer.kl_quantiles[:2]:  # of 800 positions, fewer than 10 are beyond the others
+    for name in ("kl_p50", "kl_p90"):  # of 800 positions, fewer than 10 are beyond the others
+        got = newer.metrics[name]
         assert got.low < got.estimate < got.high
-    assert {got.low for got in newer.kl_quantiles[2:]} == {None}
+    assert {newer.metrics[name].low for name in ("kl_p99", "kl_p99_9")} == {None}
 
 
 def test_tables_have_a_line_per_arm_and_the_worst_places():
-    table = quality_table(CELL, RECORDS)
+    table = quality_table(scored(), RECORDS)
     assert [quality.arm for quality in table.lines] == ["base", "lossy"]
     assert "32 windows" in table.notes[0] and "12.50%" in table.notes[1]
     (place,) = worst_places_table(CELL, RECORDS).lines
     assert place == ("lossy", PLACE)
-    assert quality_table(CELL, [record("base", 0.0, outcome="crashed")]) is None
+    assert quality_table(CELL, RECORDS) is None
 
 
 def test_a_server_compared_on_fewer_tokens_is_named_below_the_table():
-    assert len(quality_table(CELL, RECORDS).notes) == 3  # the last: some have no interval
-    table = quality_table(CELL, [record("base", 0.0), record("lossy", 0.1, top=20)])
+    assert len(quality_table(scored(), RECORDS).notes) == 3  # the last: some have no interval
+    records = [record("base", 0.0), record("lossy", 0.1, top=20)]
+    table = quality_table(scored(records), records)
     assert "arm lossy returns its 20 likeliest tokens" in table.notes[2]
     assert "Fewer than 16 windows" in table.notes[3]
 
@@ -185,30 +197,18 @@ def test_the_outputs_of_a_scoring_workload_are_not_requests():
     assert output_noun(cell, []) == "requests"
 
 
-def point(arm, speed, kl):
-    return SpeedAndQuality(arm, Interval(speed, None, None), Interval(kl, None, None))
-
-
-def test_the_frontier_has_no_arm_that_another_exceeds_in_both():
-    base, slow, fast, faster = (
-        point("base", 0, 0), point("slow", -1, 0.1), point("fast", 5, 0.2), point("faster", 9, 0.4)
-    )  # fmt: skip
-    late, same = point("late", 4, 0.3), point("same", -2, 0)
-    assert frontier([late, faster, slow, fast, same, base]) == [base, fast, faster]
-
-
 def test_the_chart_has_both_intervals_and_names_the_frontier():
     effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
     rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
-    qualities = text_qualities(["base", "lossy"], RECORDS)
-    base, lossy = speed_quality_points(planted_cell(rows, arms=ARMS), qualities)
+    cell = scored(rows=rows)
+    base, lossy = speed_quality_points(cell)
     assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
-    assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), qualities[1].kl_mean)
-    svg = chart_svg(speed_quality_chart(planted_cell(rows, arms=ARMS), qualities))
+    assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), cell.quality[1].metrics["kl_mean"])
+    svg = chart_svg(speed_quality_chart(cell))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
     effect["effect_pct"] = None
-    assert speed_quality_chart(planted_cell(rows, arms=ARMS), qualities) is None
+    assert speed_quality_chart(scored(rows=rows)) is None
 
 
 def test_texts_of_intervals():
@@ -282,7 +282,7 @@ def test_a_quantile_has_an_interval_only_with_positions_beyond_it():
 
 
 def test_the_config_and_the_gate_have_the_same_limits():
-    assert list(QUALITY_METRICS) == list(vars(QualityLimits()))
+    assert list(IS_UPPER_LIMIT) == list(vars(QualityLimits()))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_config_and_the_gate_have_the_same_limits():
 )
 def test_a_limit_is_kept_broken_or_not_decided(name, kept, undecided, broken):
     _, lossy = text_qualities(["base", "lossy"], RECORDS)
-    interval = QUALITY_METRICS[name].value(lossy)
+    interval = lossy.metrics[name]
     assert interval.low < undecided < interval.high
     assert list(broken_limits(lossy, {name: kept})) == []
     (line,) = broken_limits(lossy, {name: undecided})

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import write_study
-from labkit.analysis.studies.study_index import index_entries
+from labkit.analysis.pages.index_page import index_entries
 from labkit.report import main
 
 
