@@ -170,7 +170,7 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
     groups = []
     monkeypatch.setattr(
         "labkit.analysis.pages.study_overview.load_curves",
-        lambda cells: groups.append([cell.name for cell in cells]) or [],
+        lambda cells, labels: groups.append([cell.name for cell in cells]) or [],
     )
     write_study(two_machines(make_cell), plots=False)
     assert ["rate=0"] in groups and ["rate=1"] in groups and ["rate=0", "rate=1"] not in groups
