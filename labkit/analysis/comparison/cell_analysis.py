@@ -7,7 +7,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import median_high
 from typing import Any
@@ -445,7 +445,9 @@ class CellAnalysis:
             scale=manifest.get("scale"),
             arms=tuple(_arm(arm, data.records) for arm in data.arms),
             design=data.design.with_keys(
-                order=_order(data), looks=_looks(data), shown=list(data.shown)
+                order=_order(data),
+                looks=[asdict(look) for look in data.design.looks],
+                shown=list(data.shown),
             ),
             gates={name: gate.result() for name, gate in self.gates.items()},
             rows=rows,
@@ -564,7 +566,3 @@ def _order(data: CellData) -> list[list[str]]:
     for record in data.records:
         blocks.setdefault(record.block, []).append(record.arm)
     return [blocks[block] for block in sorted(blocks)]
-
-
-def _looks(data: CellData) -> list[dict[str, Any]]:
-    return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.design.looks]

@@ -23,7 +23,7 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.analysis.statistics.permutation_test import Floats
-from labkit.records import Arm, Metric, Record
+from labkit.records import Arm, Record
 from labkit.records.record_notes import RequestNote, TrafficNote
 
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -88,7 +88,9 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
         cell = f"{analysis.name}: " if len(analyses) > 1 else ""
         for record in _measured(analysis):
             for case in record.cases:
-                for metric in _times(case.metrics):
+                for metric in case.metrics:
+                    if metric.unit not in SECONDS_PER_UNIT or min(metric.repeats) <= 0:
+                        continue
                     benchmark = case.case if case.case != "all" else metric.name
                     runs = runs_by_name.setdefault(f"{cell}{benchmark} [{record.arm}]", [])
                     scale = SECONDS_PER_UNIT[metric.unit]
@@ -103,10 +105,6 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
         for name, runs in runs_by_name.items()
     ]
     return json.dumps({"version": "1.0", "metadata": {}, "benchmarks": benchmarks}) + "\n"
-
-
-def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
-    return (m for m in metrics if m.unit in SECONDS_PER_UNIT and min(m.repeats) > 0)
 
 
 def _date(record: Record) -> str:

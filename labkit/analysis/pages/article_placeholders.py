@@ -198,7 +198,8 @@ class PlaceholderFunctions:
             known = report.cell.counters[named or arms[0]]
             return ArticleLink(_number_text(known[_one_of("counter", what, known)]), page)
         index, row = _row(report.cell, case, metric)
-        text = _row_number(report, row, named or _default_arm(row, arms), what)
+        compared = (one.arm for one in row.comparisons)
+        text = _row_number(report, row, named or next(compared, arms[0]), what)
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
@@ -303,10 +304,6 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
     index, row = next(((i, row) for i, row in matches if row.primary), matches[0])
     require(row.skipped is None, f"{case}: skipped: {row.skipped}")
     return index, row
-
-
-def _default_arm(row: Row, arms: Sequence[str]) -> str:
-    return next((str(comparison.arm) for comparison in row.comparisons), arms[0])
 
 
 def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:

@@ -256,15 +256,11 @@ def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     return "\n".join(latex_text(report.results, report.cell.title) for report in reports)
 
 
-def _csv(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return csv_text([analysis.cell for analysis in analyses])
-
-
 _RENDERERS: dict[str, Callable[[StudyPath, Sequence[CellAnalysis]], str]] = {
     "md": _markdown,
     "html": _html,
     "tex": _latex,
-    "csv": _csv,
+    "csv": lambda folder, analyses: csv_text([analysis.cell for analysis in analyses]),
     "benchstat": lambda folder, analyses: benchstat(analyses),
     "pyperf": lambda folder, analyses: pyperf(analyses),
     "vllm": lambda folder, analyses: vllm(analyses),

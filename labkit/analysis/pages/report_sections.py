@@ -203,32 +203,30 @@ def _for_the_record(report: CellReport) -> Parts:
     return [PageList(lines)] if lines else []
 
 
-WORK_SECTIONS = (
-    time_section,
-    launch_work_section,
-    quality_section,
-    dispatch_section,
-    engine_counters_section,
-    hit_and_acceptance_section,
-    kv_utilization_section,
-    request_outcomes_section,
-    http_section,
+WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)
+VIDEO_SECTIONS = (
     decode_times_section,
     clip_work_section,
     picked_frames_section,
     visible_events_section,
-    published_section,
-    launch_queue_section,
-    host_times_section,
-    roofline_section,
 )
+HOST_SECTIONS = (launch_queue_section, host_times_section, roofline_section)
 MARKDOWN_SECTIONS = (
     curves_section,
     effects_section,
     _design,
     _row_by_row,
     _other_metrics,
+    time_section,
+    launch_work_section,
+    quality_section,
     *WORK_SECTIONS,
+    kv_utilization_section,
+    request_outcomes_section,
+    http_section,
+    *VIDEO_SECTIONS,
+    published_section,
+    *HOST_SECTIONS,
     outputs_section,
     medians_section,
     _noise_alone,
@@ -250,18 +248,7 @@ HTML_CHAPTERS = (
             published_section,
             quality_section,
         ),
-        (
-            dispatch_section,
-            engine_counters_section,
-            hit_and_acceptance_section,
-            decode_times_section,
-            clip_work_section,
-            picked_frames_section,
-            visible_events_section,
-            launch_queue_section,
-            host_times_section,
-            roofline_section,
-        ),
+        (*WORK_SECTIONS, *VIDEO_SECTIONS, *HOST_SECTIONS),
         is_open=True,
     ),
     Chapter(

@@ -87,13 +87,9 @@ def compare_effects(
         separate_pct=separate.effect_pct,
         difference_pct=None
         if undetected is None
-        else to_percent(abs(one - other)) * _sign(one - other),
+        else math.copysign(to_percent(abs(one - other)), one - other),
         undetected_pct=undetected,
     )
-
-
-def _sign(value: float) -> int:
-    return -1 if value < 0 else 1
 
 
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:

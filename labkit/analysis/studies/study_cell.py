@@ -75,11 +75,6 @@ class StudyCell:
         """The answer to the cell's question in at most 20 words."""
         return short_text(self.findings)
 
-    @property
-    def folder(self) -> str:
-        """Name of the cell's folder."""
-        return self.entry.dir
-
 
 def study_cell(analysis: CellAnalysis) -> StudyCell:
     """Return what a study's pages say of a cell."""
@@ -148,7 +143,7 @@ def cell_labels(cells: Sequence[StudyCell], ignore: Collection[str] = ()) -> lis
     keys = dict.fromkeys(o.partition("=")[0] for overrides in varying for o in overrides)
     short = short_names(list(keys))
     return [
-        _label(overrides, short, cell.folder)
+        _label(overrides, short, cell.entry.dir)
         for overrides, cell in zip(varying, cells, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.document.report_parts import table_section
-from labkit.analysis.document.table_model import Column, Table, broken_name
+from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.row_model import Comparison, Row
@@ -163,7 +163,9 @@ def _arm_columns(
         if line.skipped is not None:
             return ""
         median = line.row.median(baseline)
-        return failures.get(baseline, UNKNOWN) if median is None else _value(median, line.row)
+        return (
+            failures.get(baseline, UNKNOWN) if median is None else value_text(median, line.row.unit)
+        )
 
     def delta(line: ResultLine) -> str:
         if line.skipped is not None:
@@ -203,6 +205,12 @@ def _arm_columns(
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
     qualities = cell.qualities
 
+    def kl(value: float) -> str:
+        return significant_text(value, 3)
+
+    def share(value: float) -> str:
+        return f"{100 * value:.2f}"
+
     def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
         def of(line: ResultLine) -> float | None:
             quality = qualities.get(line.arm or "")
@@ -219,37 +227,21 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
 
     if qualities:
         yield Column(
-            "KL (nats)", value("kl_mean", "estimate"), _known(_kl_text), short_heading="KL\nnats"
+            "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
         )
-        yield Column("KL 95 % CI", interval("kl_mean", _kl_text), min_width=WIDTH_WITH_QUALITY)
+        yield Column("KL 95 % CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
         yield Column(
             "same next token (%)",
             value("top1_agreement", "estimate"),
-            _known(_share_text),
+            if_known(share),
             short_heading="same\nnext\n%",
         )
         yield Column(
             "same next token 95 % CI (%)",
-            interval("top1_agreement", _share_text),
+            interval("top1_agreement", share),
             short_heading="same next\n95 % CI, %",
             min_width=WIDTH_WITH_QUALITY,
         )
-
-
-def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: "" if value is None else form(value)
-
-
-def _kl_text(value: float) -> str:
-    return significant_text(value, 3)
-
-
-def _share_text(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _value(median: float, row: Row) -> str:
-    return value_text(median, row.unit)
 
 
 def _published_rows(
@@ -350,7 +342,7 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
         Column("runs", lambda line: line.row.arms[str(line.arm)].n),
         Column("blocks won", lambda line: line.compared(_wins_text, "wins", "blocks")),
         Column(
-            "detectable effect", lambda line: line.compared(_known("{:.1f}%".format), "mde_pct")
+            "detectable effect", lambda line: line.compared(if_known("{:.1f}%".format), "mde_pct")
         ),
     )
     return Table(columns, tuple(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ from labkit.analysis.comparison.served_requests import traffic_notes
 from labkit.analysis.comparison.server_arm_caveats import ServerArm, number_at, server_arms
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart, table_section
-from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.analysis.robustness.hit_and_acceptance_rates import (
@@ -91,7 +92,7 @@ def _median_column(
         values = [v for note in notes[arm] if (v := number_at(note, path)) is not None]
         return median(values) if values else None
 
-    return Column(heading, value, lambda v: "" if v is None else formatter(v))
+    return Column(heading, value, if_known(formatter))
 
 
 SENDER_TIMES = {
@@ -127,11 +128,7 @@ def _server_name(arm: ServerArm) -> str:
 
 
 def _counter_column(name: str, heading: str) -> Column[ServerArm]:
-    return Column(heading, lambda arm: arm.counter(name), _count_text)
-
-
-def _count_text(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    return Column(heading, lambda arm: arm.counter(name), if_known("{:,.0f}".format))
 
 
 CLIENT_TIMES = {
@@ -154,16 +151,10 @@ def client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm] | No
         return None
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
     columns += [
-        Column(
-            heading, _client_time(path), lambda value: "" if value is None else value_text(value)
-        )
+        Column(heading, partial(ServerArm.client, path=path), if_known(value_text))
         for heading, path in CLIENT_TIMES.items()
     ]
     return Table(tuple(columns), tuple(arms), (CLIENT_NOTE,))
-
-
-def _client_time(path: str) -> Callable[[ServerArm], float | None]:
-    return lambda arm: arm.client(path)
 
 
 http_section = table_section("HTTP streams and client overhead", streams_table, client_table)
@@ -208,7 +199,7 @@ def _share_column(
     """Return a column of percentages, or None if no arm has a value for it."""
     if all(share(arm) is None for arm in rates):
         return None
-    return Column(heading, share, lambda value: "" if value is None else f"{value:.1%}")
+    return Column(heading, share, if_known("{:.1%}".format))
 
 
 def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from labkit.analysis.document.chart import Chart
@@ -101,7 +102,7 @@ def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row] | No
         Column("keyframes", lambda row: clips.facts(row.case)["keyframes"], "{:,}".format),
     ]
     for arm in cell.real_arms:
-        columns.append(Column(f"{arm} (ms)", _median(arm), value_text))
+        columns.append(Column(f"{arm} (ms)", partial(Row.median, arm=arm), value_text))
         times = {case: arms[arm] for case, arms in published.items() if arm in arms}
         if times:
             columns.append(Column(f"published: {arm} (ms)", _published_time(times)))
@@ -110,10 +111,6 @@ def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row] | No
         *_throughput_notes(cell),
     ]
     return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
-
-
-def _median(arm: str) -> Callable[[Row], float | None]:
-    return lambda row: row.median(arm)
 
 
 def _published_time(times: Mapping[str, float]) -> Callable[[Row], str]:

@@ -31,7 +31,9 @@ def cell(load, served, latency, by="rate", overrides=(), **config):
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
     analysis = SimpleNamespace(cell=planted_cell(rows), data=SimpleNamespace(arms=arms))
     listed, folder = [f"{option}={load}", *overrides], f"load={load}"
-    return SimpleNamespace(loads=list(arm_loads(analysis)), overrides=listed, folder=folder)
+    return SimpleNamespace(
+        loads=list(arm_loads(analysis)), overrides=listed, entry=SimpleNamespace(dir=folder)
+    )
 
 
 def curves_of(study):
