@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 MINUS = "−"
 UNIT_NAMES = {"us": "µs"}
@@ -103,6 +104,19 @@ def magnitude_text(value: float) -> str:
     if abs(value) >= 100:
         return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
+
+
+def machine_words(environment: Mapping[str, Any]) -> list[str]:
+    """Return a machine's CPU, cores, memory, system and accelerator, as far as they are known."""
+    cores, memory = environment.get("cores"), environment.get("memory_bytes")
+    words = (
+        environment.get("cpu_model"),
+        cores and f"{cores} cores",
+        memory and f"{memory / 2**30:.0f} GiB",
+        environment.get("os"),
+        environment.get("accelerator"),
+    )
+    return [str(word) for word in words if word]
 
 
 def join_names(names: Sequence[str], last: str = "and") -> str:

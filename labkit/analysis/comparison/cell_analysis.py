@@ -81,7 +81,7 @@ class CellData(ArmsByRole):
     @cached_property
     def design(self) -> CellDesign:
         """The design as declared in the manifest."""
-        return CellDesign(self.manifest.get("design", {}))
+        return CellDesign.from_json(self.manifest.get("design", {}))
 
     @property
     def sweep(self) -> Mapping[str, Sequence[Any]]:

@@ -87,11 +87,32 @@ class CellDesign:
     """The design. ``keys`` holds it as in ``cell.json``, with the keys of its version of labkit."""
 
     keys: Mapping[str, Any]
+    seed: int | None = None  # of the random order
+    blocks: int = 0  # of the whole design
+    runs_per_block: int = 0  # of each arm
+    alpha: float = 0.0  # the significance level of the whole cell
+    margin_pct: float = 0.0  # differences smaller than this do not matter
+    isolation: str = "process"  # or ``in_process`` or ``live``
+    # What is known of runs that another tool measured (:mod:`labkit.importers`): the caveats
+    # ``could_change`` and ``for_the_record``, and whether the runs were ``in_sequence``, so that a
+    # drift of the machine would look like an effect.
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    time_s: float | None = None  # the time from which blocks or rounds followed
+    # By case for which the time did not suffice, the seconds that deciding it would take.
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    units: int | None = None  # requests or windows of every run, if the number followed from time
+    quality_confidence: float = CONFIDENCE  # higher if looks decided how much was scored
+    across_hosts: bool = False  # whether the host may change from block to block
+    declared: bool = True  # False if ``cell.json`` was lost
+    metrics: tuple[str, ...] = ()  # the declared primary metrics, the most important first
+    order: Sequence[Sequence[str]] = ()  # the arms of each block in the order in which they ran
+    looks_taken: tuple[Mapping[str, Any], ...] = ()  # as the runner noted them
+    shown: tuple[int, ...] = ()  # numbers of finished blocks when results were shown
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellDesign:
         """Read the ``design`` of a ``cell.json``."""
-        return cls(data)
+        return from_json(cls, {**{k: v for k, v in data.items() if v is not None}, "keys": data})
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``design`` of ``cell.json``."""
@@ -99,109 +120,17 @@ class CellDesign:
 
     def with_keys(self, **keys: Any) -> CellDesign:
         """Return the design with other or further keys."""
-        return CellDesign({**self.keys, **keys})
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the random order."""
-        return self.keys.get("seed")
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks of the whole design."""
-        return int(self.keys["blocks"])
-
-    @property
-    def runs_per_block(self) -> int:
-        """Runs of each arm in a block."""
-        return int(self.keys["runs_per_block"])
-
-    @property
-    def alpha(self) -> float:
-        """The significance level of the whole cell."""
-        return float(self.keys["alpha"])
-
-    @property
-    def margin_pct(self) -> float:
-        """Differences smaller than this do not matter (percent)."""
-        return float(self.keys["margin_pct"])
-
-    @property
-    def isolation(self) -> str:
-        """``process``, ``in_process`` or ``live``."""
-        return str(self.keys.get("isolation", "process"))
-
-    @property
-    def imported(self) -> Mapping[str, Any]:
-        """What is known of runs that another tool measured (:mod:`labkit.importers`), else empty.
-
-        ``could_change`` and ``for_the_record`` are caveats; ``in_sequence`` says whether a drift of
-        the machine would look like an effect.
-        """
-        return self.keys.get("imported") or {}
-
-    @property
-    def time_s(self) -> float | None:
-        """The time from which blocks or rounds followed; None if both were fixed."""
-        time_s = self.keys.get("time_s")
-        return None if time_s is None else float(time_s)
-
-    @property
-    def estimates(self) -> Mapping[str, float]:
-        """By case for which the time did not suffice, the seconds that deciding it would take."""
-        return {case: float(s) for case, s in self.keys.get("estimates", {}).items()}
-
-    @property
-    def units(self) -> int | None:
-        """The requests or windows of every run, if their number followed from the time."""
-        units = self.keys.get("units")
-        return None if units is None else int(units)
-
-    @property
-    def quality_confidence(self) -> float:
-        """The confidence of intervals of quality, higher if looks decided how much was scored."""
-        return float(self.keys.get("quality_confidence", CONFIDENCE))
-
-    @property
-    def across_hosts(self) -> bool:
-        """Whether the host may change from block to block."""
-        return bool(self.keys.get("across_hosts", False))
-
-    @property
-    def declared(self) -> bool:
-        """Whether the design was declared; False if ``cell.json`` was lost."""
-        return bool(self.keys.get("declared", True))
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, the most important first; empty if none were declared."""
-        return tuple(self.keys.get("metrics", ()))
-
-    @property
-    def order(self) -> Sequence[Sequence[str]]:
-        """The arms of each block in the order in which they ran."""
-        order: Sequence[Sequence[str]] = self.keys["order"]
-        return order
+        return CellDesign.from_json({**self.keys, **keys})
 
     @property
     def num_runs(self) -> int:
         """Number of runs that left a record."""
         return sum(len(arms) for arms in self.order)
 
-    @property
+    @cached_property
     def looks(self) -> tuple[InterimLook, ...]:
         """The predeclared interim looks; empty if there are none."""
         return parse_looks(self.keys.get("looks"), self.alpha)
-
-    @property
-    def looks_taken(self) -> Sequence[Mapping[str, Any]]:
-        """The interim looks that were taken, as the runner noted them."""
-        return tuple(self.keys.get("looks_taken", ()))
-
-    @property
-    def shown(self) -> tuple[int, ...]:
-        """How many blocks were finished each time that results were shown."""
-        return tuple(int(blocks) for blocks in self.keys.get("shown", ()))
 
 
 @dataclass(frozen=True)

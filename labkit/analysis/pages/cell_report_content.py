@@ -23,6 +23,7 @@ from labkit.analysis.findings.verdict_sentences import (
     control_sentence,
     summary_verdict,
 )
+from labkit.analysis.number_format import machine_words
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -145,16 +146,13 @@ class CellReport(CellSource):
 
 def environment_line(environment: Json) -> str:
     """Return a line with the machine's CPU, memory, OS and accelerator and the library versions."""
-    memory = environment.get("memory_bytes")
-    parts = [
-        environment.get("cpu_model"),
-        f"{environment['cores']} cores" if environment.get("cores") else None,
-        f"{memory / 2**30:.0f} GiB" if memory else None,
-        " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k)) or None,
-        environment.get("accelerator"),
-        *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
+    system = " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k))
+    versions = (environment.get("versions") or {}).items()
+    words = [
+        *machine_words({**environment, "os": system}),
+        *(f"{name} {v}" for name, v in versions),
     ]
-    return f"Machine: {', '.join(str(part) for part in parts if part) or 'not known'}."
+    return f"Machine: {', '.join(words) or 'not known'}."
 
 
 def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:

@@ -202,7 +202,7 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     data = SimpleNamespace(
         arms=[Arm("base", "baseline", {}, {"workload": workload})],
         records=records,
-        design=CellDesign({"alpha": 0.05}),
+        design=CellDesign.from_json({"alpha": 0.05}),
         criteria=SimpleNamespace(alpha=change.pop("alpha", 0.05)),
     )
     loads = tuple(capacity_loads(SimpleNamespace(data=data)))
