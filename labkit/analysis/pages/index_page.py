@@ -7,7 +7,7 @@ that file is analysed. The digests of all records are checked first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,13 @@ def _table(root: Path, entries: Sequence[IndexEntry]) -> Table[IndexEntry]:
         (
             _column("date", lambda entry: entry.began[:10]),
             _column("study", lambda entry: study_link(root, entry.study)),
-            _column("question", lambda entry: entry.question),
+            _column("question", lambda entry: entry.cell.question),
             _column("answer", lambda entry: f"cannot be read: {entry.error}" if entry.error
-                    else entry.answer),
-            _column("gates", lambda entry: gates_text(entry.gates or {})),
-            Column("runs", lambda entry: entry.runs),
-            _column("cell", lambda entry: entry.cell),
-            _column("machine", lambda entry: entry.machine),
+                    else entry.cell.answer),
+            _column("gates", lambda entry: gates_text(entry.cell.gates)),
+            Column("runs", lambda entry: entry.cell.runs),
+            _column("cell", lambda entry: entry.cell.cell),
+            _column("machine", lambda entry: entry.cell.machine),
         ),
         tuple(entries),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _summary(entries: Sequence[IndexEntry]) -> str:
     text = "1 study" if studies == 1 else f"{studies} studies"
     broken = sum(entry.error is not None for entry in entries)
     cells = count_text(len(entries) - broken, "cell")
-    runs = count_text(sum(entry.runs for entry in entries), "run")
+    runs = count_text(sum(entry.cell.runs for entry in entries), "run")
     text = f"{text}, {cells}, {runs}"
     return f"{text}; {broken} cannot be read" if broken else text
 
@@ -107,20 +107,16 @@ def write_index(root: Path) -> str:
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """One cell of the index."""
+    """One cell of the index.
+
+    ``began`` and ``ended``: when the first and the last run started, UTC, as in records. ``error``:
+    why the study cannot be read, or None; then nothing is known of its cells.
+    """
 
     study: Path  # the study's folder or archive
-    cell: str = ""  # the cell's name
-    # question, answer, machine: as in the study's report.
-    question: str = ""
-    answer: str = ""
-    machine: str = ""
-    # began, ended: when the first and the last run started, UTC, as in records.
+    cell: CellEntry = field(default_factory=CellEntry)
     began: str = ""
     ended: str = ""
-    runs: int = 0  # number of records
-    gates: dict[str, str] | None = None  # the status of each gate
-    # Why the study cannot be read; None if it can. Then all other facts are empty.
     error: str | None = None
 
 
@@ -168,16 +164,9 @@ def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]
 
 
 def _entry(study: Path, cell: StudyPath, fact: CellEntry) -> IndexEntry:
-    return IndexEntry(
-        study,
-        fact.cell or cell.name,
-        fact.question or "",
-        fact.answer or "",
-        fact.machine or UNKNOWN,
-        *_started(cell),
-        runs=len(record_paths(cell)),
-        gates=dict(fact.gates),
-    )
+    name, machine, runs = fact.cell or cell.name, fact.machine or UNKNOWN, len(record_paths(cell))
+    known = replace(fact, cell=name, machine=machine, runs=runs)
+    return IndexEntry(study, known, *_started(cell))
 
 
 def _started(cell: StudyPath) -> tuple[str, str]:
