@@ -39,8 +39,7 @@ from labkit.analysis.statistics.replication_test import (
     times_as_long,
 )
 from labkit.analysis.studies.study_analysis import study_name
-from labkit.analysis.studies.study_answer import study_question
-from labkit.analysis.studies.study_cell import study_cell
+from labkit.analysis.studies.study_cell import study_cell, study_question
 from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
