@@ -9,7 +9,6 @@ from typing import Any
 from labkit.analysis.model.json_form import absent
 from labkit.analysis.number_format import round_significant
 from labkit.analysis.statistics.effect_size import Equivalence
-from labkit.records import parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 # Numbers of a comparison that are rounded in files.
@@ -25,21 +24,6 @@ class RunResult:
 
     file: str
     value: float
-
-    @property
-    def run(self) -> str:
-        """The run's name, such as ``b00-p02-ARM``."""
-        return self.file.removeprefix("runs/").removesuffix(".json")
-
-    @property
-    def block(self) -> int:
-        """The run's block."""
-        return parse_run_name(self.run)[0]
-
-    @property
-    def position(self) -> int:
-        """The run's position in its block."""
-        return parse_run_name(self.run)[1]
 
 
 @dataclass(frozen=True)
