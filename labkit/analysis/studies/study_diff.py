@@ -11,7 +11,7 @@ If the probe's time changed by more than the margin, a claim must exceed that ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,19 +57,22 @@ class StudiesNotComparable(ValueError):
 
 @dataclass(frozen=True)
 class RowChange:
-    """One arm in one row of both studies: its old and new median, the change and the verdict.
+    """One arm in one row of both studies: its old and new median, and the change with its verdict.
 
-    ``comparison`` describes the change of the arm's difference from the baseline. It is None for
-    the baseline itself, and if there is no complete block.
+    ``comparison`` describes the change of the arm's difference from the baseline. Its numbers are
+    unknown for the baseline itself, and if there is no complete block.
     """
 
     cell: str
     row: MetricRow
-    arm: str
     old: float | None
     new: float | None
-    comparison: Comparison | None
-    verdict: Verdict
+    comparison: Comparison
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return self.comparison.arm
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class StudyComparison:
     @property
     def decidable(self) -> bool:
         """Whether any arm was compared in any row."""
-        return any(item.comparison is not None for item in self.changes)
+        return any(item.comparison.p is not None for item in self.changes)
 
 
 @dataclass(frozen=True)
@@ -246,9 +249,9 @@ def _conclude(
         )
         control = noise.get((item.pair.name, row.case, row.metric))
         verdict = _judge(item, comparison, control)
-        changes.append(
-            RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
-        )
+        known = comparison or Comparison(item.arm, item.pair.baseline)
+        told = replace(known, verdict=verdict.word, reason=verdict.reason)
+        changes.append(RowChange(item.pair.name, row, old_median, new_median, told))
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
     quality = [note for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
@@ -260,9 +263,7 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
-        if item.verdict.word == "inconclusive"
-        and item.comparison
-        and item.comparison.mde_pct is not None
+        if item.comparison.verdict == "inconclusive" and item.comparison.mde_pct is not None
     ]
     if detectable:
         (low, low_row), (high, high_row) = min(detectable), max(detectable)
