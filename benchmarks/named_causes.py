@@ -139,10 +139,10 @@ def spin(seconds: float) -> None:
 def plant(kind: str, share: float) -> None:
     """Plant the delay of a kind into the arm's turns in this process."""
     from labkit.engine.attention.backends.cpu_backend import CpuBackend
-    from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
     from labkit.engine.numpy_port import graph_runner
     from labkit.engine.scheduler.scheduler import Scheduler
+    from labkit.engine.step_loop import StepLoop
     from labkit.experiment.worker.worker_run import WorkerProcess
 
     planted, turn = Planted(share), WorkerProcess._turn

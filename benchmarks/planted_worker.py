@@ -101,8 +101,8 @@ def plant() -> None:
 def plant_calls(pipeline: str | None, workload: str) -> None:
     """Plant the delay into the operations of this process that are timed."""
     from labkit.engine.attention.backends.cpu_backend import CpuBackend
-    from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
+    from labkit.engine.step_loop import StepLoop
 
     planted, turn = Planted(), WorkerProcess._turn
 

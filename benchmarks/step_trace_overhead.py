@@ -29,7 +29,6 @@ from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
@@ -41,6 +40,7 @@ from labkit.engine.runner.step_clocks import ClockedEngine
 from labkit.engine.sampling.lazy_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator
+from labkit.engine.step_loop import StepLoop
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64

@@ -27,6 +27,7 @@ from labkit.analysis.findings.regression_gate import (
     total,
 )
 from labkit.cli.program import Program
+from labkit.compare import margin
 from labkit.config import ConfigError, require
 from labkit.records import RecordError, read_cell
 
@@ -105,7 +106,7 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results.
+    """Run a subject's study and return its results, or print its plan.
 
     Raises ``KeyboardInterrupt`` if the study was interrupted.
     """
@@ -114,10 +115,10 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
     from labkit.cli import command_line, study_command
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
-    if study_command.run(command_line.parse(words)) == 130:
+    if study_command.run(command_line.parse(words), pictures=False) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
-    for folder in cell_dirs(out):
+    for folder in cell_dirs(out) if "plan=true" not in overrides else ():
         results += row_results(subject.name, Cell.from_json(read_cell(folder)), HEAD)
     return results
 
@@ -161,7 +162,7 @@ def _parser() -> Program:
         "--repository", metavar="DIR", help="Git checkout of the revisions (default: labkit's own)"
     )
     parser.add_argument(
-        "--margin", type=float, default=2.0, metavar="PCT", help="design.margin_pct (default 2)"
+        "--margin", type=margin, default=2.0, metavar="PCT", help="design.margin_pct (default 2)"
     )
     parser.add_argument(
         "--minutes",
@@ -198,6 +199,8 @@ def _run(options: argparse.Namespace) -> int:
     results: list[RowResult] = []
     for number, subject in enumerate(found):
         results += _study(subject, out / str(number), [*design, *overrides])
+    if "plan=true" in overrides:
+        return 0
     commits = " against ".join(str(arm["revision"])[:12] for arm in (head, base))
     text = markdown(commits, results, options.margin)
     print(text)

@@ -21,7 +21,7 @@ DATES = {
     "labkit/cli/study_command.py:_fresh_folder": {"datetime.now"},  # a folder's name
     "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
-    "labkit/experiment/launch/run_launcher.py:_write_marker": {"time.time"},
+    "labkit/experiment/launch/preparation_marker.py:write_marker": {"time.time"},
     "labkit/mac/__main__.py:run_and_bundle": {"datetime.now"},  # a folder's name
     "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
@@ -29,7 +29,7 @@ DATES = {
         "time.time"
     },  # macOS moves the boot time with the clock
     "labkit/server/generation/api_generation.py:__init__": {"time.time"},
-    "labkit/server/generation/serving_service.py:__init__": {"time.time"},
+    "labkit/server/generation/service.py:__init__": {"time.time"},
 }
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {

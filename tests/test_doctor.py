@@ -698,6 +698,12 @@ def test_a_profile_is_right_on_planted_host_delays(host_us, bound, overlap):
     assert lines["bound"].startswith("not host-bound") == (bound == "model")
 
 
+def test_one_process_decides_no_bound():
+    lines = dict(terminal_screen.profile_lines(engine_profile.profile(profiled(100.0)[:1])))
+    assert lines["bound"].startswith("not decided: one process gives no interval")
+    assert lines["from"].startswith("1 short process;")
+
+
 def test_padding_and_buckets_are_worth_what_they_take():
     found = engine_profile.profile(profiled(1000.0, padded=60.0))
     assert found.padded_pct == 20.0 and found.tokens_per_step == 4.0

@@ -4,10 +4,9 @@ import json
 import tempfile
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
-from hydra import compose
-from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit.cli import command_line, study_composer
@@ -74,7 +73,7 @@ def swept(name, *words):
     """Return the overrides of every cell that ``experiment=name -m`` runs."""
     study_composer.register()
     with study_composer.initialized():
-        whole = compose("config", [f"experiment={name}", *words], return_hydra_config=True)
+        whole = hydra.compose("config", [f"experiment={name}", *words], return_hydra_config=True)
     return expand_sweep([], whole.hydra.sweeper.params)
 
 
@@ -141,7 +140,9 @@ def test_every_arm_composes_at_every_scale(name, composer):
 def pictures(monkeypatch):
     """Names of a report's pictures, without drawing them (other tests draw every kind)."""
     made = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: made.append(figure))
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **_: made.append(figure)
+    )
     return made
 
 

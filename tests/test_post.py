@@ -214,6 +214,25 @@ def test_a_placeholder_that_cannot_be_filled_is_one_line_and_exit_2(
     assert path.read_text(encoding="utf-8") == f"Text.\n\n{{{{ {placeholder} }}}}\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "is_code"),
+    [
+        ("Text:\n\n    ", True),
+        ("Text:\n\n\tone\n\n\ttwo ", True),
+        ("Text:\n    ", False),
+        ("- item\n\n    ", False),
+        ("1. item\n   more\n\n    ", False),
+    ],
+)
+def test_indented_code_keeps_its_placeholders(write_beside, before, is_code):
+    path = write_beside(f"{before}{{{{ value }}}}\n")
+    assert main([str(path), "--check"]) == (0 if is_code else 2)
+
+
+def test_the_page_on_articles_passes_its_own_check():
+    assert main([str(ROOT / "docs" / "articles.md"), "--check"]) == 0
+
+
 def test_a_table_in_the_middle_of_a_line_is_refused(write_beside, capsys):
     assert main([str(write_beside('See {{ table("study") }}.\n'))]) == 2
     assert "a table or sentence needs a line of its own" in capsys.readouterr().err

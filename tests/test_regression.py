@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -105,21 +106,26 @@ def test_the_summary_has_a_picture_in_characters():
     assert "```" not in markdown("b against a", [], 2)
 
 
-@pytest.fixture
-def studies(tmp_path, monkeypatch):
-    """Return a function that runs the program in a checkout with two commits, without processes.
-
-    It returns the exit code and the cells that were composed. ``studies.result`` is what each
-    study's ``cell.json`` holds, or the error that it raises.
-    """
-    folder = tmp_path / "checkout"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def two_commits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkout")
     who = ["-c", "user.name=n", "-c", "user.email=e"]
     for words in (
         ["init", "-q", "-b", "main"],
         *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2,
     ):
         subprocess.run(["git", "-C", folder, *who, *words], check=True)
+    return folder
+
+
+@pytest.fixture
+def studies(two_commits, tmp_path, monkeypatch):
+    """Return a function that runs the program in a checkout with two commits, without processes.
+
+    It returns the exit code and the cells that were composed. ``studies.result`` is what each
+    study's ``cell.json`` holds, or the error that it raises.
+    """
+    folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
     monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
@@ -127,7 +133,8 @@ def studies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     composed = []
 
-    def run(command):
+    def run(command, pictures):
+        assert not pictures  # nobody asked for files of them, and drawing takes seconds
         composed.extend(study_composer.compose_cells(command))
         if isinstance(studies.result, Exception):
             raise studies.result
@@ -244,6 +251,12 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
         tested.append((now, words[code]))
     assert f"{slow} is the first bad commit" in said
     assert len(tested) <= 5 and (noisy, "skip") in tested
+
+
+def test_a_plan_has_no_result(studies, monkeypatch, capsys):
+    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
+    code, cells = studies("HEAD~1", "--on", "chat", "ragged", "plan=true")
+    assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

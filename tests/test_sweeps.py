@@ -118,7 +118,7 @@ def test_settings_that_cannot_be_told_apart_are_named(run_study):
 
 
 def test_several_options_make_a_table_with_columns(run_study, tmp_path):
-    study, _ = run_study(Planted({1: 400.0, 2: 500.0, 4: 600.0}), THREADS, SIZES)
+    study, _ = run_study(Planted({1: 400.0, 2: 500.0, 4: 600.0}), THREADS, SIZES, blocks=2)
     report = (study.out / "report.md").read_text()
     assert "| threads | block_size=8 | block_size=16 |\n| ---: | ---: | ---: |\n| 1 | " in report
     functions = PlaceholderFunctions(tmp_path, AnalysisCache())
@@ -131,7 +131,7 @@ def test_several_options_make_a_table_with_columns(run_study, tmp_path):
 
 def test_a_setting_that_fails_is_excluded_and_named(run_study):
     launcher = Planted({1: 400.0, 2: 500.0}, failing=("threads=4",))
-    study, code = run_study(launcher, THREADS)
+    study, code = run_study(launcher, THREADS, blocks=6)
     (best,) = cell_of(study)["best"]
     assert code == 1
     assert "threads=4" in best["excluded"] and "threads=4" not in best["values"]
@@ -148,7 +148,7 @@ def test_too_few_blocks_give_estimates_only(run_study):
 
 
 def test_cells_are_in_numerical_order_and_named_by_what_varies(run_study):
-    study, _ = run_study(Planted({}), "workload.concurrency=16,2,8")
+    study, _ = run_study(Planted({}), "workload.concurrency=16,2,8", blocks=1)
     report = (study.out / "report.md").read_text()
     lines = [line for line in report.splitlines() if line.startswith("| concurrency=")]
     assert [line.split(" | ")[0] for line in lines] == [
@@ -160,7 +160,7 @@ def test_cells_are_in_numerical_order_and_named_by_what_varies(run_study):
 
 def test_a_long_name_is_shown_in_full(run_study):
     words = ["engine.scheduler.max_num_batched_tokens=128,256,512,1024", THREADS, "seed=12345"]
-    study, _ = run_study(Planted({}), *words)
+    study, _ = run_study(Planted({}), *words, blocks=1)
     (folder,) = (path.name for path in study.out.glob("*=*"))
     assert len(folder) == 120 and words[0] not in folder
     assert all(word in (study.out / "report.md").read_text() for word in words)

@@ -33,6 +33,7 @@ path,line{stroke:#a3adb8}.grid{stroke:#39414a}.level{fill-opacity:.3}}
 """
 GOP = "IBBPBBPBBP"
 PICK = 15  # a B-frame of the second of two GOPs
+WORST_POINTS = 60  # the length of the scale, a little beyond the largest loss
 KINDS = {"I": "key", "P": "past", "B": "both"}
 
 
@@ -150,6 +151,28 @@ def decode_times() -> str:
     return svg(floor + 46, "Decode time by clip and method, logarithmic", parts, style + hollow)
 
 
+def accuracy_changes() -> str:
+    """Return the published changes of a model's accuracy by benchmark and subtask, as bars."""
+    published = _keyframes_cell().published
+    assert published is not None
+    (table,) = [table for table in published.tables if "accuracy" in table.title]
+    top, step, zero, width = 44, 24, 182, 178
+    title = "Answers with keyframes alone, against all frames"
+    parts = [text(MARGIN, 18, title, "title"), text(MARGIN, 34, "points, published", "small soft")]
+    for index, (name, _, _, change) in enumerate(table.rows):
+        y = top + step * index
+        points = float(change.replace("\N{MINUS SIGN}", "-").removeprefix("within ±"))
+        length = round(width * abs(points) / WORST_POINTS, 1)
+        parts.append(text(MARGIN, y + 13, name, "small"))
+        within = change.startswith("within")
+        parts.append(box(zero, y + 3, length, 13, "within" if within else "loss"))
+        parts.append(text(zero + length + 5, y + 13, change, "small"))
+    floor = top + step * len(table.rows)
+    parts.append(f'<line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{floor}"/>')
+    style = ".loss{fill:#0072b2}.within{fill:none;stroke:#0072b2;stroke-dasharray:3 2}"
+    return svg(floor + 12, "Published changes of accuracy by benchmark and subtask", parts, style)
+
+
 def _mark(arm: str, x: float, y: float, kind: str, tip: str = "") -> str:
     """Return an arm's mark, whose shape does not depend on colours."""
     shapes = {
@@ -224,6 +247,7 @@ PICTURES = {
     "one-launch-qblocks.svg": qblocks,
     "video-gop.svg": gop_strip,
     "video-decode-times.svg": decode_times,
+    "video-accuracy.svg": accuracy_changes,
 }
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ def _event(simulation: Simulation, text: str) -> Iterator[str]:
     simulation.prefixes.check()
     depth: dict[int, int] = {}
     yield from [textwrap.fill(text, 100), ""]
-    for node in _depth_first(simulation.prefixes):
+    for node in depth_first(simulation.prefixes):
         depth[id(node)] = depth.get(id(node.parent), -1) + 1
         text_of_node = " ".join(simulation.words[token] for span in node.tokens for token in span)
         locks = f"locks {node.locks}" if node.locks else "no lock"
@@ -320,7 +320,7 @@ def _event(simulation: Simulation, text: str) -> Iterator[str]:
     yield ""
 
 
-def _depth_first(cache: RadixPrefixCache) -> Iterator[RadixNode]:
+def depth_first(cache: RadixPrefixCache) -> Iterator[RadixNode]:
     """Yield the nodes of a tree in depth-first order."""
     nodes = list(cache.nodes())
     tops = [node for node in nodes if node.parent is not None and node.parent not in nodes]
@@ -394,7 +394,8 @@ The notes' example, with blocks of one token to show every step: A, B and C shar
 helpful` and ask Q1, Q2 and Q3. A line is a node with its tokens, its blocks and its locks, the
 number of requests that end in it or below it. labkit caches a prompt as soon as it is computed; in
 the notes it is cached when its request ends. The last token of a prompt is always computed, because
-the first token of the answer is sampled from its logits."""
+the first token of the answer is sampled from its logits. [The same tree, to
+click](widgets/radix_tree.html)."""
 
 
 if __name__ == "__main__":

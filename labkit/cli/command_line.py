@@ -83,7 +83,7 @@ def parse(argv: Sequence[str]) -> Command:
         elif flag == "--package":
             flags += [flag, words.pop(0) if words else ""]
         elif flag in PRINT_FLAGS:
-            flags += [flag, *_topic(flag, words)]
+            flags += [flag, *_take_topic(flag, words)]
         elif flag in ("--multirun", "--resolve"):
             flags.append(flag)
         elif flag in REFUSED_FLAGS:
@@ -109,7 +109,7 @@ def _split_flag(word: str) -> list[str]:
     return word.split("=", 1) if word.startswith("--") else [word]
 
 
-def _topic(flag: str, words: list[str]) -> list[str]:
+def _take_topic(flag: str, words: list[str]) -> list[str]:
     """Remove the flag's value from ``words``, and return it in a list (empty if there is none).
 
     ``--cfg`` requires a value; after ``--info`` and ``--help`` it is optional.

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from labkit.cli.study_runner import StudyRunner
 
 
-def run(command: Command) -> int:
-    """Run a study, or print its plan, and return the exit code."""
+def run(command: Command, pictures: bool = True) -> int:
+    """Run a study, or print its plan, and return the exit code.
+
+    ``pictures``: whether to draw the report's pictures in files, once the answer is printed.
+    """
     from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
     from labkit.experiment.hydra.job_launcher import is_lost_job
@@ -71,7 +74,7 @@ def run(command: Command) -> int:
             raise
         lost_jobs = [str(error).split("\n")[0]]
     jobs.wait()
-    status = study.finish()
+    status = study.finish(pictures)
     if not launcher.is_local:
         missing = [*(jobs.failures() or lost_jobs), *study.unfinished()]
         for line in missing:

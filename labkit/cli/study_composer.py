@@ -34,7 +34,9 @@ def register() -> None:
     from labkit.experiment.hydra.hydra_composer import unresolved
 
     yaml_source.register()
-    ConfigStore.instance().store(name="schema", node=Experiment)
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:
+        store.store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
     # That is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")

@@ -146,8 +146,8 @@ class StudyRunner:
             spent = time.monotonic() - start
             self._report_due = start + spent / MAX_REPORT_SHARE
 
-    def finish(self) -> int:
-        """Write the report of all cells and return the study's exit code.
+    def finish(self, pictures: bool = True) -> int:
+        """Write the report of all cells, with pictures in files or not; return the exit code.
 
         The code is the highest status of the cells' analyses, or 1 if a cell has no manifest.
         """
@@ -155,7 +155,7 @@ class StudyRunner:
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        study = analysis.write_study(self.out, analysis_cache=self._load_analysis())
+        study = analysis.write_study(self.out, pictures, self._load_analysis())
         return max(int(len(begun) < len(cells)), study.exit_code)
 
     def decided(self) -> Iterator[str]:

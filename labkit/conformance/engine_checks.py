@@ -13,7 +13,7 @@ from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.prefix_cache import eviction
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.scheduler.scheduling_policies import Queue
+from labkit.engine.scheduler.scheduling_policies import QueuePolicy
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
@@ -57,8 +57,8 @@ SHORT_MEMORY = {
 
 def queue_checks(path: str, compose: Compose) -> Iterator[Check]:
     """Yield the checks of the order of waiting requests ``path``: ``package.module:Class``."""
-    made: list[Queue] = []
-    yield Check("it can be created", lambda: made.append(Queue(path)), needed=True)
+    made: list[QueuePolicy] = []
+    yield Check("it can be created", lambda: made.append(QueuePolicy(path)), needed=True)
     (queue,) = made
     states = [RequestState(Request(f"q{i}", prompt), i) for i, prompt in enumerate(PROMPTS)]
 

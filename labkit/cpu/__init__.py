@@ -1,6 +1,6 @@
 """Kernels for the CPU, compiled by numba. Their counterpart for the GPU is ``labkit.metal``.
 
-The rooms, from the lowest up; a room imports from those above it in this list only:
+The packages, from the lowest up; each imports only from those above it in this list:
 
 - :mod:`.runtime`: numba's decorators and cache, memory, the thread pool on which every kernel runs.
 - :mod:`.simd`: emits vector instructions as LLVM IR for the registers of this CPU.

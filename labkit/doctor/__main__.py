@@ -29,7 +29,7 @@ from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.machine import worker_environment
 from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
 from labkit.machine.facts.best_effort import collect
-from labkit.machine.facts.operating_system import operating_system
+from labkit.machine.facts.operating_system_protocol import operating_system
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -261,6 +261,10 @@ def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
         "model": "not host-bound: most of a step is the model's work",
         "neither": "neither the host nor the model clearly takes half of a step",
     }
+    bound, source = bounds[profile.bound], f"{profile.processes} short processes"
+    if profile.processes == 1:  # a busy machine has time for no more
+        bound = "not decided: one process gives no interval; try again on an idle machine"
+        source = "1 short process"
     shares = {name: _range_text(share) for name, share in profile.shares.items()}
     regime = "prefill" if profile.shares["prefill"].pct > HALF_PCT else "decode"
     shapes = "no decode steps"
@@ -270,7 +274,7 @@ def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
             f"{profile.repeated_pct:.0f} % that of the step before"
         )
     return [
-        ("bound", f"{bounds[profile.bound]} (host {shares.get('host', '0 %')}, "
+        ("bound", f"{bound} (host {shares.get('host', '0 %')}, "
                   f"model {shares.get('model', '0 %')})"),
         *((PART_NAMES[name], text) for name, text in shares.items()
           if name in PART_NAMES and name != "model"),
@@ -280,7 +284,7 @@ def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
         ("padding", f"{profile.padded_pct:.1f} % of rows"),
         *((f"{name} at most", f"+{_range_text(gain)} tok/s")
           for name, gain in profile.gains.items()),
-        ("from", f"{profile.processes} short processes; 95 % intervals over processes"),
+        ("from", f"{source}; 95 % intervals over processes"),
     ]  # fmt: skip
 
 

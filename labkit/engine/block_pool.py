@@ -31,12 +31,14 @@ class BlockPool:
     """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
     The block freed last is allocated first, so that few requests touch little of a large pool, or,
-    if ``fifo``, the one that has been free for longest.
-    ``num_blocks`` includes the null block and is at least 2. ``block_size`` is the number of tokens
-    that fit a block. ``allocated`` and ``freed`` count the
-    blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
-    use at the same time. ``on_evict``, unless it is None, is called with the blocks that ``evict``
-    is about to evict.
+    if ``fifo``, the one that has been free for longest. ``num_blocks`` includes the null block and
+    is at least 2. ``block_size`` is the number of tokens that fit a block. ``allocated`` and
+    ``freed`` count the blocks that left and entered the state *free*. ``peak_used`` is the largest
+    number of blocks in use at the same time. ``on_evict``, unless it is None, is called with the
+    blocks that ``evict`` is about to evict.
+
+    If ``allocate`` raises, nothing has changed. The other methods raise at the first wrong block
+    that they reach, when others have changed already.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, fifo: bool = False) -> None:
@@ -86,7 +88,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Return ``count`` free blocks, each with one reference.
 
-        Raises ``ValueError`` if fewer than ``count`` blocks are free. Nothing was allocated.
+        Raises ``ValueError`` if fewer than ``count`` blocks are free.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
@@ -158,7 +160,7 @@ class BlockPool:
                 self._append_free(block)
 
     def _in_order_of_freeing(self, blocks: Iterable[int]) -> Sequence[int]:
-        blocks = list(blocks)
+        blocks = list(blocks)  # ``allocate`` takes the last freed first, unless fifo: reverse them
         return blocks if self.fifo else blocks[::-1]
 
     def _append_free(self, block: int) -> None:
@@ -170,8 +172,7 @@ class BlockPool:
 
     def reset_counters(self) -> None:
         """Set the counters to 0, and the peak to the number of blocks in use now."""
-        self.allocated = 0
-        self.freed = 0
+        self.allocated = self.freed = 0
         self.peak_used = self.num_used
 
     def check(self, block_tables: Iterable[Iterable[int]], cached: Iterable[int] = ()) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine, TokenEvent
-from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.memory_budget.budget_decision import BudgetDecision
@@ -28,6 +27,7 @@ from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, cre
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
+from labkit.engine.step_loop import StepLoop
 from labkit.machine.facts import memory_capacity, wired_advice
 
 if TYPE_CHECKING:
@@ -78,12 +78,14 @@ def create(
         from labkit.engine import openai
 
         return openai.create(options, Path(model_dir))
-    kernel_precompilation.fill_cache(options)
+    wait_for_kernels = kernel_precompilation.start(options, Path(model_dir))
     if not options.parallel.single_process:
+        wait_for_kernels()
         from labkit.engine.parallel import tensor_parallel_engine
 
         return tensor_parallel_engine.create(options, Path(model_dir))
-    return _create_own(options, Path(model_dir), models or SharedModels(), NoScheduleCheck())
+    models = models or SharedModels()
+    return _create_own(options, Path(model_dir), models, NoScheduleCheck(), wait_for_kernels)
 
 
 def create_rank(
@@ -103,9 +105,16 @@ def create_rank(
 
 
 def _create_own(
-    options: config.Engine, model_dir: Path, models: SharedModels, schedule_check: NoScheduleCheck
+    options: config.Engine,
+    model_dir: Path,
+    models: SharedModels,
+    schedule_check: NoScheduleCheck,
+    wait_for_kernels: Callable[[], None] = lambda: None,
 ) -> LLMEngine:
-    """Load the model, run the self-test, size the pool, and assemble the parts."""
+    """Load the model, run the self-test, size the pool, and assemble the parts.
+
+    ``wait_for_kernels`` is called when the model is read, before the first kernel is used.
+    """
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it handles decode only, and "
@@ -123,6 +132,7 @@ def _create_own(
         # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
         activations=options.activations,
+        wait_for_kernels=wait_for_kernels,
     )
     choice, expected = prepared.choice, prepared.expected
     windows = prepared.loaded.windows
@@ -158,6 +168,7 @@ def _create_own(
         ),
         expected.states,
     )
+    memory_capacity.trim_heap()  # frees what the self-test computed
     kv_cache = factory.create(shapes, budget.blocks)
     return _assemble(options, prepared, kv_cache, draft, budget, difference, schedule_check)
 

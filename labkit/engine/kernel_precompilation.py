@@ -1,4 +1,4 @@
-"""Compile an engine's kernels before it is created, in two processes of their own.
+"""Compile an engine's kernels while its model is read, in two processes of their own.
 
 The processes fill numba's cache, and the engine's process loads the kernels from there. So both
 cores compile, no kernel is compiled twice, and the compiler's memory is gone when the model is
@@ -8,12 +8,14 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +26,47 @@ from labkit.config import from_plain, to_plain
 from labkit.engine.model import compute_dtype
 from labkit.machine import numba_sources
 from labkit.machine.processes import parent_death
+from labkit.models import safetensors_header
 
 PROCESSES = 2
 SHOW_AFTER_S = 2.0  # a shorter compilation is not shown
 POLL_S = 0.1
 _PACKAGE = Path(__file__).resolve().parents[1]
+# What the steps compile is in these files and in those that they import.
+SOURCES = (
+    Path(__file__).resolve(),
+    _PACKAGE / "engine/attention/backends/cpu_backend.py",
+    _PACKAGE / "cpu/replay/graph_replay.py",
+)
 
 
-def fill_cache(options: config.Engine, stream: IO[str] | None = None) -> None:
-    """Compile what an engine of ``options`` needs, unless this machine did it before.
+def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
+    """Start ``fill_cache`` in a thread, and return a function that waits until it is done.
+
+    So a model is read while its kernels are compiled. Waiting raises what ``fill_cache`` raised.
+    """
+    errors: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            fill_cache(options, model_dir)
+        except BaseException as error:
+            errors.append(error)
+
+    # A daemon: a load that fails meanwhile ends the process, and with it the compilers.
+    thread = threading.Thread(target=fill, name="kernel compilation", daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    return wait
+
+
+def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None = None) -> None:
+    """Compile what an engine of ``options`` needs for a model, unless this machine did it before.
 
     While it takes longer than ``SHOW_AFTER_S``, ``stream`` (default: stderr) says how many kernels
     are done.
@@ -49,6 +83,8 @@ def fill_cache(options: config.Engine, stream: IO[str] | None = None) -> None:
             "attention": to_plain(options.attention),
             "dtype": compute_dtype.kv_dtype(options, "float32"),
             "replay": options.graph_replay,
+            "activations": options.activations.value,
+            "formats": _formats(options, model_dir),
         }
     )
     marker, stream = _marker(arguments), sys.stderr if stream is None else stream
@@ -59,6 +95,15 @@ def fill_cache(options: config.Engine, stream: IO[str] | None = None) -> None:
         _wait_for(lock, stream)
         if not marker.exists() and _compile(arguments, stream):
             marker.touch()
+
+
+def _formats(options: config.Engine, model_dir: Path) -> list[tuple[str, int, int]]:
+    """Return the formats of the model's matrices in memory, as ``matrix_formats`` does."""
+    storage = compute_dtype.matrix_storage(options)
+    stored = safetensors_header.matrix_formats(model_dir)
+    if storage is not compute_dtype.MatrixStorage.as_stored:
+        stored = {("float32", 0, 0)}
+    return sorted(stored)
 
 
 def _wait_for(lock: IO[str], stream: IO[str]) -> None:
@@ -76,7 +121,7 @@ def _marker(arguments: str) -> Path:
     import numba
 
     parts = (
-        numba_sources.digest(Path(__file__).resolve(), _PACKAGE),
+        *(numba_sources.digest(file, _PACKAGE) for file in SOURCES),
         numba.__version__,
         llvm.get_host_cpu_name(),
         llvm.get_host_cpu_features().flatten(),
@@ -90,8 +135,9 @@ def _compile(arguments: str, stream: IO[str]) -> bool:
     """Run the processes, and return whether all succeeded. They take steps from a common pipe."""
     import numba
 
+    steps = steps_for(json.loads(arguments))
     queue, writer = os.pipe()
-    os.write(writer, bytes(range(len(STEPS))))
+    os.write(writer, bytes(range(len(steps))))
     os.close(writer)
     command = [sys.executable, "-m", __name__, arguments, str(queue), str(os.getpid())]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(numba.config.CACHE_DIR)}
@@ -102,7 +148,7 @@ def _compile(arguments: str, stream: IO[str]) -> bool:
     ]
     os.close(queue)
     try:
-        with _Progress(stream) as progress:
+        with _Progress(stream, sum(kernels for kernels, _ in steps)) as progress:
             for compiler in compilers:
                 assert compiler.stdout is not None
                 os.set_blocking(compiler.stdout.fileno(), False)
@@ -127,8 +173,8 @@ def _read(compiler: subprocess.Popen[bytes]) -> bytes:
 class _Progress:
     """Says ``compiling 5 of 17 kernels``: a live line on a terminal, one line elsewhere."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream, self._shown = stream, False
+    def __init__(self, stream: IO[str], total: int) -> None:
+        self._stream, self._total, self._shown = stream, total, False
         self._live: Any = None
         self._start, self._done = time.monotonic(), 0
 
@@ -144,8 +190,7 @@ class _Progress:
         self._done += kernels
         if time.monotonic() - self._start < SHOW_AFTER_S:
             return
-        total = sum(kernels for kernels, _ in STEPS)
-        line = f"compiling {min(self._done + 1, total)} of {total} kernels"
+        line = f"compiling {min(self._done + 1, self._total)} of {self._total} kernels"
         if self._stream.isatty():
             self._update(line)
         elif not self._shown:
@@ -162,12 +207,58 @@ class _Progress:
         self._live.update(line)
 
 
-def _import(module: str) -> Callable[[Any], None]:
-    """Return a step that imports a module, whose kernels are compiled then."""
-    return lambda needs: (importlib.import_module(module), None)[1]
+Needs = dict[str, Any]  # what ``fill_cache`` passes to the processes
+Step = Callable[[Needs], object]
 
 
-def _decode_body(needs: dict[str, Any]) -> None:
+def _kernel(module: str, name: str) -> Step:
+    """Return a step that compiles a kernel with one signature."""
+    return lambda needs: getattr(importlib.import_module(module), name).precompile()
+
+
+def _pool(needs: Needs) -> None:
+    from labkit.cpu.runtime import thread_pool
+
+    thread_pool.install()
+
+
+def _unit(op: str) -> Step:
+    """Return a step that compiles the function for the units of an operation of a graph."""
+
+    def step(needs: Needs) -> None:
+        from labkit.cpu.capture import graph_ops
+        from labkit.cpu.replay import graph_op_kernels
+
+        graph_op_kernels.unit_address(getattr(graph_ops, op))
+
+    return step
+
+
+def _format(element: str, bits: int) -> Step:
+    """Return a step that compiles the functions of a format of weights.
+
+    Whether the mantissa conversion is exact is not known yet; in trained models it is.
+    """
+
+    def step(needs: Needs) -> None:
+        from labkit.cpu.matmul import low_precision_matmul
+
+        exact = bits > 0 and element != "float32"
+        low_precision_matmul.format_functions(element, bits, exact)
+
+    return step
+
+
+def _int8_format(element: str, bits: int, group_size: int) -> Step:
+    def step(needs: Needs) -> None:
+        from labkit.cpu.matmul import int8_matmul
+
+        int8_matmul.int8_functions(element, bits, group_size)
+
+    return step
+
+
+def _decode_body(needs: Needs) -> None:
     from labkit.cpu.attention import decode_attention
     from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
@@ -175,7 +266,7 @@ def _decode_body(needs: dict[str, Any]) -> None:
     decode_attention.body(POOL_DTYPES[needs["dtype"]], skip)
 
 
-def _tiled_body(needs: dict[str, Any]) -> None:
+def _tiled_body(needs: Needs) -> None:
     from labkit.cpu.attention import tiled_attention
     from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
@@ -183,14 +274,7 @@ def _tiled_body(needs: dict[str, Any]) -> None:
     tiled_attention.body(POOL_DTYPES[needs["dtype"]], skip)
 
 
-def _compute_unit(needs: dict[str, Any]) -> None:
-    if needs["replay"]:
-        from labkit.cpu.replay import graph_op_kernels
-
-        graph_op_kernels.compute_unit_address()
-
-
-def _plan(needs: dict[str, Any], tokens: int) -> tuple[Any, Any]:
+def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:
     """Return a backend with one layer, and the metadata of a step of one sequence."""
     import numpy as np
 
@@ -208,10 +292,10 @@ def _plan(needs: dict[str, Any], tokens: int) -> tuple[Any, Any]:
     return backend, metadata
 
 
-def _launch(tokens: int) -> Callable[[Any], None]:
+def _launch(tokens: int) -> Step:
     """Return a step that launches the kernel for a step of so many tokens."""
 
-    def step(needs: dict[str, Any]) -> None:
+    def step(needs: Needs) -> None:
         import numpy as np
 
         backend, metadata = _plan(needs, tokens)
@@ -221,9 +305,7 @@ def _launch(tokens: int) -> Callable[[Any], None]:
     return step
 
 
-def _replay(needs: dict[str, Any]) -> None:
-    if not needs["replay"]:
-        return
+def _replay(needs: Needs) -> None:
     import numba
     import numpy as np
 
@@ -240,30 +322,46 @@ def _replay(needs: dict[str, Any]) -> None:
     kernel.compile(tuple(map(numba.typeof, arguments)))
 
 
-# Steps, and the kernels that each compiles. A step that needs the kernels of another comes later.
-STEPS: tuple[tuple[int, Callable[[Any], None]], ...] = (
-    (6, _import("labkit.cpu.layers.rope")),  # and the thread pool
-    (1, _decode_body),
-    (6, _import("labkit.cpu.matmul.packed_linear")),
-    (1, _tiled_body),
-    (2, _import("labkit.cpu.layers.norms")),
-    (1, _import("labkit.cpu.layers.activations")),
-    (2, _launch(1)),
-    (1, _compute_unit),
-    (1, _replay),
-    (1, _launch(8)),
-)
+def steps_for(needs: Needs) -> list[tuple[int, Step]]:
+    """Return the steps, and the number of kernels that each compiles: the longest first.
+
+    A step that loads the kernels of another comes later.
+    """
+    low = [form for form in needs["formats"] if form[1] or form[0] != "float32"]
+    by_int8 = [form for form in low if needs["activations"] == "int8" and form[1] in (4, 8)]
+    steps: list[tuple[int, Step]] = [(5, _pool), (1, _decode_body), (1, _tiled_body)]
+    if needs["replay"]:
+        steps.append((1, _unit("ADD")))
+    if low:
+        steps.append((1, _unit("LOW_PRECISION_MATMUL")))
+    if len(low) < len(needs["formats"]):
+        steps += [(1, _unit("MATMUL")), (1, _kernel("labkit.cpu.matmul.gemm", "pack_panels"))]
+    if by_int8:
+        steps.append((1, _unit("INT8_MATMUL")))
+    steps += [(5, _format(*form)) for form in dict.fromkeys((form[0], form[1]) for form in low)]
+    steps += [(4, _int8_format(*form)) for form in by_int8]
+    steps += [
+        (1, _kernel("labkit.cpu.layers.rope", "_rope")),
+        (1, _kernel("labkit.cpu.matmul.product_units", "launch")),
+        (1, _kernel("labkit.cpu.layers.activations", "_activate")),
+        (1, _kernel("labkit.cpu.layers.norms", "_rms_norm")),
+        (2, _launch(1)),
+        (1, _launch(8)),
+    ]
+    return [*steps, (1, _replay)] if needs["replay"] else steps
 
 
-def main(needs: dict[str, Any], queue: int) -> None:
+def main(needs: Needs, queue: int) -> None:
     """Take steps from the pipe until it is empty. Write a byte for each kernel that is done."""
+    steps = steps_for(needs)
     while number := os.read(queue, 1):
-        kernels, step = STEPS[number[0]]
+        kernels, step = steps[number[0]]
         step(needs)
         os.write(1, b"." * kernels)
 
 
 if __name__ == "__main__":
+    gc.disable()  # a process of some seconds; collections would take a tenth of them
     parent_death.watch_parent(int(sys.argv[3]), None, started_by_main_thread=False)
     main(json.loads(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()

@@ -310,11 +310,11 @@ class KVCacheFactory:
         cache = create(shapes, num_blocks)
         if not self.states:
             return cache
-        from labkit.engine.kv_layout import hybrid
+        from labkit.engine.kv_layout.kv_and_state_slots import add_states
 
         if num_slots is not None:
-            return hybrid.add_states(cache, self.states, num_slots, 0)
-        return hybrid.add_states(cache, self.states, self.num_slots, self.num_snapshots)
+            return add_states(cache, self.states, num_slots, 0)
+        return add_states(cache, self.states, self.num_slots, self.num_snapshots)
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""

@@ -242,7 +242,7 @@ class LLM:
                 live = self._live.get(event.request_id)
                 if live is None:
                     continue
-                output = live.processor.process(event)
+                output = live.processor.next_output(event)
                 live.outputs.append(output)
                 if output.finish_reason is not None:
                     self._end(event.request_id)

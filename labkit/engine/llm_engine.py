@@ -14,10 +14,10 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
     check_context,
 )
-from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
+from labkit.engine.step_loop import StepLoop
 from labkit.engine.step_trace import StepTrace
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ class LLMEngine:
             self._refused.append(event)
 
     def _check_request(self, request: Request) -> None:
-        """Raise ``EngineError`` if the engine can never serve the request."""
         prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise EngineError(f"request {request.request_id}: the prompt is empty")

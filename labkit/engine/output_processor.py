@@ -59,7 +59,7 @@ class OutputProcessor:
         self._prompt_logprobs: PromptLogprobs | None = None
         self._text = ""
 
-    def process(self, event: TokenEvent) -> RequestOutput:
+    def next_output(self, event: TokenEvent) -> RequestOutput:
         """Return the output after the request's next event."""
         delta, reason = self.advance(event)
         self._text += delta

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine.batch import Batch, Ints
 from labkit.engine.engine_protocol import TokenEvent
-from labkit.engine.engine_step import PendingStep, StepParts, StepResults
 from labkit.engine.runner.model_runner import ModelRunner, RunModel
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
+from labkit.engine.step_loop import ComputedStep, PendingStep, StepParts
 
 if TYPE_CHECKING:
     from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager, KVMemory, StepAttention
@@ -119,14 +119,14 @@ class StepTrace:
                 self._open[id(batch)] = step
             return batch
 
-        def sample(pending: PendingStep, logits: Logits) -> StepResults:
+        def sample(pending: PendingStep, logits: Logits) -> ComputedStep:
             with self.span(pending.scheduled, "sample") as step:
                 results = parts.sample(pending, logits)
             if step is not None and pending.scheduled.drafts:
                 step.accepted = {r: len(tokens) - 1 for r, tokens in results.sampled.items()}
             return results
 
-        def update(results: StepResults) -> list[TokenEvent]:
+        def update(results: ComputedStep) -> list[TokenEvent]:
             pending, cache = results.step, self._cache
             step = self.step_of(pending.scheduled)
             if step is not None and step.free_blocks is None:

@@ -88,7 +88,7 @@ class Fields:
         """Whether the field exists and is not null."""
         return self.data.get(key) is not None
 
-    def refuse(self, key: str, reason: str) -> ResultFileError:
+    def error_at(self, key: str, reason: str) -> ResultFileError:
         """Return an error about a field."""
         return ResultFileError(f"{self.place}{key}: {reason}")
 
@@ -100,7 +100,7 @@ class Fields:
         """Yield the fields of every object in a list, which must not be empty."""
         items = self._value(key)
         if not isinstance(items, list) or not items:
-            raise self.refuse(key, f"is {_shown(items)}, not a list of results")
+            raise self.error_at(key, f"is {_shown(items)}, not a list of results")
         for index, item in enumerate(items):
             yield Fields.of(item, f"{self.place}{key}[{index}].")
 
@@ -112,21 +112,21 @@ class Fields:
         """Return a list of finite numbers, which must not be empty."""
         values = self._value(key)
         if not isinstance(values, list) or not values:
-            raise self.refuse(key, f"is {_shown(values)}, not a list of numbers")
+            raise self.error_at(key, f"is {_shown(values)}, not a list of numbers")
         return tuple(self._number(key, value) for value in values)
 
     def text(self, key: str) -> str:
         """Return a text."""
         value = self._value(key)
         if not isinstance(value, str):
-            raise self.refuse(key, f"is {_shown(value)}, not a text")
+            raise self.error_at(key, f"is {_shown(value)}, not a text")
         return value
 
     def only(self, known: Collection[str], also: str = "(?!)") -> None:
         """Refuse a field that is not ``known`` and does not match the pattern ``also``."""
         unknown = next((k for k in self.data if k not in known and not re.fullmatch(also, k)), None)
         if unknown is not None:
-            raise self.refuse(
+            raise self.error_at(
                 unknown,
                 "labkit does not know this field; was the file edited, or written by a later "
                 "version of the tool?",
@@ -136,19 +136,19 @@ class Fields:
         """Refuse the file if a number is not what the other numbers make it."""
         value = self.number(key)
         if not math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=1e-12):
-            raise self.refuse(
+            raise self.error_at(
                 key, f"is {value:.6g}, but the other numbers make it {expected:.6g}; was it edited?"
             )
 
     def _value(self, key: str) -> Any:
         if key not in self.data:
-            raise self.refuse(key, "is missing")
+            raise self.error_at(key, "is missing")
         return self.data[key]
 
     def _number(self, key: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            raise self.refuse(key, f"is {_shown(value)}, not a number")
+            raise self.error_at(key, f"is {_shown(value)}, not a number")
         return float(value)
 
 
@@ -186,5 +186,5 @@ def seconds(fields: Fields, key: str, form: str | None = None) -> float:
     try:
         date = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
     except ValueError:
-        raise fields.refuse(key, f"is {text!r}, not a date") from None
+        raise fields.error_at(key, f"is {text!r}, not a date") from None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

@@ -20,13 +20,14 @@ MACHINE = {"cpu_info": "cpu_model"}
 
 
 def _is_llama_bench(document: Any) -> bool:
-    first = document[0] if isinstance(document, list) else None
+    first = document[0] if isinstance(document, list) else document
     return isinstance(first, dict) and {"n_prompt", "n_gen"} <= set(first)
 
 
 def _read_llama_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. A case is a test, such as ``pp512``, with the settings that vary."""
-    tests = list(Fields({"test": document}, f"{file}: ").each("test"))
+    items = document if isinstance(document, list) else [document]  # one line of JSONL
+    tests = list(Fields({"test": items}, f"{file}: ").each("test"))
     settings = [_settings(test) for test in tests]
     varied = [key for key in settings[0] if any(s.get(key) != settings[0][key] for s in settings)]
     cases = []
@@ -50,7 +51,7 @@ def _settings(test: Fields) -> Mapping[str, Any]:
     """Return how a test was run: every field that is no result."""
     for key in test.data:
         if key.startswith(RESULT_PREFIXES) and key not in RESULTS:
-            raise test.refuse(key, "labkit does not know this result; was the file edited?")
+            raise test.error_at(key, "labkit does not know this result; was the file edited?")
     return {key: value for key, value in test.data.items() if key not in RESULTS}
 
 

@@ -113,7 +113,6 @@ def _is_aiperf(document: Any) -> bool:
 
 
 def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield one run."""
     report = Fields.of(document, f"{file}: ")
     metrics: list[Metric] = []
     for theirs, (units, wanted) in AIPERF.items():
@@ -122,7 +121,7 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         one = report.at(theirs)
         one.only(STATISTICS, PERCENTILE)
         if one.text("unit") not in units:
-            raise one.refuse("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
+            raise one.error_at("unit", f"is {one.text('unit')!r}, not {units[0]!r}")
         for ours, which, primary in wanted:
             metrics.append(metric(ours, [one.number(which)], primary=primary))
     errors = "error_request_count"

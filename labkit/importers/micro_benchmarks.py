@@ -62,7 +62,7 @@ def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
     suite = Fields.of(document, f"{file}: ")
     suite.only(PYPERF_SUITE)
     if suite.text("version") != "1.0":
-        raise suite.refuse("version", f"is {suite.text('version')}; labkit reads 1.0")
+        raise suite.error_at("version", f"is {suite.text('version')}; labkit reads 1.0")
     common = suite.data.get("metadata") or {}
     processes: list[list[tuple[CaseRecord, float | None]]] = []
     for benchmark in suite.each("benchmarks"):
@@ -70,11 +70,11 @@ def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         facts = {**common, **(benchmark.data.get("metadata") or {})}
         unit = facts.get("unit", "second")
         if unit not in PYPERF_UNITS:
-            raise benchmark.refuse("metadata.unit", f"is {unit!r}, not second or byte")
+            raise benchmark.error_at("metadata.unit", f"is {unit!r}, not second or byte")
         name, own_unit, scale = PYPERF_UNITS[unit]
         measured = [run for run in benchmark.each("runs") if not _calibrates(run)]
         if not measured:
-            raise benchmark.refuse("runs", "has no values")
+            raise benchmark.error_at("runs", "has no values")
         processes += [[] for _ in range(len(measured) - len(processes))]
         for run, process in zip(measured, processes, strict=False):
             values = [scale * value for value in run.numbers("values")]
@@ -110,7 +110,6 @@ def _is_pytest_benchmark(document: Any) -> bool:
 
 
 def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield one run."""
     report = Fields.of(document, f"{file}: ")
     report.only(PYTEST_REPORT)
     cases = []
@@ -166,7 +165,7 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
             medians.setdefault(name, []).append(line)
     lines = {**medians, **lines}
     if not lines and not failures:
-        raise report.refuse("benchmarks", "has neither repetitions nor medians")
+        raise report.error_at("benchmarks", "has neither repetitions nor medians")
     known = {*GOOGLE_FIELDS, *RATES}
     counters = {key for own in lines.values() for line in own for key in line.data} - known
     context = report.at("context")
@@ -185,7 +184,7 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
 def _google_metrics(lines: list[Fields]) -> tuple[Metric, ...]:
     for line in lines:
         if line.text("time_unit") not in GOOGLE_UNITS:
-            raise line.refuse("time_unit", f"is {line.text('time_unit')!r}, not ns, us, ms or s")
+            raise line.error_at("time_unit", f"is {line.text('time_unit')!r}, not ns, us, ms or s")
     scales = [GOOGLE_UNITS[line.text("time_unit")] for line in lines]
     times = {
         key: [scale * line.number(key) for line, scale in zip(lines, scales, strict=True)]
@@ -215,13 +214,13 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
     place = f"{file}: result_columns."
     Fields(dict.fromkeys(columns), place).only(ASV_COLUMNS, r"stats_\w+")
     if "result" not in columns or "params" not in columns:
-        raise report.refuse("result_columns", "lacks result or params; labkit reads version 2")
+        raise report.error_at("result_columns", "lacks result or params; labkit reads version 2")
     results = report.at("results")
     cases, unjudged, starts = [], [], []
     for name, row in results.data.items():
         kind = name.rpartition(".")[2].partition("_")[0]
         if not isinstance(row, list):
-            raise results.refuse(name, "is not a list")
+            raise results.error_at(name, "is not a list")
         column = dict(zip(columns, row, strict=False))
         if kind not in ASV_KINDS:
             unjudged.append(name)
@@ -231,7 +230,7 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
         params, values = list(product(*column["params"])), column["result"] or []
         samples = column.get("samples") or [None] * len(values)
         if not len(params) == len(values) == len(samples):
-            raise results.refuse(name, "has not one result per parameter; was it edited?")
+            raise results.error_at(name, "has not one result per parameter; was it edited?")
         for words, value, repeats in zip(params, values, samples, strict=True):
             if value is not None and value == value:  # asv: not run, or not applicable
                 case = f"{name}({', '.join(words)})" if words else name
@@ -240,7 +239,7 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
                 scaled = [scale * each for each in own.numbers("samples")]
                 cases.append(CaseRecord(case, metrics=(metric(metric_name, scaled, unit),)))
     if not cases:
-        raise report.refuse("results", "has no time and no memory")
+        raise report.error_at("results", "has no time and no memory")
     yield ImportedRun(
         "asv",
         file,

@@ -38,7 +38,7 @@ def _read_hyperfine(document: Any, file: Path) -> Iterator[ImportedRun]:
         if result.data.get("memory_usage_byte"):
             memory = result.numbers("memory_usage_byte")
         if any(len(each) not in (0, len(times)) for each in (codes, memory)):
-            raise result.refuse("times", "differs in length from the other lists; was it edited?")
+            raise result.error_at("times", "differs in length from the other lists; was it edited?")
         for index, (seconds, code) in enumerate(zip(times, codes, strict=True)):
             metrics = [metric("elapsed_s", [seconds], "s")]
             if memory:
@@ -55,14 +55,15 @@ def _read_hyperfine(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 def _is_perf(document: Any) -> bool:
-    return isinstance(document, list) and isinstance(document[0], dict) and "event" in document[0]
+    first = document[0] if isinstance(document, list) else document
+    return isinstance(first, dict) and "event" in first
 
 
 def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. Every event is a cost, so less of it is better."""
     counts: dict[str, tuple[float, str]] = {}
     unjudged = []
-    for index, line in enumerate(document):
+    for index, line in enumerate(document if isinstance(document, list) else [document]):
         event = Fields.of(line, f"{file}: event {index + 1}: ")
         event.only(PERF)
         name, value, unit = event.text("event"), event.text("counter-value"), event.text("unit")
@@ -70,14 +71,14 @@ def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
             unjudged.append(f"{name} ({value})")
             continue
         if unit not in PERF_UNITS:
-            raise event.refuse("unit", f"is {unit!r}, not one of: msec, ns, or nothing")
+            raise event.error_at("unit", f"is {unit!r}, not one of: msec, ns, or nothing")
         if name in counts:
-            raise event.refuse("event", f"{name} comes twice; was the file edited?")
+            raise event.error_at("event", f"{name} comes twice; was the file edited?")
         own_unit, scale = PERF_UNITS[unit]
         try:
             counts[name] = scale * float(value), own_unit
         except ValueError:
-            raise event.refuse("counter-value", f"is {value!r}, not a number") from None
+            raise event.error_at("counter-value", f"is {value!r}, not a number") from None
     main = next((name for name in PERF_PRIMARY if name in counts), next(iter(counts), None))
     metrics = tuple(
         metric(name, [value], unit, primary=name == main) for name, (value, unit) in counts.items()

@@ -31,7 +31,8 @@ KNOWN = {
 }  # fmt: skip
 VLLM_DATE = "%Y%m%d-%H%M%S"
 VLLM_THROUGHPUT = {
-    "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
+    "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second",
+    "tokens_per_second",
 }  # fmt: skip
 
 
@@ -41,7 +42,6 @@ def _is_vllm_serve(document: Any) -> bool:
 
 
 def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield a run for each result."""
     items = document if isinstance(document, list) else [document]
     for result in Fields({"result": items}, f"{file}: ").each("result"):
         asked, completed = result.number("num_prompts"), result.number("completed")
@@ -65,7 +65,6 @@ def _is_sglang(document: Any) -> bool:
 
 
 def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
-    """Yield a run for each line."""
     items = document if isinstance(document, list) else [document]
     for result in Fields({"result": items}, f"{file}: ").each("result"):
         completed = result.number("completed")
@@ -135,6 +134,7 @@ def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=metrics),),
         work={"num_requests": result.number("num_requests")},
+        settings={"model_id": result.data.get("model_id")},
     )
 
 

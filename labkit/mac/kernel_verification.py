@@ -68,7 +68,7 @@ class CaseVerification:
         return f"| {' | '.join(cells)} |"
 
 
-def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
+def verifications(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
     """Yield the result of every case of every arm. Cases too large for the memory are left out."""
     expected: dict[str, CaseOutputs] = {}
     for cell in cells:
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_wrong = 0
     with Path(file).open("w", encoding="utf-8") as table:
         print(TABLE_HEADER, file=table)
-        for result in verify(cells):
+        for result in verifications(cells):
             print(result.table_row, file=table, flush=True)
             print(result.table_row, flush=True)
             num_wrong += not result.is_right

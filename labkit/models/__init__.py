@@ -22,7 +22,7 @@ def resolve(model: Model) -> ModelDir:
     from labkit.models import model_directory
 
     if model.packaged is not None:
-        return model_directory.find_shipped_model(model.packaged, name=model.name)
+        return model_directory.from_package(model.packaged, name=model.name)
     if model.shape is None:
         return model_directory.find_model(model.path or "")
     from labkit.models.synthetic.synthetic_model import build

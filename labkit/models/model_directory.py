@@ -145,7 +145,7 @@ def _file_digest(path: Path, option: str) -> str:
         raise ConfigError(f"{option}: {path.name}: {error.strerror or error}") from None
 
 
-def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
+def from_package(packaged: PackagedFile, *, name: str) -> ModelDir:
     """Convert a package's model into the cache on its first use, and return the directory.
 
     The package is located, but not imported. Its file is verified before the conversion. Once the

@@ -13,6 +13,37 @@ LFS_POINTER = b"version https://git-lfs"  # the beginning of what Git LFS puts i
 LFS_ADVICE = "is a pointer of Git LFS instead of the file; run: git lfs pull"
 
 
+# The dtypes of floating-point tensors in a header, as NumPy and MLX name them.
+FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def matrix_formats(model_dir: Path) -> set[tuple[str, int, int]]:
+    """Return the formats of a model's matrices: the element, bits and group size of each.
+
+    Bits and group size are those of MLX's affine quantisation, whose scales have the type
+    ``element``, or 0 for a matrix of floating-point numbers. Other matrices, and files that cannot
+    be read, are left out.
+    """
+    formats = set()
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        quantization = config.get("quantization") or {}
+        for file in sorted(model_dir.glob("model*.safetensors")):
+            tensors, _ = read_header(file)
+            for name, entry in tensors.items():
+                layer, _, kind = name.rpartition(".")
+                element = FLOAT_DTYPES.get(entry["dtype"])
+                own = quantization.get(layer)
+                layout = quantization | (own if isinstance(own, dict) else {})
+                if kind == "weight" and element and len(entry["shape"]) == 2:
+                    formats.add((element, 0, 0))
+                elif kind == "scales" and element and layout.get("mode", "affine") == "affine":
+                    formats.add((element, int(layout["bits"]), int(layout["group_size"])))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set()  # loading the model says what is wrong with it
+    return formats
+
+
 def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the entries of a file's tensors by name, and where their data begins (bytes).
 

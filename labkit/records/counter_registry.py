@@ -162,6 +162,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("shape.new", "steps", "steps with a batch shape not seen before"),
     Counter("shape.reused", "steps", "steps with a batch shape seen before"),
     Counter("shape.repeated", "steps", "steps with the same batch shape as the previous step"),
+    Counter("shape.same_requests", "steps",
+            "steps with the batch shape and the requests of the previous step"),
     # Time.
     Counter("step_ms", "ms", "total time of all steps"),
     Counter("device_ms", "ms", "total time of the model's forward passes"),

@@ -197,10 +197,10 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
     )
 
 
-def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
-    """Return ``data`` with the current names of verdicts.
+def with_current_verdicts(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the verdicts of a ``cell.json`` their current names, and return it.
 
-    Raises ``ValueError`` if a key that ``cell.json`` must have is missing.
+    Raises ``RecordError`` if a key that it must have is missing.
     """
     _checked(data, "design", dict)
     _checked(data, "arms", list)
@@ -226,7 +226,6 @@ def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> An
 
 
 def _unknown_keys(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the items of ``data`` whose keys are not ``known``."""
     known = set(known)
     return {key: value for key, value in data.items() if key not in known}
 

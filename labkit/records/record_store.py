@@ -140,7 +140,7 @@ def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
     path = cell_dir / "cell.json"
     data = read_json(path)
     try:
-        cell = record_codec.check_cell_json(data)
+        cell = record_codec.with_current_verdicts(data)
     except ValueError as error:
         raise RecordError(f"{path} is not a valid cell: {error}") from None
     _check_design(cell_dir, cell["design"])

@@ -6,7 +6,7 @@ repeated, except those that cannot run here. Arguments ``key=value`` are options
 minutes of the default, ``model.path=DIR`` names the model on this machine, ``out=DIR`` the folder.
 Any other option of the engine, model or workload asks another question, and the result says so.
 Exit codes: 0 if all runs and gates are good, whatever was decided; 1 if one failed; 2, with a line
-for each reason, if the archive is not valid or this machine cannot run it (of an article: any of
+for each reason, if the archive is not valid or this machine cannot run it (of an article: none of
 its archives); 130 if interrupted.
 """
 
@@ -32,6 +32,8 @@ from labkit.records import (
     StudyPath,
     check_digests,
     open_study,
+    read_json,
+    record_paths,
     regular_files,
 )
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
@@ -91,6 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.pages.article import table_archives
     from labkit.analysis.pages.replication_page import write_replications
     from labkit.cli import command_line, study_command, study_composer
+    from labkit.experiment.progress_display import format_duration
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
@@ -115,13 +118,15 @@ def _run(options: argparse.Namespace) -> int:
         else:
             pairs.append((study, reader))
     time_s = TIME_S / max(1, sum(len(study.cells) for study, _ in pairs))
+    if given.values.get("plan"):
+        planned_s = sum(_plan(study, reader, time_s) for study, reader in pairs)
+        if len(pairs) > 1:
+            print(f"{len(pairs)} studies, estimated {format_duration(planned_s)} in all")
+        return 0 if pairs else 2
     for study, reader in pairs:
-        if given.values.get("plan"):
-            _plan(study, reader, time_s)
-            continue
         with _continuing(options, out):
             status = max(status, _replicate(study, reader, options.versions, time_s))
-    if article and pairs and not given.values.get("plan"):
+    if article and pairs:
         print(write_replications(out, refused))
     return status if pairs else 2
 
@@ -155,7 +160,9 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
         if isinstance(folder, Path):  # an archive was checked when it was opened
             check_digests(folder)
     cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
-    return AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
+    study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
+    _refuse_authors_runs(study)
+    return study
 
 
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
@@ -212,18 +219,20 @@ def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
     return theirs
 
 
-def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> None:
-    """Print what would be run, how long it takes, and what it decides."""
+def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
+    """Print what would be run, how long it takes, and what it decides; return the seconds."""
     from labkit.experiment.schedule.plan_preview import print_plan
     from labkit.machine import cache_dir
 
     with cache_dir.recorded_entries() as written:
-        print_plan([cell.composed(reader, time_s) for cell in study.cells], study.out, written)
+        cells = [cell.composed(reader, time_s) for cell in study.cells]
+        seconds = print_plan(cells, study.out, written)
     lines = [*study.forecast, *(f"another question: {x}" for x in study.changes(reader))]
     if study.other_revision is not None and reader.revision is None:
         revision = study.other_revision[:12]
         lines.append(f"labkit's revision is this machine's, not the author's {revision}")
     print("\n".join(lines))
+    return seconds
 
 
 @contextmanager
@@ -255,9 +264,17 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     page = replication_of((study.path, study.analyses), (study.out, here), changes, versions)
     write_replication(study.out, page)
     for row in page.rows:
-        print(f"{row.name}: {decision_text(row)}")
+        print(f"{page.name_of(row)}: {decision_text(row)}")
     print(f"{page.answer}: {study.out / 'replication.html'} and {study.out / 'replication.json'}")
     return status
+
+
+def _refuse_authors_runs(study: AuthorsStudy) -> None:
+    """Refuse a folder with runs of the author's: they would replicate themselves."""
+    theirs = {record.started for analysis in study.analyses for record in analysis.data.records}
+    for path in (p for cell in study.cells for p in record_paths(study.out / cell.name)):
+        own = read_json(path).get("started") not in theirs
+        require(own, f"{study.out} holds the author's own runs; set another folder, out=NAME")
 
 
 if __name__ == "__main__":

@@ -6,20 +6,23 @@ with the author's margin, alpha and isolation, and as many blocks as ``design.ti
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
+from labkit.config.engine.former_options import other_meanings, with_present_names
 from labkit.config.option_index import did_you_mean, find_option
+from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
-from labkit.experiment.compose.legacy_design import with_present_names
+from labkit.experiment.compose.legacy_design import ALLOCATION
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
+DECIDED_BY = ("design.alpha", "design.margin_pct")  # fixed before the reader's study
 DESIGN_KEYS = ("runs_per_block", "margin_pct", "alpha")
 ASKED_GROUPS = ("engine", "model", "workload", "seed")
 
@@ -60,7 +63,7 @@ class ReaderOptions:
             require(not parsed.is_sweep_override(), f"{word}: give a single value")
             group = key.partition(".")[0]
             require(
-                group in (*ASKED_GROUPS, "design", "out", "plan"),
+                group in (*ASKED_GROUPS, "design", "out", "plan") and key not in DECIDED_BY,
                 f"{word}: the author's study fixes it{did_you_mean(group, ASKED_GROUPS)}",
             )
             values[key] = parsed.value()
@@ -102,7 +105,9 @@ class AuthorsCell:
 
     def config(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         """Return an arm's config with the reader's options, in JSON types."""
-        config: dict[str, Any] = copy.deepcopy(dict(with_present_names(arm.config)))
+        words = (str(word).lstrip("+~") for word in self.manifest.get("overrides") or ())
+        named = {*arm.overrides, *(word.partition("=")[0] for word in words)}
+        config = with_present_names(arm.config, named)
         for key in FILES:
             name = f"{key}/{PurePath(str(_value(config, key))).name}"
             if name in self.inputs:
@@ -112,7 +117,7 @@ class AuthorsCell:
         return config
 
     def changes(self, reader: ReaderOptions) -> Iterator[str]:
-        """Yield what the reader's options change of the question, one text each.
+        """Yield what the reader's options, or this version, change of the question, one text each.
 
         A file whose digest is the author's is no change, wherever it lies.
 
@@ -132,6 +137,7 @@ class AuthorsCell:
             if value != values[0] and not known:
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
+            yield from () if reader.revision else other_meanings(arm.config)
             here = input_digests(self.config(arm, reader), arm.environment)
             for name, digest in arm.inputs.items():
                 if here.get(name, digest) != digest:
@@ -220,7 +226,12 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
         A cell's files do not hold its question, or no cell compares arms.
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
-    cells = [AuthorsCell(one.name, read_cell(one), tuple(read_arms(one))) for one in asked]
+    cells = [
+        AuthorsCell(
+            one.name, read_cell(one), tuple(_with_units(one, arm) for arm in read_arms(one))
+        )
+        for one in asked
+    ]
     for folder, cell in zip(asked, cells, strict=True):
         missing = [key for key in DESIGN_KEYS if key not in cell.manifest.get("design", {})]
         if missing or not cell.arms or cell.arms[0].role != "baseline":
@@ -233,8 +244,24 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     return comparing
 
 
+def _with_units(cell: StudyPath, arm: Arm) -> Arm:
+    """Return an arm with the number of requests or windows that followed from the author's time."""
+    workload, path = arm.config.get("workload") or {}, cell / ALLOCATION
+    option = UNIT_OPTIONS.get(workload.get("kind", ""), "")
+    if workload.get(option) != 0 or not path.is_file():
+        return arm
+    try:
+        cases = {case["case"]: case for case in json.loads(path.read_bytes())["cases"]}
+        number = int(cases[UNITS]["rounds"])
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(f"{path}: it does not say how many {option} the author had") from None
+    return replace(arm, config={**arm.config, "workload": {**workload, option: number}})
+
+
 def _shown(value: Any) -> str:
-    """Return a value for the page and the file, which name no folder of a machine."""
+    """Return a value for the page and the file, which name no host and no folder of a machine."""
+    if isinstance(value, str) and "://" in value:
+        return "an address"
     return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 

@@ -13,9 +13,12 @@ from labkit.config import ConfigError, Experiment
 from labkit.config.environment_text import EXPRESSION
 from labkit.experiment.compose.cell_composer import obstacles
 from labkit.experiment.compose.input_digests import class_paths
+from labkit.records import Arm
 from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions
 
-SERVER_OPTIONS = ("command", "python", "url", "args")
+# Options of a server that run, install and reach nothing; others are the author's to be trusted.
+SAFE = ("preset", "float32", "api_key", "pause", "model", "api", "start_timeout_s", "silence_s",
+        "most_late_ms")  # fmt: skip
 SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_bytes"
 
 
@@ -24,7 +27,7 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
     for arm in cell.tested:
         server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
         found = [f"the class {key}={path}" for key, path in class_paths(arm.config).items()]
-        found += [f"engine.server.{n}={server[n]}" for n in SERVER_OPTIONS if server.get(n)]
+        found += [f"engine.server.{n}={v}" for n, v in server.items() if v and n not in SAFE]
         found += [f"environment.{name}={value}" for name, value in arm.environment.items()]
         variables = sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config)))))
         found += [f"the environment variable {name}" for name in variables]
@@ -47,14 +50,24 @@ def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
             found += () if found else _server_and_memory(experiment)
         except ConfigError as error:
             found.append(error)
-        # By the digests the reader finds the same model or prompts.
-        names = (f"{name} {digest}" for name, digest in arm.inputs.items())
-        digests = f" (the author's files, SHA-256: {', '.join(names)})" if arm.inputs else ""
-        for reason in found:
-            arms.setdefault(f"{reason}{digests}", []).append(arm.name)
+        for reason in map(str, found):
+            arms.setdefault(f"{reason}{_digests(arm, reason)}", []).append(arm.name)
     for text, arm_names in arms.items():
         every = len(arm_names) == len(cell.tested)
         yield f"{'every arm' if every else 'arm ' + ', '.join(arm_names)}: {text}"
+    if not arms:
+        try:
+            cell.composed(reader, TIME_S)
+        except ConfigError as error:
+            yield str(error)
+
+
+def _digests(arm: Arm, reason: str) -> str:
+    """Return what to set and the digests of the files that a reason names, or nothing."""
+    inputs = {n: digest for n, digest in arm.inputs.items() if f"{n.partition('/')[0]}=" in reason}
+    keys = " and ".join(dict.fromkeys(name.partition("/")[0] for name in inputs))
+    names = ", ".join(f"{name} {digest}" for name, digest in inputs.items())
+    return f"; set {keys} to your copy of the author's (SHA-256: {names})" if inputs else ""
 
 
 def _server_and_memory(experiment: Experiment) -> Iterator[str]:

@@ -32,7 +32,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         options = from_plain(ServeConfig, json.load(file))
     try:
-        return serve(options)
+        return (run_shell if options.shell else serve)(options)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
@@ -41,19 +41,22 @@ def main() -> int:
         return print_error(PROG, error)
 
 
+def run_shell(options: ServeConfig) -> int:
+    """Load the model, run the chat shell, and return the exit code, 0."""
+    from labkit.server.chat_shell import MAX_REPLY_TOKENS, Shell
+
+    loaded = load(options)
+    max_tokens = options.server.max_output_tokens or MAX_REPLY_TOKENS
+    Shell(loaded.engine, loaded.tokenizer, max_tokens).run()
+    return 0
+
+
 def serve(options: ServeConfig) -> int:
-    """Load the model, then serve HTTP until a signal arrives, or run the chat shell if requested.
+    """Load the model, then serve HTTP until a signal arrives.
 
     Returns the exit code: 0, or 1 if the engine failed.
     """
-    if options.shell:
-        from labkit.server.chat_shell import MAX_REPLY_TOKENS, Shell
-
-        loaded = load(options)
-        max_tokens = options.server.max_output_tokens or MAX_REPLY_TOKENS
-        Shell(loaded.engine, loaded.tokenizer, max_tokens).run()
-        return 0
-    from labkit.server.generation.serving_service import Service
+    from labkit.server.generation.service import Service
     from labkit.server.http import http_listener, routes
 
     bound = http_listener.bind(options.server)
@@ -122,7 +125,7 @@ def configure_process(engine: Engine) -> None:
 
         from labkit.cpu.runtime import thread_pool
 
-        thread_pool.install()
+        thread_pool.choose_layer()  # the pool itself is compiled with the kernels
     if engine.memory_limit is not None:
         process_memory_limit.apply_memory_limit(engine.memory_limit)
     openblas_for_mlx.activate(

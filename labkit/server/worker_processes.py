@@ -128,7 +128,7 @@ class TaskProcess:
         self._killed = False
         self.is_idle = False
 
-    async def do(self, task: Any) -> Any:
+    async def answer(self, task: Any) -> Any:
         """Return the answer to a task; both are JSON-like. Starts the process unless it runs.
 
         Raises ``ApiError`` if the process does not start (500). Raises ``TaskFailed`` if the task

@@ -25,8 +25,8 @@ from labkit.workload.workload_protocols import (
 
 METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
-    "kernel": "kernels.kernel_workload",
-    "requests": "requests.request_workload",
+    "kernel": "kernels.kernel_workload_kind",
+    "requests": "requests.request_workload_kind",
     "headroom": "memory_claims",
     "video": "video",
     "scoring": "scoring",

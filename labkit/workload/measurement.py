@@ -63,9 +63,11 @@ class CasePilot:
 class Estimate:
     """Estimated cost of one run: wall ``seconds`` and ``bytes`` of memory.
 
-    ``warnings``: sentences about the run, which the plan shows.
+    ``warnings``: sentences about the run, which the plan shows. ``server_s``: the part of
+    ``seconds`` in which a server starts.
     """
 
     seconds: float
     bytes: int
     warnings: tuple[str, ...] = ()
+    server_s: float = 0.0

@@ -52,7 +52,7 @@ def claim(experiment: Experiment) -> Claim:
     model's sizes are unknown.
     """
     engine = experiment.engine
-    planned = memory_budget.check(experiment)
+    planned = memory_budget.plan_for_arm(experiment)
     if planned is None:
         raise ConfigError(
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "

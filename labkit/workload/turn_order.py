@@ -79,6 +79,7 @@ class TurnOrder(Protocol):
 class RandomTurnOrder:
     """Draws the order of turns of all arms from a random stream.
 
+    A turn is one of a ``Round`` of a ``Part`` or, with requests, a slice of ``slice_s`` seconds.
     Rounds of all parts are spread over the whole measurement. With n arms in a part, each arm has
     every position once in n rounds. This matters because the first arm of a round starts with the
     caches that another part left behind.
@@ -93,11 +94,9 @@ class RandomTurnOrder:
         self._order = order
 
     def clock(self) -> ArmClock:
-        """Return a clock that stands still between turns; see ``TurnOrder``."""
         return ArmClock()
 
     def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
-        """Yield all rounds; see ``TurnOrder``."""
         pending: list[list[list[int]]] = [[] for _ in parts]
         for index in spread_rounds([part.rounds for part in parts], self._order):
             if not pending[index]:

@@ -1,4 +1,4 @@
-"""Interleaved measurement: several arms in one process take short turns.
+"""The Protocols of workloads: their kinds, and loaded arms that take turns in one process.
 
 Turns are so short that a change of the machine's speed affects all arms alike. So the difference
 of two arms in one round is far less noisy than the difference of two processes. An arm that is

@@ -74,14 +74,14 @@ def test_activations_are_the_nearest_multiples_of_the_scale():
 @pytest.mark.parametrize(("element", "bits", "group"), FORMATS)
 def test_products_have_the_bits_of_the_reference(element, bits, group):
     functions = int8_matmul.int8_functions(element, bits, group)
-    matrix = self_test.check_matrix(element, bits, group)
+    matrix = self_test.random_matrix(element, bits, group)
     assert self_test.find_mismatch(functions, matrix) is None
     self_test.verify(element, bits, group)
 
 
 @pytest.mark.parametrize(("element", "bits", "group"), FAST)
 def test_products_are_as_precise_as_the_activations(element, bits, group):
-    matrix = self_test.check_matrix(element, bits, group)
+    matrix = self_test.random_matrix(element, bits, group)
     x, weights = random(1, 9, matrix.shape[1]), dequantized(matrix)
     out = PackedLinear([matrix], [None], activations="int8").multiply(x)[0]
     scales = int8_activations.quantize(x, group).scales.astype(np.float64)
@@ -91,7 +91,7 @@ def test_products_are_as_precise_as_the_activations(element, bits, group):
 
 
 def test_a_row_has_the_same_bits_in_any_batch():
-    matrix = self_test.check_matrix("float16", 4, 32)
+    matrix = self_test.random_matrix("float16", 4, 32)
     packed = PackedLinear([matrix], [random(2, matrix.shape[0])], activations="int8")
     x = random(3, 2 * MAX_FUSED_ROWS + 3, matrix.shape[1])
     (all_rows,) = packed.multiply(x)
@@ -106,7 +106,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
 
 
 def test_numbers_that_are_not_finite_are_not_lost():
-    matrix = self_test.check_matrix("float16", 4, 32)
+    matrix = self_test.random_matrix("float16", 4, 32)
     packed = PackedLinear([matrix], [None], activations="int8")
     x = random(4, 6, matrix.shape[1])
     expected = packed.multiply(x)[0]
@@ -122,7 +122,7 @@ def test_weights_of_other_formats_are_multiplied_in_float32():
     scales = np.ones((SPAN_COLUMNS, 3), np.float16)
     for weight in (QuantizedMatrix(words, scales, scales, 6), random(0, SPAN_COLUMNS, 96)):
         assert PackedLinear([weight], [None], activations="int8").activations == "float32"
-    matrix = self_test.check_matrix("float16", 4, 32)
+    matrix = self_test.random_matrix("float16", 4, 32)
     assert PackedLinear([matrix], [None]).activations == "float32"
     packed = PackedLinear([matrix], [None], activations="int8")
     assert packed.activations == "int8"
@@ -173,7 +173,7 @@ def test_other_cpus_forms_have_the_same_bits(monkeypatch, bits, offset):
     if offset:
         form = dataclasses.replace(form, add=add_signed, weight_offset=offset if bits == 8 else 0)
     functions = compiled(monkeypatch, spec_with(form), tag=f"offset{offset}")
-    matrix = self_test.check_matrix("float16", bits, 32)
+    matrix = self_test.random_matrix("float16", bits, 32)
     assert self_test.find_mismatch(functions, matrix) is None
 
 
@@ -202,7 +202,7 @@ def test_a_lost_sign_is_caught(monkeypatch):
 
     monkeypatch.setattr(int8_activations, "_emit_store", store_unsigned)
     functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
-    matrix = self_test.check_matrix("float16", 4, 32)
+    matrix = self_test.random_matrix("float16", 4, 32)
     assert "not" in self_test.find_mismatch(functions, matrix)
 
 
@@ -211,7 +211,7 @@ def test_a_saturating_sum_is_caught(monkeypatch):
     """Groups of 128 exceed an int16 only if activations and weights are the largest."""
     form = saturating(int8_dot.host_form(4))
     functions = compiled(monkeypatch, spec_with(form, 128), tag="saturating")
-    matrix = self_test.check_matrix("float16", 4, 128)
+    matrix = self_test.random_matrix("float16", 4, 128)
     assert "not" in self_test.find_mismatch(functions, matrix)
 
 
@@ -225,7 +225,7 @@ def test_another_groups_scale_is_caught(monkeypatch):
 
     monkeypatch.setattr(int8_microkernels, "_row_parts", first_header)
     functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
-    matrix = self_test.check_matrix("float16", 4, 32)
+    matrix = self_test.random_matrix("float16", 4, 32)
     assert "not" in self_test.find_mismatch(functions, matrix)
 
 

@@ -29,7 +29,7 @@ def test_only_kernels_and_functions_of_others_become_machine_code(monkeypatch):
     @numba.njit(parallel=True, pipeline_class=KernelCompiler)
     def kernel(out):
         for i in numba.prange(len(out)):
-            out[i] = of_the_user(add_two(i))
+            out[i] = max(0, of_the_user(add_two(i)))
 
     monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", spy)
     out = np.zeros(9)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 
 from labkit.cpu.runtime import thread_pool
@@ -266,6 +267,23 @@ def test_the_pool_is_made_once_and_reports_its_settings():
     tuning["crowded_spin_us"] = 50
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **tuning}
     assert pool.settings == expected
+
+
+@thread_pool.kernel("float64(float64[::1])")
+def total(x):
+    total = 0.0
+    for i in numba.prange(len(x)):
+        total += x[i]
+    return total
+
+
+def test_a_kernel_compiles_when_it_is_called_and_has_one_signature():
+    assert total.signatures == []
+    assert total(np.ones(3)) == 3
+    with pytest.raises(TypeError):
+        total(np.ones(3, np.float32))
+    total.precompile()
+    assert len(total.signatures) == 1
 
 
 def test_a_pool_of_no_threads_or_too_many_is_refused():

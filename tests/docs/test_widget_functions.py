@@ -18,6 +18,7 @@ from docs.generators.widgets import (
     memory_budget,
     model_shapes,
     out_of_context,
+    radix_tree,
 )
 from docs.generators.widgets.page import ASSETS
 from labkit import config
@@ -210,6 +211,21 @@ def batch_result(given):
 
 BATCH = "return serve(...given, input.data.sizes);"
 
+
+def tree_inputs(draw):
+    for _ in range(INPUTS):
+        users = draw.sample("ABCDE", draw.randint(1, 5))
+        events = [draw.choice(users) for _ in range(draw.randint(1, 24))]
+        ends = [event.lower() if draw.random() < 0.25 else event for event in events]
+        yield {"blocks": draw.randint(5, 25), "events": "".join(ends)}
+
+
+def tree_result(given):
+    return [asdict(moment) for moment in radix_tree.play(given["blocks"], given["events"])]
+
+
+TREE = "return play(given.blocks, given.events, input.data.prompts);"
+
 CASES = {
     "binary_search": (search_inputs, search_result, SEARCH, None),
     "kv_layouts": (layout_inputs, layout_result, LAYOUT, kv_layouts.WIDGET),
@@ -217,6 +233,7 @@ CASES = {
     "out_of_context": (context_inputs, context_result, CONTEXT, None),
     "memory_budget": (budget_inputs, budget_result, BUDGET, memory_budget.WIDGET),
     "batching": (batch_inputs, batch_result, BATCH, batching.WIDGET),
+    "radix_tree": (tree_inputs, tree_result, TREE, radix_tree.WIDGET),
 }
 # A wrong formula in each function: the text, and what replaces it.
 MUTANTS = {
@@ -268,6 +285,15 @@ MUTANTS = {
         ("computed * width", "rows.length * width"),
         ("sum(promised) + round(tokens) > kvTokens", "sum(promised) > kvTokens"),
         ("if (!running.length) [rows, capacity] = [[], 0];", ""),
+    ],
+    "radix_tree": [
+        ("locks: node.locks, released", "locks: 0, released"),
+        ("tokens.slice(0, -1)", "tokens"),
+        ("if (cut === node.tokens.length)", "if (true)"),
+        ("other.released < first.released", "other.released > first.released"),
+        ("tree.free += common;", ""),
+        ("(node.locks ? 0 : common)", "0"),
+        ("node.children.get(tokens[at])", "node.children.get(tokens[0])"),
     ],
 }  # fmt: skip
 
@@ -349,3 +375,6 @@ def test_the_inputs_reach_every_outcome():
     _, served = python_results("batching")
     assert sum(bool(step["preempted"]) for steps in served for step in steps) > 50
     assert sum(bool(step["finished"]) for steps in served for step in steps) > 50
+    _, games = python_results("radix_tree")
+    for outcome in ("found", "evicted", "missing"):
+        assert sum(bool(moment[outcome]) for moments in games for moment in moments) > 50

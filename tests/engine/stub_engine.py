@@ -13,8 +13,7 @@ from labkit.engine import prefix_cache
 from labkit.engine.attention.kv_shape import StateShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
-from labkit.engine.engine_step import StepLoop
-from labkit.engine.kv_layout.hybrid import HybridKVCacheManager
+from labkit.engine.kv_layout.kv_and_state_slots import HybridKVCacheManager
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
@@ -27,6 +26,7 @@ from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
+from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30
 CUTS = {"window": window, "staircase": staircase}

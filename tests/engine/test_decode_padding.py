@@ -45,6 +45,7 @@ def test_padding_and_repeated_shapes_are_counted(name):
     assert counters["shape.new"] == 1 + len(set(rows))
     assert counters["shape.reused"] == 6 - len(set(rows))
     assert counters["shape.repeated"] == 6 - len(set(rows))
+    assert counters["shape.same_requests"] == 3  # a request ends after every second step
 
 
 def test_steps_with_prompt_tokens_are_never_padded():

@@ -6,53 +6,98 @@ import io
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from labkit.config import Engine, KVDType, Model, ModelShape, to_plain
-from labkit.cpu.attention import attention_launch
+from labkit.config import Budget, Engine, KVDType, to_plain
+from labkit.cpu.attention import attention_launch, decode_attention, tiled_attention
+from labkit.cpu.layers import activations, norms, rope
+from labkit.cpu.matmul import gemm, int8_matmul, low_precision_matmul, product_units
 from labkit.cpu.replay import graph_replay
+from labkit.engine import create
 from labkit.engine import kernel_precompilation as precompilation
-from labkit.engine.llm import LLM
-from labkit.engine.request import SamplingParams
+from labkit.machine import numba_sources
+from labkit.machine.cache_dir import CacheError
 
-FILL_CACHE = precompilation.fill_cache  # before conftest replaces it
-
-
-def needs(options=None):
-    options = options or Engine()
-    return {"attention": to_plain(options.attention), "dtype": "float32", "replay": True}
+FILL_CACHE, START = precompilation.fill_cache, precompilation.start  # conftest replaces ``start``
 
 
-def variants():
-    kernels = attention_launch.decode, attention_launch.tiled, attention_launch.scatter
-    return [kernel.signatures for kernel in (*kernels, graph_replay.replay)]
+def needs(*formats):
+    attention = to_plain(Engine().attention)
+    known = {"attention": attention, "dtype": "float32", "replay": True, "activations": "float32"}
+    return known | {"formats": formats}
 
 
-def test_an_engine_finds_every_kernel_that_it_launches(monkeypatch):
-    from labkit.models import resolve
+def compiled():
+    """The signatures of the kernels that an engine launches, and the functions that they call."""
+    launched = attention_launch.decode, attention_launch.tiled, attention_launch.scatter
+    kernels = (
+        *(*launched, graph_replay.replay, product_units.launch, rope._rope, norms._rms_norm),
+        *(activations._activate, gemm.pack_panels),
+    )
+    called = product_units.compile_unit, low_precision_matmul.format_functions
+    return [kernel.signatures for kernel in kernels], [f.cache_info().currsize for f in called]
 
-    for _, step in precompilation.STEPS:
-        step(needs())
-    before = variants()
-    assert all(before)
-    shape = ModelShape(hidden_size=128, num_layers=2, vocab_size=1024, intermediate_size=256)
-    with LLM(resolve(Model(name="llm_test", shape=shape)).path, blocks=40) as llm:
-        llm.generate([[5], list(range(40))], SamplingParams(max_tokens=3, ignore_eos=True))
-        llm.generate([[5]], SamplingParams(max_tokens=3, ignore_eos=True))
-    assert variants() == before
+
+@pytest.mark.parametrize(("name", "bits"), [("qwen3", {0}), ("quantised", {4})])
+def test_an_engine_finds_every_kernel_that_it_launches(name, bits, model_dir):
+    formats = precompilation._formats(Engine(), model_dir(name))
+    assert {form[1] for form in formats} == bits
+    for _, step in precompilation.steps_for(needs(*formats)):
+        step(needs(*formats))
+    before = compiled()
+    create(Engine(budget=Budget(blocks=40)), model_dir(name)).close()  # the self-test runs all
+    assert compiled() == before
+
+
+def test_only_what_a_model_needs_is_compiled():
+    def count(**changes):
+        return sum(kernels for kernels, _ in precompilation.steps_for(needs() | changes))
+
+    quantised, floats = [("float16", 4, 32), ("float16", 8, 32)], [("float32", 0, 0)]
+    assert count(formats=quantised) - count(formats=[]) == 1 + 2 * 5  # products, and two formats
+    assert count(formats=floats) - count(formats=[]) == 2  # products, and the packing
+    assert count(formats=[*quantised, *floats]) - count(formats=quantised) == 2
+    by_int8 = count(formats=quantised, activations="int8") - count(formats=quantised)
+    assert by_int8 == 1 + 2 * 4
+    assert count(formats=[], replay=False) == count(formats=[]) - 2
 
 
 def test_steps_are_taken_from_the_pipe_and_kernels_are_counted(monkeypatch, capfd):
     done = []
-    steps = tuple((count, done.append) for count in (3, 1))
-    monkeypatch.setattr(precompilation, "STEPS", steps)
+    monkeypatch.setattr(
+        precompilation, "steps_for", lambda needs: [(count, done.append) for count in (3, 1)]
+    )
     queue, writer = os.pipe()
     os.write(writer, bytes(range(2)))
     os.close(writer)
     precompilation.main({"dtype": "float32"}, queue)
     os.close(queue)
     assert len(done) == 2 and capfd.readouterr().out == "...."
+
+
+def test_a_model_is_read_meanwhile_and_waiting_raises_what_went_wrong(monkeypatch):
+    go = threading.Event()
+
+    def fill_cache(options, model_dir):
+        go.wait(10)
+        raise CacheError("no space")
+
+    monkeypatch.setattr(precompilation, "fill_cache", fill_cache)
+    wait = START(Engine(), Path("model"))  # returns although the kernels are not compiled
+    go.set()
+    with pytest.raises(CacheError, match="no space"):
+        wait()
+
+
+def test_a_change_of_any_kernel_compiles_again():
+    package = precompilation.SOURCES[0].parents[1]
+    sources = [numba_sources.read_sources(file, package) for file in precompilation.SOURCES]
+    modules = decode_attention, tiled_attention, attention_launch, graph_replay, product_units
+    for module in (*modules, rope, norms, activations, gemm, low_precision_matmul, int8_matmul):
+        path = f"{module.__name__.replace('.', '/')}.py"
+        assert any(path in read for read in sources), path
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
@@ -63,31 +108,30 @@ def test_what_is_compiled_once_is_not_compiled_again(succeeds, monkeypatch, tmp_
         precompilation, "_compile", lambda arguments, _: calls.append(arguments) or succeeds
     )
     for _ in range(2):
-        FILL_CACHE(Engine())
+        FILL_CACHE(Engine(), tmp_path)
     half = Engine()
     half.kv.dtype = KVDType.float16
-    FILL_CACHE(half)
+    FILL_CACHE(half, tmp_path)
     assert len(calls) == (2 if succeeds else 3) and '"float16"' in calls[-1] != calls[0]
     half.attention.backend = "gather"  # has no kernels of labkit's
-    FILL_CACHE(half)
+    FILL_CACHE(half, tmp_path)
     assert len(calls) == (2 if succeeds else 3)
 
 
 def test_a_long_compilation_says_once_how_far_it_is(monkeypatch):
     now, stream = [0.0], io.StringIO()
     monkeypatch.setattr(precompilation.time, "monotonic", lambda: now[0])
-    with precompilation._Progress(stream) as progress:
+    with precompilation._Progress(stream, 17) as progress:
         for _ in range(4):
             now[0] += 1
             progress.add(1)
-    total = sum(kernels for kernels, _ in precompilation.STEPS)
-    assert stream.getvalue() == f"compiling 3 of {total} kernels (once per machine)\n"
+    assert stream.getvalue() == "compiling 3 of 17 kernels (once per machine)\n"
 
 
 def test_the_second_of_two_processes_waits_for_the_kernels_of_the_first(monkeypatch, tmp_path):
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
     calls, streams = [], [io.StringIO(), io.StringIO()]
-    second = threading.Thread(target=FILL_CACHE, args=(Engine(), streams[1]))
+    second = threading.Thread(target=FILL_CACHE, args=(Engine(), tmp_path, streams[1]))
 
     def compile_while_the_other_waits(arguments, stream):
         calls.append(stream)
@@ -99,7 +143,7 @@ def test_the_second_of_two_processes_waits_for_the_kernels_of_the_first(monkeypa
         return True
 
     monkeypatch.setattr(precompilation, "_compile", compile_while_the_other_waits)
-    FILL_CACHE(Engine(), streams[0])
+    FILL_CACHE(Engine(), tmp_path, streams[0])
     second.join()
     assert calls == streams[:1]
     assert streams[1].getvalue() == "waiting for another process that compiles the kernels\n"

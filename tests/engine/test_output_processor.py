@@ -39,7 +39,7 @@ def feed(text, reason="length", **params):
     reader, data, outputs = processor(**params), text.encode(), []
     for i, byte in enumerate(data):
         event = TokenEvent("a", byte, reason if i == len(data) - 1 else None)
-        outputs.append(reader.process(event))
+        outputs.append(reader.next_output(event))
         if outputs[-1].finish_reason is not None:
             break
     return outputs
@@ -51,7 +51,7 @@ def test_a_stop_token_is_in_the_ids_but_not_in_the_text():
 
 
 def test_an_error_carries_its_reason_and_no_token():
-    out = processor().process(TokenEvent("a", NO_TOKEN, "error", error="too large"))
+    out = processor().next_output(TokenEvent("a", NO_TOKEN, "error", error="too large"))
     assert (out.text, out.token_ids, out.error) == ("", (), "too large")
 
 
@@ -100,5 +100,5 @@ def test_requested_log_probabilities_are_recorded_per_token(num_logprobs):
     expected = [Logprobs(-0.5, ((3, -0.5), (4, -1.0))), Logprobs(-0.1, ((5, -0.1), (6, -3.0)))]
     for i, item in enumerate(expected):
         event = TokenEvent("a", 65 + i, None, logprobs=None if num_logprobs is None else item)
-        out = reader.process(event)
+        out = reader.next_output(event)
         assert out.logprobs == (None if num_logprobs is None else tuple(expected[: i + 1]))

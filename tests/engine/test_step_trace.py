@@ -10,7 +10,7 @@ from test_kv_layouts import options, prompts
 from labkit import config
 from labkit.engine import Request, SamplingParams, create, step_trace
 from labkit.engine.engine_protocol import StepTracing
-from labkit.engine.engine_step import StepLoop
+from labkit.engine.step_loop import StepLoop
 from labkit.records.step_trace_file import SCHEMA_VERSION, _check
 
 PARTS = ("schedule", "draft", "build", "plan", "forward", "sample", "update")

@@ -88,9 +88,9 @@ def test_an_option_newer_than_the_study_is_at_its_default(begun):
         del data["config"]["engine"]["server"]["api_key"]
         path.write_text(json.dumps(data))
     refuse_changes(begun)
-    data["config"]["engine"]["server"]["preset"] = "vllm"
+    data["config"]["engine"]["kv"]["block_size"] = 32
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"engine.server.preset was vllm, now mlx_lm"):
+    with pytest.raises(ConfigError, match=r"engine.kv.block_size was 32, now 16"):
         refuse_changes(begun)
 
 

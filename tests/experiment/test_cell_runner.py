@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from planted_runs import PlantedRuns
 
-from labkit.config import ConfigError
+from labkit.config import ConfigError, Isolation
 from labkit.experiment import StudyError
-from labkit.experiment.launch import child_process, run_launcher
+from labkit.experiment.launch import child_process, run_records
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
@@ -198,10 +198,10 @@ def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(ma
     cell.paths.pending.mkdir(parents=True)
     write_record(cell.paths.pending_record(run), PlantedRuns().record(run, cell))
     ending = child_process.ProcessExit(-signal.SIGKILL, timed_out=True, oom_kills=0, wall_s=60.0)
-    failure = run_launcher._collect(run, cell, ending, cell.paths.log(run))
+    failure = run_records._collect(run, cell, ending, cell.paths.log(run))
     assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: its log is empty")
     ended = replace(ending, code=0, timed_out=False)
-    assert run_launcher._collect(run, cell, ended, cell.paths.log(run)).run == run.name
+    assert run_records._collect(run, cell, ended, cell.paths.log(run)).run == run.name
 
 
 class FailedRuns(PlantedRuns):
@@ -216,6 +216,46 @@ def test_redo_runs_failed_blocks_again(make_cell):
     again = run_cell(cell, PlantedRuns(), redo_failed=True)
     assert (again.ran, again.failed) == (6, ())
     assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
+
+
+class SomeFailedRuns(PlantedRuns):
+    """Those of seq_map fail if ``fails`` says so, given the number of the block."""
+
+    def __init__(self, fails, **fields):
+        super().__init__()
+        self.fails, self.failed = fails, {"outcome": "crashed", "detail": "planted"} | fields
+
+    def fields(self, run, cell):
+        return self.failed if run.arm == "seq_map" and self.fails(run.block) else {}
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+def test_an_arm_whose_first_runs_all_failed_is_not_run_any_more(make_cell, isolation):
+    cell, runs = make_cell(blocks=5, isolation=Isolation(isolation)), SomeFailedRuns(lambda _: True)
+    assert len(run_cell(cell, runs).failed) == 5
+    started = [name for name in runs.launched if name.endswith("seq_map")]
+    assert len(started) == 3 and len(runs.launched) == 13
+    records = [record for record in read_runs(cell.dir) if record.arm == "seq_map"]
+    assert [(record.block, record.outcome) for record in records] == [
+        (b, "crashed") for b in range(5)
+    ]
+    reason = f"not run, as the first 3 runs failed ({started[0]}: planted)"
+    assert [record.detail for record in records] == ["planted"] * 3 + [reason] * 2
+    again = SomeFailedRuns(lambda _: False)
+    assert run_cell(cell, again, redo_failed=True).failed == () and len(again.launched) == 15
+
+
+@pytest.mark.parametrize(
+    ("fails", "fields"),
+    [
+        (lambda block: block != 1, {}),
+        (lambda block: True, {"notes": {"failed_by": "b00-p00-base"}}),
+    ],
+)
+def test_an_arm_is_run_on_if_a_run_succeeded_or_another_arm_ended_them(make_cell, fails, fields):
+    runs = SomeFailedRuns(fails, **fields)
+    run_cell(make_cell(blocks=5), runs)
+    assert len(runs.launched) == 15
 
 
 def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, monkeypatch):
@@ -254,7 +294,7 @@ def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, monk
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
 
 
-def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
+def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, monkeypatch):
     """Slurm signals every process of a job: the worker may die before its parent hears of it."""
 
     def warned(number, frame):
@@ -262,6 +302,7 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell):
 
     main = threading.main_thread().ident
     late = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR2))
+    monkeypatch.setattr(child_process, "SIGNAL_S", 30.0)  # a busy machine fires the timer late
 
     class Warned(Progress):
         def started(self, runs):

@@ -267,14 +267,19 @@ def shown(folder: Path) -> dict:
 @linux_only
 @pytest.mark.slow
 def test_a_parent_killed_at_any_moment_loses_nothing(start_study, tmp_path):
+    start = time.monotonic()
+    study = start_study("probe", blocks=16)
+    wait_for(lambda: list((tmp_path / "probe").rglob("b*.json")), 120.0)
+    first_record_s = time.monotonic() - start
+    study.kill()
+    study.communicate()
     folder, bodies = tmp_path / "cell", set()
     for attempt in range(20):
         study = start_study(blocks=16)
-        time.sleep(0.4 + 0.13 * attempt)
+        time.sleep(first_record_s * (0.3 + 0.1 * attempt))
         study.kill()
         study.communicate()
-        time.sleep(1.0)
-        assert not workers(folder)
+        wait_for(lambda: not workers(folder))
         if folder.exists():
             read_runs(folder)
         now = {path.read_bytes() for path in folder.rglob("b*.json")}

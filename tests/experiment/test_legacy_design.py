@@ -84,6 +84,7 @@ def test_an_option_continues_under_its_former_name_where_it_means_the_same(compo
         config = copy.deepcopy(cell.arms[0].config)
         assert config["engine"]["attention"].pop("unit") == "auto"
         config["engine"]["attention"]["gqa_sharing"] = value
+        config["engine"]["server"]["start_timeout_s"] = 300.0  # the former default
         return dataclasses.replace(cell.arms[0], config=config)
 
     for value in (True, False):

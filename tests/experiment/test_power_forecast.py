@@ -163,6 +163,24 @@ def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
     assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3
 
 
+@pytest.mark.parametrize(
+    ("time_s", "engine", "seconds"),
+    [(20, "openai", 6 * 3 * (1.5 + 5)), (600, "openai", 600), (20, "paged", 20)],
+)
+def test_a_plan_says_that_starting_its_servers_takes_longer_than_its_time(
+    tmp_path, time_s, engine, seconds
+):
+    study_composer.register()
+    second = "engine.server.most_late_ms: 9" if engine == "openai" else "engine.dtype: float32"
+    typed = ["ablation=none", "workload=chat", f"+ablation.arms.two={{{second}}}"]
+    typed += [f"engine={engine}", f"design.time={time_s}", "workload.num_requests=0"]
+    (composed,) = study_composer.compose_cells(command_line.parse(typed))
+    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    assert plan.seconds == pytest.approx(seconds)
+    late = "6 blocks take at least about 1 min 57 s, longer than design.time=0:20: fewer could"
+    assert any(line.startswith(late) for line in plan.timing) is (seconds > time_s)
+
+
 def planned(tmp_path, *typed):
     study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]

@@ -15,7 +15,8 @@ from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
-from labkit.experiment.launch.run_launcher import _environment, _marker
+from labkit.experiment.launch.preparation_marker import marker_path
+from labkit.experiment.launch.run_launcher import WorkerLauncher, _worker_variables
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
@@ -169,17 +170,20 @@ def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):
     assert launcher.pilot(cell, 1.0) is None
 
 
-def test_an_arm_with_a_user_s_class_is_prepared_every_time(
-    make_cell, prepare, replace, monkeypatch
+def test_an_arm_with_a_user_s_class_is_prepared_once_in_every_study(
+    make_cell, launcher, prepare, replace, monkeypatch
 ):
     without_processes(monkeypatch)
-    for folder in ("one", "two"):
+    for folder, logs in (("one", ["prepare-base.log"]), ("two", [])):
         cell = make_cell(folder=folder)
         config = {**cell.arms[0].config, "seed": 1}
         config["engine"] = {**config["engine"]}
         config["engine"]["attention"] = {**config["engine"]["attention"], "resolver": "my.own:Maps"}
         cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
-        assert prepare(cell) == ["prepare-base.log"]
+        assert prepare(cell) == logs
+    cell = replace(cell, dir=cell.dir.with_name("other study"))
+    WorkerLauncher(launcher.of(cell).command).prepare(cell)
+    assert (cell.dir / "runs" / "prepare-base.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -274,12 +278,12 @@ def test_a_server_that_ends_while_its_worker_is_stopped_does_not_end_the_worker(
 
 def test_the_marker_depends_on_the_arm_s_config(make_cell):
     base, seq_map, control = make_cell().arms
-    assert _marker(base) == _marker(control)
-    assert _marker(base) != _marker(seq_map)
+    assert marker_path(base) == marker_path(control)
+    assert marker_path(base) != marker_path(seq_map)
     rate = {**base.config["workload"], "arrivals": {"rate": 8.0}}  # of another cell of a sweep
-    assert _marker(dataclasses.replace(base, config={**base.config, "workload": rate})) == _marker(
-        base
-    )
+    assert marker_path(
+        dataclasses.replace(base, config={**base.config, "workload": rate})
+    ) == marker_path(base)
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
@@ -367,7 +371,7 @@ def test_the_outcome_of_an_exception_while_loading(error, outcome):
 def test_a_worker_has_only_the_mlx_variables_of_its_arm(monkeypatch):
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "3")
     arm = Arm("a", "arm", {}, {"engine": {"threads": 3, "mlx": {"bfs_max_width": 7}}})
-    environ, removed = _environment(arm)
+    environ, removed = _worker_variables(arm)
     assert {n: v for n, v in environ.items() if n.startswith("MLX_")} == {"MLX_BFS_MAX_WIDTH": "7"}
     assert "MLX_MAX_OPS_PER_BUFFER" in removed
     assert int(environ["NUMBA_NUM_THREADS"]) >= 3

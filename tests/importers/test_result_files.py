@@ -16,17 +16,6 @@ from labkit.judge import _runs
 
 FILES = Path(__file__).parent / "files"
 LATENCIES = [f"{s}_{n}_ms" for n in ("ttft", "tpot", "itl", "e2el") for s in ("median", "p99")]
-VLLM = {  # as documented; not written by the tool
-    "date": "20261101-120000", "backend": "vllm", "model_id": "m", "tokenizer_id": "m",
-    "num_prompts": 10, "request_rate": "inf", "max_concurrency": 4, "duration": 2.0,
-    "completed": 10, "total_input_tokens": 100, "total_output_tokens": 40,
-    "request_throughput": 5.0, "output_throughput": 20.0, "total_token_throughput": 70.0,
-    **dict.fromkeys(LATENCIES, 12.5), "note": "metadata of the user's",
-}  # fmt: skip
-THROUGHPUT = {
-    "elapsed_time": 2.0, "num_requests": 10, "total_num_tokens": 140, "requests_per_second": 5.0,
-    "tokens_per_second": 70.0,
-}  # fmt: skip
 LLAMA_BENCH = [  # as documented; not written by the tool
     {"build_commit": "b1", "cpu_info": "c", "model_filename": "m.gguf", "n_threads": 2,
      "n_prompt": p, "n_gen": g, "n_depth": 0, "test_time": "2026-11-01T12:00:00Z",
@@ -104,14 +93,15 @@ FAMILIES = {
     "perf stat": real("perf_stat.jsonl"),
     "SGLang bench_serving": real("sglang.jsonl"),
     "GuideLLM": real("guidellm.json"),
-    "vllm bench serve": VLLM,
-    "vllm bench throughput": THROUGHPUT,
+    "vllm bench serve": real("vllm_bench_serve.json"),
+    "vllm bench throughput": real("vllm_bench_throughput.json"),
     "llama-bench": LLAMA_BENCH,
     "llama-batched-bench": BATCHED,
     "AIPerf": real("aiperf.json"),
     "genai-perf": AIPERF,
 }
 HYPERFINE, GOOGLE = FAMILIES["hyperfine"], FAMILIES["Google Benchmark"]
+VLLM = FAMILIES["vllm bench serve"]
 
 
 def written(folder, document, effect, pairs=8):
@@ -167,6 +157,8 @@ KNOWN = {  # of the committed files, as read by eye
     "google_benchmark.json": {"real_time_us": 0.8392334, "cpu_time_us": 0.8378},
     "asv.json": {"time_us": 0.62282},
     "perf_stat.jsonl": {"task-clock": 0.805132, "page-faults": 78, "duration_time": 15362.52},
+    "vllm_bench_serve.json": {"output_tok_s": 94.379163, "ttft_p50_ms": 112.23185},
+    "vllm_bench_throughput.json": {"total_tok_s": 273.53489, "request_s": 11.397287},
     "sglang.jsonl": {"output_tok_s": 620.47887, "total_tok_s": 1861.4366, "e2e_p99_ms": 22.732704},
     "aiperf.json": {"output_tok_s": 119.17263, "ttft_p50_ms": 12.66463, "e2e_p99_ms": 72.67283},
     "guidellm.json": {"output_tok_s": 130.51629, "tpot_excl_first_p50_ms": 2.71051},
@@ -177,6 +169,13 @@ KNOWN = {  # of the committed files, as read by eye
 def test_a_file_of_the_tool_is_read_in_labkits_units(name):
     metrics = {one.name: one.repeats[0] for one in read_files([FILES / name])[0].cases[0].metrics}
     assert {key: metrics[key] for key in KNOWN[name]} == pytest.approx(KNOWN[name], rel=1e-4)
+
+
+@pytest.mark.parametrize("tool", [x for x, file in FAMILIES.items() if isinstance(file, list)])
+def test_a_file_of_one_line_is_read(tmp_path, tool):
+    (tmp_path / "one.jsonl").write_text(json.dumps(FAMILIES[tool][0]) + "\n")
+    (run,) = read_files([tmp_path / "one.jsonl"])
+    assert run.tool == tool and len(run.cases) == 1
 
 
 def test_google_benchmarks_units_are_converted(tmp_path):
@@ -199,11 +198,11 @@ def test_runs_of_two_hosts_get_no_verdict(tmp_path):
 
 
 def test_requests_that_failed_and_other_work_are_named(tmp_path):
-    served = json.loads(json.dumps(VLLM)) | {"completed": 9, "request_throughput": 4.5}
+    served = json.loads(json.dumps(VLLM)) | {"completed": 5, "request_throughput": 9.8311628}
     (tmp_path / "a.json").write_text(json.dumps(served))
     (tmp_path / "b.json").write_text(json.dumps(VLLM | {"request_rate": 4.0, "new_rate": 1.0}))
     (run,), (other,) = (read_files([tmp_path / name]) for name in ("a.json", "b.json"))
-    assert run.failure == "1 of 10 requests failed"
+    assert run.failure == "1 of 6 requests failed"
     assert other.failure is None and other.unjudged == ("new_rate",)
     with pytest.raises(ResultFileError, match=r"request_rate is 4.0, but 'inf' in .*a.json"):
         ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
@@ -255,7 +254,7 @@ BROKEN = [
     (edited(GOOGLE, "benchmarks.0.real_time", "fast"), "real_time: is 'fast', not a number"),
     (edited(AIPERF, "time_to_first_token.unit", "s"), "time_to_first_token.unit: is 's', not 'ms'"),
     (edited(VLLM, "median_ttft_ms", None), "median_ttft_ms: is missing"),
-    (edited(VLLM, "output_throughput", 40.0), "but the other numbers make it 20"),
+    (edited(VLLM, "output_throughput", 40.0), "but the other numbers make it 94.3792"),
     (edited(VLLM, "date", "today"), "date: is 'today', not a date"),
     (edited(LLAMA_BENCH, "avg_ts", 60.0), "avg_ts: is 60, but the other numbers make it 50"),
     (edited(FAMILIES["perf stat"], "unit", "h"), "unit: is 'h', not one of: msec, ns, or nothing"),
@@ -315,7 +314,7 @@ def test_five_broken_files_of_every_format_get_one_line_each(tmp_path, tool):
     expected = f"{unknown}: labkit does not know this" if unknown else "new"
     assert expected.replace(".0", "[0]").replace(".1.", "[1].") in reasons["unknown"]
     (tmp_path / "own").write_text(whole)
-    other = HYPERFINE if tool != "hyperfine" else THROUGHPUT
+    other = HYPERFINE if tool != "hyperfine" else VLLM
     (tmp_path / "other").write_text(text_of(other))
     with pytest.raises(ResultFileError, match=f"is of .*, but .* of {tool}") as error:
         ImportedStudy.of(_runs([tmp_path / "other"], [tmp_path / "own"]))

@@ -127,7 +127,7 @@ def test_no_advice_helps_where_more_is_needed_than_the_machine_has():
 def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
-        "from labkit.machine.facts.operating_system import operating_system\n"
+        "from labkit.machine.facts.operating_system_protocol import operating_system\n"
         "before = operating_system().peak_rss()\n"
         "data = bytearray(b'x') * (64 << 20)\n"
         "del data\n"

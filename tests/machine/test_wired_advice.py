@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -74,3 +75,20 @@ def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
         engine_factory.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
     engine_factory.check_preconditions(engine_options)
+
+
+def test_the_article_has_the_advice_for_three_quarters_of_ram():
+    page = Path(__file__).parents[2] / "docs" / "articles" / "memory-budget.md"
+    lines = page.read_text("utf-8").splitlines()
+    for name, title in (
+        ("sim_m1_8gb", "M1, 8 GB"),
+        ("sim_m1_pro_16gb", "M1 Pro, 16 GB"),
+        ("sim_m1_max_64gb", "M1 Max, 64 GB"),
+    ):
+        machine = simulated_mac(name)
+        needed = machine.total * 3 // 4
+        commands = [one.command for one in wired_advice.advise(machine, needed)]
+        assert commands[-1] == wired_advice.COLLECTOR_OFF
+        limits = [f"`{command.split()[-1]}`, and " for command in commands[:-1]]
+        sizes = [f"{size / 2**30:.1f} GiB" for size in (needed, machine.working_set)]
+        assert f"| {' | '.join([title, *sizes, ''.join(limits) + 'the collector off'])} |" in lines

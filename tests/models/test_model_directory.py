@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
 from labkit.models import model_directory, model_json, resolve
+from labkit.models.safetensors_header import matrix_formats
 
 CONFIG = {
     "model_type": "llama",
@@ -251,3 +252,22 @@ def test_the_package_imports_no_heavy_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_formats_of_a_model_s_matrices(model):
+    half, words = np.zeros((4, 2), np.float16), np.zeros((4, 8), np.uint32)
+    tensors = {
+        "embed.weight": words, "embed.scales": half, "embed.biases": half,
+        "layer.weight": words, "layer.scales": half, "layer.biases": half,
+        "block.weight": words, "block.scales": half,
+        "gate.weight": half, "norm.weight": half[0],
+    }  # fmt: skip
+    assert matrix_formats(model) == set()  # no weights yet
+    save_file(tensors, model / "model-00001.safetensors")
+    own = {"embed": {"bits": 8, "group_size": 32}, "block": {"mode": "mxfp4"}, "gate": False}
+    quantization = {"bits": 4, "group_size": 64, **own}
+    write(model, "config.json", {**CONFIG, "quantization": quantization})
+    formats = {("float16", 8, 32), ("float16", 4, 64), ("float16", 0, 0)}
+    assert matrix_formats(model) == formats
+    write(model, "config.json", {**CONFIG, "quantization": 4})
+    assert matrix_formats(model) == set()  # loading says what is wrong

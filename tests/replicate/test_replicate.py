@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article import table_archives
-from labkit.analysis.studies.replication import replication_of
-from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.analysis.pages.replication_page import replication_html
+from labkit.analysis.studies.replication import forecast_lines, replication_of
+from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
+from labkit.config import to_plain
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
@@ -129,7 +132,9 @@ def test_noise_leaves_it_undecided_and_the_page_says_how_long_it_would_take(repl
     page = replicate(Planted(0.2, noise=0.1), "noisy")
     assert page.counts == {"not decided": 1}
     assert page.rows[0].needed_s > 24 * 10
-    assert "not decided (design.time=" in Path("noisy/replication.md").read_text("utf-8")
+    assert "not decided (a new study of design.time=" in Path("noisy/replication.md").read_text(
+        "utf-8"
+    )
 
 
 def test_a_changed_option_is_another_question_and_reports_are_one_table(replicate, capsys):
@@ -153,6 +158,15 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     assert "design.time" in out and "9:00" in out
     assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
     assert "revision is this machine's, not the author's aaaaaaaaaaaa" in out
+    assert main([str(archive), "plan=true", "design.time=1s"]) == 0
+    assert "estimated: 9 s" in capsys.readouterr().out  # six processes take more than 1 s
+
+
+def test_the_author_s_own_runs_are_no_replication(author, archive, tmp_path, capsys):
+    shutil.copytree(author, tmp_path / "copy")
+    for source in (archive, tmp_path / "copy"):
+        assert main([str(source), "out=copy", "design.blocks=8"]) == 2
+        assert "copy holds the author's own runs" in capsys.readouterr().err
 
 
 def unanswerable(archive, tmp_path, what):
@@ -179,6 +193,21 @@ def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, c
     assert reason in error and error.count("\n") == 1 and not Path("x").exists()
 
 
+def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author):
+    (own,) = AnalysisCache().study(author)
+    manifest = own.data.manifest
+    other = {**manifest, "overrides": [*manifest["overrides"], "workload.head_dim=64"]}
+    data = replace(own.data, dir=own.data.dir.with_name("other"), manifest=other)
+    other = replace(own, data=data)
+    page = replication_of((author, [own, other]), (author, [own]))
+    names = [page.name_of(row).split(", ")[0] for row in page.rows]
+    assert names == ["as configured", "head_dim=64"]
+    lines = list(forecast_lines([own, other]))
+    assert lines[1].startswith("head_dim=64, one, ") and len(lines) == 2
+    html = replication_html(replace(page, question="![x](http://spy.example/x.png)"))
+    assert "<img" not in html
+
+
 def analysed(name):
     opened = open_study(ROOT / "outputs" / "reference" / name)
     return opened, AnalysisCache().study(opened)
@@ -193,6 +222,43 @@ def test_computed_numbers_are_compared_and_what_was_not_measured_is_said():
     page = replication_of((opened, author), (opened, []))
     assert page.counts == {"not decided": 3}
     assert {row.reason for row in page.rows} == {"not measured here"}
+
+
+def leaves(config, path=""):
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gqa_sharing", "seq_map", "case_study", "speculation", "precision_servers", "kv_layouts"],
+)
+def test_a_committed_archive_asks_this_version_what_it_asked(name):
+    """What an engine does not read may have had another default; all that it reads stays."""
+    opened = open_study(ROOT / "outputs" / "reference" / f"{name}.zip")
+    (cell, *_) = authors_cells(opened, cell_dirs(opened))
+    changed = set()
+    for arm in cell.tested:
+        today = dict(leaves(to_plain(cell.experiment(arm, ReaderOptions(), 60.0))))
+        asked = leaves({group: arm.config[group] for group in ("engine", "model", "workload")})
+        changed |= {(key, value) for key, value in asked if today.get(key) != value}
+    former = {("engine.server.start_timeout_s", 300.0)}
+    former |= {("engine.attention.gqa_sharing", value) for value in (True, False)}
+    assert changed <= former
+    said = list(cell.changes(ReaderOptions()))
+    assert len(said) == (("engine.attention.gqa_sharing", False) in changed)
+
+
+def test_requests_that_followed_from_the_author_s_time_are_as_many_here():
+    opened = open_study(ROOT / "outputs" / "reference" / "chunk_size.zip")
+    (cell,) = authors_cells(opened, cell_dirs(opened))
+    found = [cell.experiment(arm, ReaderOptions(), 540.0).workload for arm in cell.tested]
+    assert {workload.num_requests for workload in found} == {32}
+    fewer = ReaderOptions.parse(["workload.num_requests=8"])
+    assert list(cell.changes(fewer)) == ["workload.num_requests=8 (the author: 32)"]
 
 
 def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):
@@ -231,6 +297,7 @@ def set_in(*keys, value):
         (set_in("workload", "speed_of_light", value=1), "no such option"),
         (set_in("engine", "attention", "resolver", value="evil.code:Run"), "--trust runs it"),
         (set_in("engine", "server", "command", value="rm -rf /"), "--trust runs it"),
+        (set_in("engine", "server", "requirements", value=["evil"]), "--trust runs it"),
         (set_in("engine", "server", "api_key", value="${oc.env:KEY}"), "variable KEY"),
         (
             lambda data: data["config"]["model"].update(name="local", path="/gone", shape=None),
@@ -255,6 +322,7 @@ def test_what_cannot_run_here_is_named_before_anything_starts(
     [
         (["engine.attention.resolver=seq_map"], "it is the question"),
         (["ablation.metric=x"], "the author's study fixes it"),
+        (["design.alpha=.5"], "the author's study fixes it"),  # decisions are fixed beforehand
         (["workload=chat"], "no such option"),
         (["workload.num_requests=1,2"], "a single value"),
         (["more.zip"], "2 studies"),
@@ -269,8 +337,6 @@ def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
 
 
 def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monkeypatch, capsys):
-    from labkit.analysis.studies.study_analysis import cell_dirs
-
     opened = open_study(archive)
     (cell,) = authors_cells(opened, cell_dirs(opened))
     own = AuthorsStudy(opened, (cell,), Path("x"))
@@ -298,6 +364,8 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     )
     moved = ReaderOptions({"model.path": "/home/ann/other", "workload.dtype": "float32"})
     assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
+    served = ReaderOptions({"engine.server.url": "http://ann.example:8000"})
+    assert list(cell.changes(served)) == ["engine.server.url=an address (the author: None)"]
 
 
 def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
@@ -349,6 +417,11 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
         assert post.main([str(article)]) == 0 == post.main(["--check", str(article)])
         text = article.read_text("utf-8")
         assert text.endswith(f"|\n\nRepeat it: `python -m labkit.replicate {line}`\n")
+    (tmp_path / "other.zip").write_bytes(archive.read_bytes())
+    article.write_text(f'{answers}| {{{{ answer("../other.zip") }}}} |\n')
+    capsys.readouterr()
+    assert main([str(article), "plan=true"]) == 0
+    assert "2 studies, estimated 9:00 in all" in capsys.readouterr().out
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         table_archives(article)
@@ -376,9 +449,15 @@ def test_what_can_run_of_an_article_is_repeated_and_the_rest_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gqa_sharing", "seq_map"])
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("gqa_sharing", ["workload.repeats", "engine.attention.unit"]),
+        ("seq_map", ["workload.repeats"]),
+    ],
+)
 def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
-    name, tmp_path, monkeypatch
+    name, changed, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     path = ROOT / "outputs" / "reference" / f"{name}.zip"
@@ -386,4 +465,4 @@ def test_a_committed_archive_is_asked_again_by_real_runs_in_an_empty_folder(
     page = Replication.read(tmp_path / "mine" / "replication.json")
     assert page.counts == {"not decided": len(page.rows)} and len(page.rows) >= 4
     assert all(row.reader.effect_pct is not None for row in page.rows)
-    assert [change.partition("=")[0] for change in page.changes] == ["workload.repeats"]
+    assert [change.partition("=")[0] for change in page.changes] == changed

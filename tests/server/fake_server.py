@@ -11,7 +11,7 @@ from fake_engine import CharTokenizer, FakeEngine
 
 from labkit import config, serve
 from labkit.server import __main__ as command
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
 

@@ -7,7 +7,7 @@ from fake_engine import CharTokenizer, FakeEngine
 from fake_server import FakeModel, TemplatesHere
 
 from labkit import config
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.http.routes import create_app
 
 

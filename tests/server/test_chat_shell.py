@@ -85,7 +85,7 @@ def test_the_command_reads_lines_that_are_no_terminal_s(chat_model, monkeypatch,
     monkeypatch.setattr(command, "configure_process", lambda engine: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nagain\n"))
     overrides = ["shell=true", "model=local", f"model.path={chat_model}"]
-    assert command.serve(serve.compose([*overrides, "server.max_output_tokens=4"])) == 0
+    assert command.run_shell(serve.compose([*overrides, "server.max_output_tokens=4"])) == 0
     replies = r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]"
     assert len(re.findall(replies, capsys.readouterr().out)) == 2
 

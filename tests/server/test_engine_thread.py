@@ -14,9 +14,9 @@ from in_process import get, run_scenario
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
-from labkit.server.generation import engine_thread, serving_service
+from labkit.server.generation import engine_thread, service
 from labkit.server.generation.engine_thread import EngineThread, warm_up
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
 from labkit.server.types.api_error import ApiError
@@ -216,7 +216,7 @@ def test_a_request_that_the_engine_refuses_is_a_bad_request(tmp_path):
 def test_stop_gives_live_requests_the_grace_period(tmp_path, monkeypatch):
     ahead = [0.0]  # seconds that the service's clock is ahead of the real one
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time)
-    monkeypatch.setattr(serving_service, "time", clock)
+    monkeypatch.setattr(service, "time", clock)
 
     async def scenario(service, engine):
         engine.before_step = lambda: time.sleep(0.01)

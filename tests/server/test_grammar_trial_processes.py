@@ -128,7 +128,7 @@ def test_a_limit_ends_the_process_and_the_next_grammar_starts_another(
         assert reason in await refusal(processes, ENDLESS)
         await gone()
         with monkeypatch.context() as patch:
-            patch.setattr(worker_processes.TaskProcess, "do", answer_nothing)
+            patch.setattr(worker_processes.TaskProcess, "answer", answer_nothing)
             if "grammar_memory_bytes" in limits:
                 assert reason in await refusal(processes, ENDLESS)  # the result is cached
             else:

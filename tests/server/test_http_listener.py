@@ -9,7 +9,7 @@ from fake_server import FakeModel
 
 from labkit import config
 from labkit.config import ConfigError
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
 

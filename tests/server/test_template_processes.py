@@ -42,7 +42,7 @@ class OwnTemplate(CharTokenizer):
 def run(tmp_path, monkeypatch):
     """Run ``scenario(processes, tokenizer)``; no process may be left behind."""
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    monkeypatch.setattr(template_processes, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(template_processes, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(template_processes, "MEMORY_BYTES", 32 << 20)
 
     def run(scenario):
@@ -77,19 +77,31 @@ def test_a_template_renders_what_it_renders_in_this_process(run):
     run(scenario)
 
 
-def test_a_template_that_exceeds_a_limit_ends_its_process_alone(run):
+@pytest.mark.parametrize(
+    ("text", "limit_s", "reason"),
+    [("loop", 0.3, "longer than 0.3 s"), ("memory", 60.0, "more than 33554432 bytes")],
+)
+def test_a_template_that_exceeds_a_limit_ends_its_process_alone(
+    run, monkeypatch, text, limit_s, reason
+):
+    monkeypatch.setattr(template_processes, "TIMEOUT_S", limit_s)
+
     async def scenario(processes, tokenizer):
-        for text, reason in (("loop", "longer than 0.3 s"), ("memory", "more than 33554432 bytes")):
-            with pytest.raises(ConfigError, match=f"^the chat template .*{reason}"):
-                await processes.render(message(text), (), None)
-            assert (await processes.render(message("a"), (), None)).startswith("a1000")
+        with pytest.raises(ConfigError, match=f"^the chat template .*{reason}"):
+            await processes.render(message(text), (), None)
+        # A new process, which a busy machine may not let answer in so short a time.
+        for _ in range(200):
+            try:
+                rendered = await processes.render(message("a"), (), None)
+                break
+            except ConfigError as error:
+                assert "longer than 0.3 s" in str(error)
+        assert rendered.startswith("a1000")
 
     run(scenario)
 
 
-def test_a_client_that_leaves_ends_the_rendering(run, monkeypatch):
-    monkeypatch.setattr(template_processes, "TIMEOUT_S", 60.0)
-
+def test_a_client_that_leaves_ends_the_rendering(run):
     async def scenario(processes, tokenizer):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(processes.render(message("loop"), (), None), 0.05)

@@ -20,7 +20,7 @@ from labkit.workload.kernels import (
     kernel_cases,
     kernel_pilot,
     kernel_warmup,
-    kernel_workload,
+    kernel_workload_kind,
 )
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
@@ -608,15 +608,15 @@ def experiments(*workloads):
 def test_arms_with_different_rounds_run_in_separate_processes(change):
     (name,) = change
     arms = list(experiments(make_workload(FEW), make_workload(FEW, **change)))
-    assert f"workload.{name}" in kernel_workload.KIND.apart(arms)
-    assert kernel_workload.KIND.apart([arms[0], arms[0]]) is None
+    assert f"workload.{name}" in kernel_workload_kind.KIND.apart(arms)
+    assert kernel_workload_kind.KIND.apart([arms[0], arms[0]]) is None
 
 
 def test_only_the_estimate_of_cold_turns_includes_flushing(monkeypatch):
     monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(make_workload(FEW, repeats=100, state=state) for state in State))]
-    seconds = {e.workload.state: kernel_workload.KIND.estimate(e).seconds for e in arms}
-    flushes = 100 * FEW.factor * kernel_workload.FLUSH_SECONDS
+    seconds = {e.workload.state: kernel_workload_kind.KIND.estimate(e).seconds for e in arms}
+    flushes = 100 * FEW.factor * kernel_workload_kind.FLUSH_SECONDS
     assert seconds[State.cold] - seconds[State.hot] == pytest.approx(flushes)
     assert seconds[State.both] > seconds[State.cold]
 
@@ -625,7 +625,7 @@ def test_arms_with_another_repeat_factor_run_in_separate_processes():
     arms = experiments(
         make_workload(FEW), make_workload(Case("few", decode=5, context=40, factor=4))
     )
-    assert "factor" in kernel_workload.KIND.apart(list(arms))
+    assert "factor" in kernel_workload_kind.KIND.apart(list(arms))
 
 
 def test_the_warm_up_rule_matches_its_documentation():

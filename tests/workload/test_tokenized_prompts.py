@@ -13,8 +13,8 @@ from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import tokenized_prompts
-from labkit.workload.requests import request_workload
-from labkit.workload.requests.request_workload import RequestKind
+from labkit.workload.requests import request_workload_kind
+from labkit.workload.requests.request_workload_kind import RequestKind
 from labkit.workload.sources import packaged_questions, source_of
 from labkit.workload.tokenized_prompts import Prompt
 
@@ -212,10 +212,10 @@ def test_prepare_refuses_a_pool_in_which_a_request_could_never_be_served():
 
 def test_prepare_refuses_a_request_that_is_longer_than_the_models_context(monkeypatch):
     tokens = max(map(sum, source_of(experiment(**RAGGED)).lengths(experiment(**RAGGED))))
-    plain = request_workload.resolve
+    plain = request_workload_kind.resolve
     for context, refused in ((tokens, False), (tokens - 1, True)):
         monkeypatch.setattr(
-            request_workload, "resolve", lambda m, n=context: replace(plain(m), max_context=n)
+            request_workload_kind, "resolve", lambda m, n=context: replace(plain(m), max_context=n)
         )
         message = rf"has a context of {context} tokens: request r\d+ of workload=ragged has \d+"
         with pytest.raises(ConfigError, match=message) if refused else nullcontext():

@@ -12,6 +12,7 @@ from docs.generators.widgets import (
     kv_layouts,
     memory_budget,
     out_of_context,
+    radix_tree,
 )
 from docs.generators.widgets.page import PAGES, Widget
 
@@ -22,6 +23,7 @@ WIDGETS: tuple[Widget, ...] = (
     out_of_context.WIDGET,
     memory_budget.WIDGET,
     batching.WIDGET,
+    radix_tree.WIDGET,
 )
 USAGE = "usage: python -m docs.generators.widgets [--check]"
 

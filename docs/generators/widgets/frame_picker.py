@@ -16,6 +16,7 @@ def data() -> dict[str, Any]:
         "gop": 10,
         "budget": 16,
         "exact": [how.value for how in FramePicks if picks_exact_positions(how)],
+        "checked": FramePicks.seek.value,  # the article decodes from the keyframe before each pick
         "lossy": [how.value for how in FramePicks if not picks_exact_positions(how)],
     }
 

@@ -100,7 +100,7 @@ def _point(load: LoadPoint) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class ArmPoint:
+class _ArmPoint:
     """An arm's median throughput and latency, in the metrics' units."""
 
     arm: str
@@ -119,7 +119,7 @@ def frontier(
     return best
 
 
-def frontier_chart(cell: Cell) -> Chart | None:
+def _frontier_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None for fewer than three arms with both metrics."""
     rows = {row.metric: row for row in cell.rows if row.case == "all"}
     pair = [next((m for m in names if m in rows), None) for names in (THROUGHPUTS, LATENCIES)]
@@ -127,7 +127,7 @@ def frontier_chart(cell: Cell) -> Chart | None:
         return None
     throughput, latency = rows[pair[0]], rows[pair[1]]
     points = [
-        ArmPoint(arm, rate, time)
+        _ArmPoint(arm, rate, time)
         for arm in cell.real_arms
         if (rate := throughput.median(arm)) and (time := latency.median(arm))
     ]
@@ -162,6 +162,6 @@ def frontier_chart(cell: Cell) -> Chart | None:
 @section("Throughput against latency")
 def frontier_section(report: CellSource) -> Iterator[ReportPart]:
     """Show which arms offer the best compromise of throughput and latency."""
-    chart = frontier_chart(report.cell)
+    chart = _frontier_chart(report.cell)
     if chart is not None:
         yield ChartPart(chart, CAPTION)

@@ -93,7 +93,7 @@ class RooflinePoint:
         return (self.bytes / (limits.read_gb_s * 1e9), self.flops / (limits.sgemm_gflop_s * 1e9))
 
 
-def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
+def _best_limits(records: Iterable[Record]) -> RooflineLimits | None:
     """Return the highest limits in any record, or None if no record has limits."""
     notes = [r.known_notes["limits"] for r in records if r.ok and r.known_notes.get("limits")]
     if not notes:
@@ -108,7 +108,7 @@ def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
 
 def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint]:
     """Return a point for each case of each arm (except the control) whose records note the work."""
-    limits = best_limits(records)
+    limits = _best_limits(records)
     work: dict[str, tuple[int, int]] = {}
     for record in records:
         for case in record.cases:
@@ -150,7 +150,7 @@ def _roof(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float
     return [(i, min(i * limits.read_gb_s, limits.sgemm_gflop_s)) for i in intensities]
 
 
-def case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
+def _case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
     """Return each case's number, from 1. Marks have numbers because names would not fit."""
     return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in points), 1)}
 
@@ -160,7 +160,7 @@ def cases_line(points: Sequence[RooflinePoint]) -> str:
 
     If there are several arms, the line explains why their marks are drawn side by side.
     """
-    numbers = case_numbers(points)
+    numbers = _case_numbers(points)
     text = f"{len(numbers):,}; the tooltips of the marks name them"
     if len(numbers) <= MAX_LABELS:
         text = "; ".join(f"{n} {case}" for case, n in numbers.items())
@@ -180,7 +180,7 @@ def _mark_positions(points: Sequence[RooflinePoint], x: ExponentRange) -> list[t
 
 
 @dataclass(frozen=True)
-class CaseLabel:
+class _CaseLabel:
     """A case's number beside the case's marks. ``x`` and ``y`` are shares of the panel.
 
     ``right``: whether the number is to the right of the marks.
@@ -197,14 +197,14 @@ class CaseLabel:
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
 
-def case_labels(
+def _case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
-) -> list[CaseLabel]:
+) -> list[_CaseLabel]:
     """Return a label beside each case's marks. It is moved down if neither side is free.
 
     With more than ``MAX_LABELS`` cases, there are no labels.
     """
-    numbers = case_numbers(points)
+    numbers = _case_numbers(points)
     if len(numbers) > MAX_LABELS:
         return []
     marks: dict[str, list[tuple[float, float]]] = {}
@@ -212,14 +212,14 @@ def case_labels(
         position = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
         marks.setdefault(p.case, []).append(position)
     all_marks = [position for positions in marks.values() for position in positions]
-    labels: list[CaseLabel] = []
+    labels: list[_CaseLabel] = []
     for case, n in numbers.items():
         left, right = (end(a for a, _ in marks[case]) for end in (min, max))
         height = sum(b for _, b in marks[case]) / len(marks[case])
         while True:
             sides = [
-                CaseLabel(str(n), right + MARK_SPACING, height, True),
-                CaseLabel(str(n), left - MARK_SPACING, height, False),
+                _CaseLabel(str(n), right + MARK_SPACING, height, True),
+                _CaseLabel(str(n), left - MARK_SPACING, height, False),
             ]
             occupied = [*all_marks, *((label.middle, label.y) for label in labels)]
             free = [label for label in sides if _is_free(label, occupied)]
@@ -230,7 +230,7 @@ def case_labels(
     return labels
 
 
-def _is_free(label: CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
+def _is_free(label: _CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
     return not any(
         abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in occupied
     )
@@ -257,7 +257,7 @@ def roofline_chart(cell: Cell, points: Sequence[RooflinePoint]) -> Chart:
         share = "" if p.share is None else f", {p.share:.0%} of the limit"
         tip = f"{p.case}, {p.arm}: {p.gflop_s:,.1f} GFLOP/s, {p.gb_s:,.1f} GB/s{share}"
         chart.dot(*position, style, mark, tip, arm=p.arm)
-    for label in case_labels(points, x, y):
+    for label in _case_labels(points, x, y):
         at = x[0] + label.x * (x[1] - x[0]), y[0] + label.y * (y[1] - y[0])
         anchor = "start" if label.right else "end"
         chart.text(*at, label.text, anchor)

@@ -121,7 +121,7 @@ class RunTimeline:
         return text
 
 
-def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
+def _run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
     """Return the first timeline of each arm in ``arms``; arms without a timeline are left out."""
     by_arm: dict[str, RunTimeline] = {}
     for record in records:
@@ -144,12 +144,12 @@ def _run_timeline(record: Record) -> RunTimeline | None:
         for name in SERIES_LABELS
         if any(series.get(name) or ())
     }
-    times = tuple(map(_request_times, evenly_chosen(requests, MAX_SHOWN_REQUESTS)))
+    times = tuple(map(_request_times, _evenly_chosen(requests, MAX_SHOWN_REQUESTS)))
     t_s = tuple(map(float, series["t_s"]))
     return RunTimeline(record.arm, record.run, t_s, memory, times, len(requests))
 
 
-def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
+def _evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
     """Return at most ``count`` evenly spaced items, including the first."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
@@ -167,13 +167,13 @@ def _request_times(request: RequestNote) -> RequestTimes:
     )
 
 
-def series_class(name: str) -> str:
+def _series_class(name: str) -> str:
     """Return the style class of a series on the HTML page."""
     colour, dashed = SERIES_STYLES[name]
     return f"line series{colour}{' dashed' if dashed else ''}"
 
 
-def memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
+def _memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
     """Return a chart of memory over time up to ``end_s``, with a line per series."""
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     chart = Chart(
@@ -182,11 +182,11 @@ def memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
     )  # fmt: skip
     for name, values in timeline.memory_mib.items():
         points = list(zip(timeline.t_s, values, strict=True))
-        chart.line(points, series_class(name), SERIES_LABELS[name])
+        chart.line(points, _series_class(name), SERIES_LABELS[name])
     return chart
 
 
-def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
+def _requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
     """Return a chart of the phases of requests, one below the other, whose time axis zooms.
 
     ``end_s``: end of the time axis, the same for all arms, so that they can be compared.
@@ -209,40 +209,40 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
 @section("Memory over time")
 def memory_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
-    timelines = run_timelines(report.records, report.cell.real_arms)
+    timelines = _run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
         end_s = max(each.end_s for each in timelines)
-        memory, requests = memory_part(timeline, end_s), requests_part(timeline, end_s)
+        memory, requests = _memory_part(timeline, end_s), _requests_part(timeline, end_s)
         stem = report.cell.stem(f"memory--{slug(timeline.arm)}")
         yield memory
         yield PictureFile(stem, timeline.caption(), [memory, requests])
         yield PictureCaption([f"{timeline.caption()}."])
 
 
-def memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
     """Return the chart of one run's memory, with its legend."""
-    keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
+    keys = tuple((SERIES_LABELS[n], _series_class(n), "line") for n in timeline.memory_mib)
     caption = f"{timeline.arm}, run {timeline.run}"
-    return ChartPart(memory_chart(timeline, end_s), caption, keys, timeline.arm)
+    return ChartPart(_memory_chart(timeline, end_s), caption, keys, timeline.arm)
 
 
-def requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
     """Return the chart of one run's requests, with its legend."""
     keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
     caption = timeline.caption("each request's phases, in the order of submission")
-    return ChartPart(requests_chart(timeline, end_s), caption, keys, timeline.arm)
+    return ChartPart(_requests_chart(timeline, end_s), caption, keys, timeline.arm)
 
 
 @section("Requests over time")
 def request_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
-    timelines = run_timelines(report.records, report.cell.real_arms)
+    timelines = _run_timelines(report.records, report.cell.real_arms)
     for timeline in timelines:
-        yield requests_part(timeline, max(each.end_s for each in timelines))
+        yield _requests_part(timeline, max(each.end_s for each in timelines))
 
 
 @dataclass(frozen=True)
-class KVUtilization:
+class _KVUtilization:
     """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
 
     Both are medians over the arm's runs.
@@ -262,11 +262,11 @@ class KVUtilization:
         )
 
 
-def kv_utilizations(cell: Cell) -> list[KVUtilization]:
+def _kv_utilizations(cell: Cell) -> list[_KVUtilization]:
     """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
     counters = {arm.name: arm.counters for arm in cell.arms}
     utilizations = [
-        KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
+        _KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
         for arm in cell.real_arms
         if (reserved := counters[arm].get("peak_kv_bytes"))
         and (used := counters[arm].get("kv_used_bytes"))
@@ -275,7 +275,7 @@ def kv_utilizations(cell: Cell) -> list[KVUtilization]:
     return utilizations if len(distinct) > 1 else []
 
 
-def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
+def _kv_utilization_chart(utilizations: Sequence[_KVUtilization]) -> Chart:
     """Return a chart with one bar per arm, for the HTML report."""
     largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
     chart = Chart(
@@ -293,8 +293,8 @@ def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
 @section("KV memory reserved and used")
 def kv_utilization_section(report: CellSource) -> Parts:
     """Show how much of the reserved KV memory held tokens."""
-    utilizations = kv_utilizations(report.cell)
+    utilizations = _kv_utilizations(report.cell)
     if not utilizations:
         return []
-    chart = ChartPart(kv_utilization_chart(utilizations), PEAK_CAPTION)
+    chart = ChartPart(_kv_utilization_chart(utilizations), PEAK_CAPTION)
     return [chart, PictureFile(report.cell.stem("kv-held"), PEAK_CAPTION, [chart])]

@@ -67,12 +67,13 @@ COUNTS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "captures": ("graphs traced", ("compile.count",), ""),
     "shapes": ("new batch shapes", ("shape.new",), ""),
 }
-# Why the number of steps differs: the first of these that does.
+# Why the number of steps differs: the first of these that does, in the same direction (1), or in
+# the other (-1: more of it, fewer steps).
 STEP_REASONS = {
-    "accepted drafts": "drafts were accepted {} times per step (baseline {})",
-    "preemptions": "requests were preempted {} times (baseline {})",
-    "prefix hits": "the prefix cache had {} prompt tokens (baseline {})",
-    "tokens per step": "a step has {} tokens (baseline {})",
+    "accepted drafts": (-1, "drafts were accepted {} times per step (baseline {})"),
+    "preemptions": (1, "requests were preempted {} times (baseline {})"),
+    "prefix hits": (-1, "the prefix cache had {} prompt tokens (baseline {})"),
+    "tokens per step": (-1, "a step has {} tokens (baseline {})"),
 }
 ROW_CAUSES = {"padding": 1, "recomputation": 1, "prefix hits": -1}  # -1: more of it, fewer rows
 
@@ -282,8 +283,8 @@ def count_sentences(found: Changes, time_ratio: float) -> list[str]:
             continue
         reasons = (
             text.format(*(significant_text(found[why][side], 3) for side in (1, 0)))
-            for why, text in STEP_REASONS.items()
-            if why in found
+            for why, (sign, text) in STEP_REASONS.items()
+            if why in found and (found[why][1] > found[why][0]) == ((new > old) == (sign > 0))
         )
         reason = "".join(f", because {one}" for one in [*reasons][:1])
         each = 100 * (time_ratio * old / new - 1)

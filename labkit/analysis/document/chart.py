@@ -205,13 +205,13 @@ class Chart:
         return f"{self.record_folder}runs/{run}.json"
 
     def thin(self, points: Sequence[Point], name: str, most: int = MAX_POINTS) -> Sequence[Point]:
-        """Return the points, or their :func:`extremes` if there are more than ``most``.
+        """Return the points, or their lowest and highest points if there are more than ``most``.
 
         If points are left out, ``thinned`` gets a note, which names the points ``name``.
         """
         if len(points) <= most:
             return points
-        kept = extremes(points, most // 2)
+        kept = _extremes(points, most // 2)
         of = f" of {name}" if name else ""
         note = (
             f"{len(kept):,} of {count_text(len(points), 'point')}{of} are drawn: the lowest and "
@@ -276,7 +276,7 @@ def _without_y(mark: Json) -> Json:
     return {**mark, "p": points}
 
 
-def extremes(points: Sequence[Point], parts: int) -> list[Point]:
+def _extremes(points: Sequence[Point], parts: int) -> list[Point]:
     """Return the lowest and highest point in each of ``parts`` equal parts of the x axis.
 
     Points keep their order, and the first and the last are always included. No peak is lost, as it
@@ -304,10 +304,10 @@ def padded_range(values: Sequence[float], share: float = 0.06) -> tuple[float, f
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    return [compact(value) for value in values]
+    return [_compact(value) for value in values]
 
 
-def compact(value: float) -> float:
+def _compact(value: float) -> float:
     """Round a value to 6 significant digits, without a fraction if it is whole."""
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded.is_integer() and math.isfinite(rounded) else rounded
@@ -318,7 +318,7 @@ def _without_defaults(content: Json) -> Json:
 
 
 def _flat(points: Sequence[Point]) -> list[float]:
-    return [compact(value) for point in points for value in point]
+    return [_compact(value) for point in points for value in point]
 
 
 def _mark_json(mark: Mark) -> Json:
@@ -348,13 +348,13 @@ def _mark_json(mark: Mark) -> Json:
                 "d": [mark.dx, mark.dy],
             }  # fmt: skip
         case Limit():
-            content = {"k": "limit", "p": [compact(mark.x)], "t": mark.name}
+            content = {"k": "limit", "p": [_compact(mark.x)], "t": mark.name}
         case Bars():
             content = {
                 "k": "bars",
                 "c": mark.style,
                 "a": mark.arm,
-                "p": [compact(value) for box in mark.boxes for value in box],
+                "p": [_compact(value) for box in mark.boxes for value in box],
                 "t": list(mark.tips) if any(mark.tips) else [],
             }
     return _without_defaults(content)

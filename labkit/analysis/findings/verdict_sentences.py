@@ -219,7 +219,7 @@ class SummaryVerdict:
 def summary_verdict(findings: Findings) -> SummaryVerdict:
     """Return the verdict on all arms in all primary rows of a cell.
 
-    The verdict has a direction only if all decided rows have the same one.
+    It is mixed if some rows are better and others worse. Rows without a change lower the share.
     """
     if findings.answer is Answer.best_setting:
         return _of_sweep(findings)

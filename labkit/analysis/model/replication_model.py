@@ -74,11 +74,6 @@ class ReplicatedRow:
     needed_s: float | None = None
     reason: str | None = None
 
-    @property
-    def name(self) -> str:
-        """The case, metric and arm."""
-        return ", ".join(filter(None, (self.case, self.metric, self.arm)))
-
 
 @dataclass(frozen=True)
 class Replication:
@@ -97,6 +92,11 @@ class Replication:
     changes: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     rows: tuple[ReplicatedRow, ...] = ()
+
+    def name_of(self, row: ReplicatedRow) -> str:
+        """Return a row's case, metric and arm, after its cell if there are several."""
+        cell = row.cell if len({one.cell for one in self.rows}) > 1 else ""
+        return ", ".join(filter(None, (cell, row.case, row.metric, row.arm)))
 
     @property
     def counts(self) -> dict[str, int]:

@@ -42,6 +42,7 @@ ANSWERED = re.compile(r"\{\{\s*(?:answer|value)\(\s*\"([^\"\n]+\.zip)\"|`[^`\n]*
 TABULATED = re.compile(
     r"\{\{\s*(?:table|settings)\(\s*\"([^\"\n]+)\"|labkit\.replicate ([^\s`]+\.zip)"
 )
+LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)])\s")
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
@@ -57,7 +58,7 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
     functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
 
     def fill(place: re.Match[str]) -> str:
-        if place["code"] is not None:
+        if place["code"] is not None or _is_in_indented_code(text[: place.start()]):
             return place[0]
         call = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
         try:
@@ -106,6 +107,25 @@ def table_archives(article: Path) -> list[Path]:
     return list(dict.fromkeys(next((p for p in own if p.exists()), own[0]) for own in paths))
 
 
+def _is_in_indented_code(before: str) -> bool:
+    """Whether what follows ``before`` is in an indented block of code.
+
+    Below an item of a list, an indented line continues the item.
+    """
+    *lines, start = before.split("\n")
+    if not start.startswith(("    ", "\t")):
+        return False
+    block = "paragraph"
+    for line in reversed(lines):
+        if not line.strip():
+            block = "code"
+        elif LIST_ITEM.match(line):
+            return False
+        elif not line.startswith((" ", "\t")):
+            return block == "code"
+    return True
+
+
 def _is_on_own_lines(place: re.Match[str]) -> bool:
     before, after = place.string[: place.start()], place.string[place.end() :]
     return (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
@@ -121,9 +141,12 @@ def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_
     return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
 
 
-def html(text: str, max_width: str = "46rem") -> str:
-    """Return a rendered article as an HTML page. The page loads nothing but its pictures."""
+def html(text: str, max_width: str = "46rem", pictures: bool = True) -> str:
+    """Return a rendered article as an HTML page. The page loads nothing but its pictures.
+
+    ``pictures``: False for texts of others, whose pictures are not loaded.
+    """
     plain = COMMENT.sub(lambda match: match["code"] or "", text)
     title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
-    page, body = templates().get_template("article.html.j2"), markdown_html(plain)
+    page, body = templates().get_template("article.html.j2"), markdown_html(plain, pictures)
     return str(page.render(title=title, body=body, max_width=max_width))

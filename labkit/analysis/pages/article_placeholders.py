@@ -27,7 +27,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
-from labkit.analysis.pages.report_files import report_dir, url
+from labkit.analysis.pages.report_files import PAGES, report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_cell import study_answer, study_cell
@@ -214,6 +214,9 @@ class PlaceholderFunctions:
             )
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
+        page = report_dir(folder) / PAGES / f"{reports[name].analysis.data.dir.name}.html"
+        if page.is_file():  # a study of many cells: each has a page, on which it is the first
+            return replace(reports[name], anchor="cell0"), self._link(page)
         return reports[name], self._page(study, folder)
 
     def _page(self, study: str, folder: Path) -> str:

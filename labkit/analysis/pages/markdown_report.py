@@ -28,11 +28,15 @@ def markdown_table(table: Table[Any]) -> str:
     return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
 
 
-def markdown_html(text: str) -> str:
-    """Return Markdown as HTML; HTML in it is shown as text."""
+def markdown_html(text: str, pictures: bool = True) -> str:
+    """Return Markdown as HTML; HTML in it is shown as text.
+
+    ``pictures``: False for texts of others, whose pictures are not loaded.
+    """
     from markdown_it import MarkdownIt
 
-    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    html: str = (markdown if pictures else markdown.disable("image")).render(text)
     return html
 
 

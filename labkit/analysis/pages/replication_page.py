@@ -47,7 +47,7 @@ def decision_text(row: ReplicatedRow) -> str:
         return row.verdict
     minutes = math.ceil(row.needed_s / 60)
     time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
-    return f"{row.verdict} (design.time={time} would)"
+    return f"{row.verdict} (a new study of design.time={time} would)"
 
 
 def _table(page: Replication) -> Table[ReplicatedRow]:
@@ -123,7 +123,7 @@ def _picture(page: Replication) -> Chart | None:
         x=padded_range([*(end for one in sides for end in one.known_pct), 0.0]),
         y=(0.0, float(len(rows))),
         x_label="difference from the baseline (%)",
-        rows=tuple(row.name for row in rows),
+        rows=tuple(map(page.name_of, rows)),
         row_height=ROW_HEIGHT,
     )
     chart.line([(0.0, 0.0), (0.0, float(len(rows)))], "zero")
@@ -145,8 +145,8 @@ def replication_html(page: Replication) -> str:
         .get_template("replication.html.j2")
         .render(
             page=page,
-            head=markdown_html(_head(page)),
-            body=markdown_html(_body(page)),
+            head=markdown_html(_head(page), pictures=False),
+            body=markdown_html(_body(page), pictures=False),
             picture="" if chart is None else chart_svg(chart),
             more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
         )
@@ -211,5 +211,5 @@ def write_replications(root: Path, refused: Mapping[str, str] | None = None) -> 
     table = _index(root, refused or {})
     text = f"# Replications in {root.resolve().name}\n\n{count}.\n\n{table}\n"
     write_text(root / "replications.md", text)
-    write_text(root / "replications.html", html(text, max_width="90rem"))
+    write_text(root / "replications.html", html(text, max_width="90rem", pictures=False))
     return f"{count}: {root / 'replications.md'} and {root / 'replications.html'}"

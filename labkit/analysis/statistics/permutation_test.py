@@ -228,7 +228,8 @@ def permutation_test(baseline: Floats, arm: Floats) -> float:
     Returns
     -------
     float
-        At least :func:`smallest_p` of the design, at most 1.
+        At least :func:`smallest_p` of the design, at most 1. For a row alone, it is the p of
+        ``multiple_comparisons.InvertedTest``, from which reports take theirs.
 
     Raises
     ------

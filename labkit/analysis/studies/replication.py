@@ -39,7 +39,7 @@ from labkit.analysis.statistics.replication_test import (
     times_as_long,
 )
 from labkit.analysis.studies.study_analysis import study_name
-from labkit.analysis.studies.study_cell import study_cell, study_question
+from labkit.analysis.studies.study_cell import cell_labels, study_cell, study_question
 from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
@@ -114,6 +114,13 @@ def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> It
                     yield _Pair(cell, other, row, one, rows.get((row.case, row.metric)))
 
 
+def _labels(author: Sequence[CellAnalysis]) -> dict[str, str]:
+    """Return the label of each of the author's cells, by its folder's name."""
+    cells = [one for one in author if not one.data.dir.name.endswith(PROCESSES_SUFFIX)]
+    labels = cell_labels(list(map(study_cell, cells)))
+    return {cell.data.dir.name: label for cell, label in zip(cells, labels, strict=True)}
+
+
 def _test_row(pair: _Pair) -> ReplicationRow | None:
     """Return what the test needs, or None if the author claims nothing or a study is not valid."""
     limits, other, effects = pair.claimed, pair.other, list[StudyEffect]()
@@ -157,8 +164,10 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
     claims = [pair for pair in pairs if pair.claimed is not None]
     if not claims:
         yield "the author's study claims no effect; only computed numbers can be compared"
+    labels = _labels(author)
     for pair in claims:
         one, criteria, limits = pair.one, pair.author.data.criteria, pair.claimed
+        cell = labels[pair.author.data.dir.name] if len(labels) > 1 else None
         index = pair.author.cell.rows.index(pair.row)
         found = arm_effect(pair.author, pair.author.rows[index], one.arm)
         if found is None or limits is None:
@@ -171,7 +180,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
             count = count_text(max(1, math.ceil(blocks)), "block")
             need = f"about {count} as noisy as the author's can show it"
         yield (
-            f"{', '.join(filter(None, pair.key))}: the author has "
+            f"{', '.join(filter(None, (cell, *pair.key)))}: the author has "
             f"{percent_text(one.effect_pct)} ({interval_text(*limits)}); replicated if "
             f"the same within ±{magnitude_text(to_percent(region))} %: {need}"
         )
@@ -191,10 +200,12 @@ def _untested(pair: _Pair) -> ReplicationDecision:
     return ReplicationDecision(word, None, 1.0, 0.0)
 
 
-def _row(pair: _Pair, test: ReplicationRow | None, decision: ReplicationDecision) -> ReplicatedRow:
+def _row(
+    pair: _Pair, cell: str, test: ReplicationRow | None, decision: ReplicationDecision
+) -> ReplicatedRow:
     logs, undecided = pair.effects, decision.word is ReplicationWord.not_decided
     row = ReplicatedRow(
-        cell=pair.author.data.dir.name,
+        cell=cell,
         case=pair.row.case,
         metric=pair.row.metric or "",
         unit=pair.row.unit or "",
@@ -251,15 +262,18 @@ def replication_of(
 
     ``changes``: what the reader changed of the question.
     """
-    pairs = list(_pairs(author[1], reader[1]))
+    pairs, labels = list(_pairs(author[1], reader[1])), _labels(author[1])
     tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
     sides = [one for i in tested for one in (pairs[i].author, pairs[i].reader) if one is not None]
     alpha = min((one.data.criteria.alpha for one in sides), default=0.0)
     decisions = dict(zip(tested, decide_replication(list(tested.values()), alpha), strict=True))
     rows = (
-        _row(pair, tested.get(i), decisions.get(i) or _untested(pair))
+        _row(
+            pair, labels[pair.author.data.dir.name], tested.get(i),
+            decisions.get(i) or _untested(pair),
+        )
         for i, pair in enumerate(pairs)
-    )
+    )  # fmt: skip
     return Replication(
         schema_version=SCHEMA_VERSION,
         question=study_question(list(map(study_cell, author[1]))),

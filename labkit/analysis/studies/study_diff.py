@@ -45,6 +45,7 @@ from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.study_analysis import cell_names
 from labkit.config import count_text
+from labkit.config.engine.former_options import default_of, with_present_names
 from labkit.records import machine_difference
 
 STUDY_NAMES = ("old", "new")
@@ -467,7 +468,8 @@ def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
         )
     for name in arms[0]:
         old, new = arms[0][name], arms[1][name]
-        difference = _difference(old.config, new.config) or _changed_input(old.inputs, new.inputs)
+        configs = with_present_names(old.config), with_present_names(new.config)
+        difference = _difference(*configs) or _changed_input(old.inputs, new.inputs)
         if difference is not None:
             raise StudiesNotComparable(
                 f"{old_cell.name}: the configs of arm {name} differ: {difference}"
@@ -484,7 +486,12 @@ def _changed_input(old: Mapping[str, str], new: Mapping[str, str]) -> str | None
 def _difference(old: Any, new: Any, where: str = "") -> str | None:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys([*old, *new]):
-            difference = _difference(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+            place = f"{where}.{key}".lstrip(".")
+            before, after = (side.get(key, ...) for side in (old, new))
+            group = isinstance(before, Mapping) or isinstance(after, Mapping)
+            absent = {} if group else default_of(place)  # one of the versions lacks it
+            before, after = (absent if side is ... else side for side in (before, after))
+            difference = _difference(before, after, place)
             if difference is not None:
                 return difference
         return None

@@ -36,7 +36,7 @@ CAPTION = (
 )
 
 
-def quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] | None:
+def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
     qualities = _real_qualities(cell)
     if not qualities:
@@ -53,7 +53,7 @@ def quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] | 
         _column("RMS change of p", "probability_change"),
     ]
     arms = [quality.arm for quality in qualities]
-    notes = scoring_notes(arms, records, cell.design.quality_confidence)
+    notes = _scoring_notes(arms, records, cell.design.quality_confidence)
     if any(quality.metrics[name].low is None for quality in qualities for name in KL_QUANTILES):
         notes += (
             f"Fewer than {MIN_WINDOWS} windows have no interval, nor has a quantile with fewer "
@@ -66,7 +66,7 @@ def _real_qualities(cell: Cell) -> list[ArmQuality]:
     return [quality for quality in cell.quality or () if quality.arm in cell.real_arms]
 
 
-def scoring_notes(
+def _scoring_notes(
     arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
 ) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
@@ -96,7 +96,7 @@ def _column(heading: str, name: str, digits: int = 3) -> Column[ArmQuality]:
     return Column(heading, lambda one: interval_text(one.metrics[name], digits), numeric=False)
 
 
-def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
+def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | None:
     """Return the text positions where each arm is furthest from the baseline; None without any."""
     places = [
         (arm, place)
@@ -124,10 +124,10 @@ def worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place] | 
 
 
 def _text_column(heading: str, key: str) -> Column[Place]:
-    return Column(heading, lambda place: quoted(place[1][key]), numeric=False)
+    return Column(heading, lambda place: _quoted(place[1][key]), numeric=False)
 
 
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a text in one line, with its line breaks escaped."""
     return repr(text)[1:-1].replace("|", "¦")
 
@@ -138,16 +138,19 @@ def quality_section(report: CellSource) -> Parts:
     cell, records = report.cell, report.records
     if not cell.quality:
         return []
-    chart = speed_quality_chart(cell)
+    chart = _speed_quality_chart(cell)
     picture: Parts = []
     if chart is not None:
         part = ChartPart(chart, CAPTION)
         picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
-    return [*picture, *table_parts(quality_table(cell, records), worst_places_table(cell, records))]
+    return [
+        *picture,
+        *table_parts(_quality_table(cell, records), _worst_places_table(cell, records)),
+    ]
 
 
 @dataclass(frozen=True)
-class SpeedAndQuality:
+class _SpeedAndQuality:
     """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
 
     arm: str
@@ -155,7 +158,7 @@ class SpeedAndQuality:
     kl: Interval
 
 
-def speed_quality_points(cell: Cell) -> list[SpeedAndQuality]:
+def _speed_quality_points(cell: Cell) -> list[_SpeedAndQuality]:
     """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known."""
     speeds = {
         one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
@@ -166,15 +169,15 @@ def speed_quality_points(cell: Cell) -> list[SpeedAndQuality]:
     }
     speeds[cell.baseline] = Interval(0.0, 0.0, 0.0)
     return [
-        SpeedAndQuality(quality.arm, speeds[quality.arm], quality.metrics["kl_mean"])
+        _SpeedAndQuality(quality.arm, speeds[quality.arm], quality.metrics["kl_mean"])
         for quality in _real_qualities(cell)
         if quality.arm in speeds
     ]
 
 
-def speed_quality_chart(cell: Cell) -> Chart | None:
+def _speed_quality_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
-    points = speed_quality_points(cell)
+    points = _speed_quality_points(cell)
     if len(points) < 2:
         return None
     chart = Chart(

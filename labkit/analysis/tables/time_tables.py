@@ -5,9 +5,11 @@ Of kernels it shows the work of a launch and hardware counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
 
+from labkit.analysis.charts.step_player import TracedRun, traced_records, traced_run
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     BulletList,
@@ -22,6 +24,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.time_model import (
+    HOST,
     PART_NAMES,
     STALLS,
     ArmTime,
@@ -40,6 +43,10 @@ from labkit.analysis.number_format import (
 from labkit.config import count_text
 from labkit.records import Record
 
+TRACED_NOTE = (
+    "These runs had no clocks (an earlier version), so no cause is tested: means over the stored "
+    "steps of each arm's first run (µs). The trace itself takes time."
+)
 MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 X_LABEL = "time per output token (µs)"
 NOT_DIVIDED = "not divided"
@@ -90,9 +97,17 @@ def _arm_columns(arm: ArmTime) -> list[Column[str]]:
 
 @section("Why: where the time went")
 def time_section(report: CellSource) -> Iterator[ReportPart]:
-    """Show the first cause of each arm, the parts' times, and a waterfall for each arm."""
+    """Show the first cause of each arm, the parts' times, and a waterfall for each arm.
+
+    Of runs without clocks that stored their steps: the mean times of those.
+    """
     cell, division = report.cell, report.cell.time
     if division is None:
+        first: dict[str, Record] = {}
+        for record in traced_records(report.records, cell.real_arms):
+            first.setdefault(record.arm, record)
+        runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
+        yield from [TablePart(traced_time_table(runs))] if runs else []
         return
     sentences = list(time_sentences(cell, division))
     yield BulletList(sentences)
@@ -107,6 +122,45 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
             yield chart
             stem = cell.stem(f"why-{slug(arm.arm)}")
             yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
+
+
+def traced_time_table(runs: Sequence[TracedRun]) -> Table[TracedRun]:
+    """Return the mean times of the parts of the steps that runs stored, a line per run."""
+    means = {run.run: mean_times(run.trace["steps"]) for run in runs}
+
+    def column(name: str, heading: str) -> Column[TracedRun]:
+        return Column(heading, lambda run: value_text(means[run.run].get(name)))
+
+    return Table(
+        (
+            Column[TracedRun]("arm", lambda run: run.arm, numeric=False),
+            *(column(name, PART_NAMES[name]) for name in (*HOST, "model")),
+            column("step", "whole step"),
+        ),
+        tuple(runs),
+        (TRACED_NOTE,),
+    )
+
+
+def mean_times(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean time of each part of stored steps, and of the whole ``step`` (us).
+
+    In a trace, ``draft`` is within ``schedule``, and ``plan`` may be within the forward.
+    """
+    spans = [step["times_us"] for step in steps if "forward" in step["times_us"]]
+    if not spans:
+        return {}
+    parts = []
+    for times in spans:
+        own = {name: times.get(name, (0, 0))[1] for name in (*HOST, "forward")}
+        begin, model = times["forward"]
+        within = begin <= times.get("plan", (-1, 0))[0] < begin + model
+        own["schedule"] -= own["draft"]
+        own["model"] = model - (own["plan"] if within else 0)
+        ends = [start + duration for start, duration in times.values()]
+        own["step"] = max(ends) - min(start for start, _ in times.values())
+        parts.append(own)
+    return {name: fmean(own[name] for own in parts) for name in parts[0]}
 
 
 @section("Why: the work of a launch")

@@ -95,7 +95,7 @@ class ServerPreset:
     index: str = ""
     size: str = ""
     start_timeout_s: float = 300.0
-    start_s: float = 0.0
+    start_s: float = 5.0  # of imports and a small model, on two cores (estimate)
     package: tuple[str, str] | None = None
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
 
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
@@ -36,7 +36,7 @@ from labkit.cpu.attention.online_softmax import (
     start_rows,
     store_partial_rows,
 )
-from labkit.cpu.runtime.jit import inlined, inner
+from labkit.cpu.runtime.jit import c_function, inlined, inner
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES
 from labkit.cpu.simd.vector_registers import LANES
 
@@ -285,7 +285,7 @@ def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
     signature = types.int64(
         types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6
     )
-    compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
+    compiled = c_function(signature)(_decode if plain else _part)
     return int(compiled.address)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
 
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS, copy_widened, store_int64
 from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
@@ -39,7 +39,7 @@ from labkit.cpu.matmul.microkernels import (
     scores_tile,
     transpose_strip,
 )
-from labkit.cpu.runtime.jit import inner
+from labkit.cpu.runtime.jit import c_function, inner
 from labkit.cpu.simd.vector_registers import LANES
 
 SCORE_KEYS = LANES * SCORE_VECTORS  # keys in a register tile of scores
@@ -288,7 +288,7 @@ def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
         types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6
     )
     function = _tiled if window_skip else _masked
-    compiled = cfunc(signature, cache=True, error_model="numpy")(function)
+    compiled = c_function(signature)(function)
     return int(compiled.address)
 
 

@@ -1,6 +1,6 @@
 """The operations of a captured graph: their codes, and the structs of their parameters.
 
-A node of a graph (``NODE``) consists of an operation's code and the address of its parameters.
+A node of a graph (``NODE``) has an operation's code and the address of its parameters.
 Every parameter takes 8 bytes, so the parameters of all nodes form one array of words. A step with
 ``num_rows`` rows uses the words ``constants + num_rows * per_row``
 (``graph_replay.ExecutableGraph``).
@@ -63,7 +63,7 @@ PARAMS = {
         *("x", "heads", "width", "positions", "cos", "sin", "half", "input_scale", "traditional"),
         floats=("input_scale",),
     ),
-    # columns: int64 [num_panels, 3], see ``gemm.matmul``; out_width: total columns of the matrices.
+    # columns: see ``gemm.multiply_panels``; out_width: total columns of the matrices.
     MATMUL: _struct(*_MATMUL),
     LOW_PRECISION_MATMUL: _struct(*_MATMUL, *_LOW_PRECISION),
     # out: uint8 [rows, row_bytes], which INT8_MATMUL reads as x.
@@ -78,10 +78,12 @@ PARAMS = {
     # KV pools of that launch, and ``out`` is 0.
     STORE_KV: _struct("k", "v", "launch"),
     ATTENTION: _struct("q", "launch"),
-    # out: an array with a ``greedy_sampling.CANDIDATE`` for each part of each row.
+    # out: an array with a ``top_two_logits.CANDIDATE`` for each part of each row.
     GREEDY: _struct("logits", "vocabulary"),
 }
-NODE = np.dtype([("op", np.int64), ("params", np.int64)])
+# unit: the address of the compiled function that computes one of the node's units, or 0 if the node
+# is an attention launch.
+NODE = np.dtype([("op", np.int64), ("params", np.int64), ("unit", np.int64)])
 
 
 def word_of(op: int, name: str) -> int:

@@ -30,6 +30,7 @@ LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
 # Adding 1.5 * 2**23 rounds a float32 to an integer, which is then in the low bits of the sum.
 ROUND = np.float32(12582912.0)
+_FASTMATH = {"contract", "nsz"}
 SQRT_2_OVER_PI = np.float32(0.7978845608028654)
 
 
@@ -41,7 +42,7 @@ def _bits_to_float(_typing, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), emit
 
 
-@njit(inline="always")
+@njit(forceinline=True, fastmath=_FASTMATH, **INNER)
 def _exp(x):  # type: ignore[no-untyped-def]
     """Return exp(x) with an error of at most 2 units in the last place. x is clamped to +-87.
 
@@ -61,12 +62,12 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return p * _bits_to_float((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@njit(inline="always")
+@njit(forceinline=True, fastmath=_FASTMATH, **INNER)
 def _sigmoid(x):  # type: ignore[no-untyped-def]
     return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
 
 
-@njit(fastmath={"contract", "nsz"}, **INNER)
+@njit(fastmath=_FASTMATH, **INNER)
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     """Write the activation ``kind`` of each element of x to ``out``.
 

@@ -2,48 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.jit import intrinsic, num_threads
+from labkit.cpu.runtime.linked_code import INNER
+from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter
+from labkit.cpu.simd.vector_registers import LANES
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 # With fewer elements, handing work to other threads takes longer than the work itself.
 MIN_PARALLEL_NUMBERS = 16384
+PARTS_PER_THREAD = 4  # of the work, as in ``thread_pool.PoolTuning.grain``
 
 
-@njit(inline="always")
-def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
-    """Rotate one row of x to position ``at`` and write it to the same row of ``out``.
+def _rotate(code: Emitter, size: int, operands: tuple[Any, ...], traditional: bool) -> None:
+    """Emit the rotation of ``size`` pairs: a vector of them if it is ``LANES``, else one.
 
-    The rotated elements are multiplied by ``scale``. The others are copied.
+    ``operands`` are the addresses of the first element of each pair and of the second in x, of the
+    same two in the output, and of the cosines and sines; and the scale. Traditional pairs are
+    adjacent, so that the second address is not used.
     """
-    half = cos.shape[1]
+    build, kind = code.builder, F32_VECTOR if size == LANES else F32
+    first, second, out_first, out_second, cos, sin, scale = operands
     if traditional:
-        for i in range(half):
-            a, b = x[row, 2 * i] * scale, x[row, 2 * i + 1] * scale
-            out[row, 2 * i] = a * cos[at, i] - b * sin[at, i]
-            out[row, 2 * i + 1] = a * sin[at, i] + b * cos[at, i]
+        step = FLOAT_BYTES * size
+        low, high = code.load(first, kind=kind), code.load(first, step, kind)
+        a, b = low, high
+        if size == LANES:
+            a, b = (code.shuffle(low, high, range(i, 2 * LANES, 2)) for i in range(2))
     else:
-        for i in range(half):
-            a, b = x[row, i] * scale, x[row, half + i] * scale
-            out[row, i] = a * cos[at, i] - b * sin[at, i]
-            out[row, half + i] = a * sin[at, i] + b * cos[at, i]
-    for i in range(2 * half, x.shape[1]):
-        out[row, i] = x[row, i]
+        a, b = code.load(first, kind=kind), code.load(second, kind=kind)
+    factor = code.splat(scale) if size == LANES else scale
+    a, b = build.fmul(a, factor), build.fmul(b, factor)
+    c, s = code.load(cos, kind=kind), code.load(sin, kind=kind)
+    rotated = (
+        build.fsub(build.fmul(a, c), build.fmul(b, s)),
+        build.fadd(build.fmul(a, s), build.fmul(b, c)),
+    )
+    if not traditional:
+        code.store(rotated[0], out_first)
+        code.store(rotated[1], out_second)
+        return
+    if size == LANES:
+        pairs = [lane for i in range(LANES) for lane in (i, LANES + i)]
+        rotated = (
+            code.shuffle(*rotated, pairs[:LANES]),
+            code.shuffle(*rotated, pairs[LANES:]),
+        )
+    code.store(rotated[0], out_first)
+    code.store(rotated[1], out_first, step)
+
+
+@intrinsic
+def rotate_row(
+    typing_context: Any, x: Any, out: Any, cos: Any, sin: Any, half: Any, width: Any, scale: Any,
+    traditional: Any,
+) -> Any:  # fmt: skip
+    """Rotate ``half`` pairs of the elements of a row [width], and copy the other elements.
+
+    ``x`` and ``out`` are the addresses of the row and of the result, ``cos`` and ``sin`` those of
+    the row's position in the tables. The rotated elements are multiplied by ``scale``.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        x, out, cos, sin, half, width, scale, traditional = arguments
+        far = builder.mul(half, I64(FLOAT_BYTES))
+        vectors = builder.udiv(half, I64(LANES))
+
+        def rotate(size: int, adjacent: int) -> Callable[[Any], None]:
+            def emit_pairs(index: Any) -> None:
+                offset = builder.mul(index, I64(FLOAT_BYTES * size))
+                start = builder.mul(offset, I64(2)) if adjacent else offset
+                first, out_first = builder.add(x, start), builder.add(out, start)
+                second, out_second = builder.add(first, far), builder.add(out_first, far)
+                tables = builder.add(cos, offset), builder.add(sin, offset)
+                places = first, second, out_first, out_second
+                _rotate(code, size, (*places, *tables, scale), adjacent == 1)
+
+            return emit_pairs
+
+        def emit_case(adjacent: int) -> None:
+            code.for_each(vectors, rotate(LANES, adjacent))
+            rest = builder.mul(vectors, I64(LANES))
+            code.for_each(half, rotate(1, adjacent), rest)
+
+        code.switch(traditional, range(2), emit_case)
+
+        def copy(index: Any) -> None:
+            offset = builder.mul(index, I64(FLOAT_BYTES))
+            code.store(code.load(builder.add(x, offset), kind=F32), builder.add(out, offset))
+
+        code.for_each(width, copy, builder.mul(half, I64(2)))
+        return context.get_dummy_value()
+
+    kinds = [*[types.int64] * 6, types.float32, types.int64]
+    return types.void(*kinds), emit
+
+
+@njit(**INNER)
+def _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first, end, out):  # type: ignore[no-untyped-def]
+    """Rotate the rows of the heads from ``first`` to ``end``."""
+    half, width = cos.shape[1], x.shape[1]
+    x_at, out_at = np.int64(x.ctypes.data), np.int64(out.ctypes.data)
+    cos_at, sin_at = np.int64(cos.ctypes.data), np.int64(sin.ctypes.data)
+    batch, head = first // heads, first % heads
+    for index in range(first, end):
+        at = FLOAT_BYTES * half * offsets[batch]
+        for row in range(index * length, (index + 1) * length):
+            place = FLOAT_BYTES * width * row
+            rotate_row(
+                x_at + place, out_at + place, cos_at + at, sin_at + at, half, width, scale,
+                traditional,
+            )  # fmt: skip
+            at += FLOAT_BYTES * half
+        head += 1
+        if head == heads:
+            batch, head = batch + 1, 0
 
 
 @thread_pool.kernel(
     "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
-    " boolean, float32[:, ::1])",
+    " int64, float32[:, ::1])",
     error_model="numpy",
 )
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
@@ -59,17 +150,14 @@ def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type
         needed = max(needed, offsets[b] + length)
     if needed > cos.shape[0]:
         return needed
+    count = offsets.size * heads
     if x.size < MIN_PARALLEL_NUMBERS:
-        for b in range(offsets.size):
-            for h in range(heads):
-                for t in range(length):
-                    row = (b * heads + h) * length + t
-                    rotate_row(x, row, cos, sin, offsets[b] + t, scale, traditional, out)
+        _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, 0, count, out)
     else:
-        for b in prange(offsets.size * heads):
-            for t in range(length):
-                at = offsets[b // heads] + t
-                rotate_row(x, b * length + t, cos, sin, at, scale, traditional, out)
+        parts = min(count, PARTS_PER_THREAD * num_threads())
+        for part in prange(parts):
+            first, end = count * part // parts, count * (part + 1) // parts
+            _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first, end, out)
     return 0
 
 

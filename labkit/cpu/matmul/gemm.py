@@ -76,7 +76,12 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
 
 @njit(**INNER)
 def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels."""
+    """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels.
+
+    ``out`` is flat: [M, N] of each matrix, one after another. ``columns[p]`` contains three numbers
+    for panel p: the number of columns of all preceding matrices, the number of columns of the
+    panel's own matrix, and the panel's first column in it.
+    """
     m, depth = x.shape
     panel_bytes = depth * PANEL_ROW_BYTES
     panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
@@ -92,41 +97,12 @@ def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignor
         panel_at += panel_bytes
 
 
-@thread_pool.kernel(
-    "void(float32[:, ::1], float32[:, :, ::1], float32[::1], int64[:, ::1], float32[::1])",
-    error_model="numpy",
-)
-def matmul(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] by all panels. ``out`` is flat: [M, N] of each matrix, one after another.
-
-    ``columns[p]`` contains three numbers for panel p: the number of columns of all preceding
-    matrices, the number of columns of the panel's own matrix, and the panel's first column in it.
-    """
-    m = x.shape[0]
-    step = ROW_PANELS if m == 1 else 1
-    groups = (panels.shape[0] + step - 1) // step
-    blocks = (m + BLOCK_ROWS - 1) // BLOCK_ROWS
-    if panels.size * (m + WEIGHT_COST) < MIN_PARALLEL_FMAS:
-        for task in range(blocks * groups):
-            multiply_panels(task % groups * step, task // groups, x, panels, bias, columns, out)
-    else:
-        for task in prange(blocks * groups):
-            multiply_panels(task % groups * step, task // groups, x, panels, bias, columns, out)
-
-
 @njit(**INNER)
 def take_packed_row(row, panels, out):  # type: ignore[no-untyped-def]
     """Copy a row of the packed matrix to ``out`` [K]."""
     panel, column = row // PANEL_COLUMNS, row % PANEL_COLUMNS
     for k in range(out.size):
         out[k] = panels[panel, k, column]
-
-
-@thread_pool.kernel("void(int64[::1], float32[:, :, ::1], float32[:, ::1])")
-def take(rows, panels, out):  # type: ignore[no-untyped-def]
-    """Copy the given rows of the packed matrix to ``out`` [len(rows), K]."""
-    for i in prange(rows.shape[0]):
-        take_packed_row(rows[i], panels, out[i])
 
 
 @thread_pool.kernel("void(float32[:, ::1], float32[:, :, ::1], int64)")

@@ -22,10 +22,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 
-from labkit.cpu.matmul.gemm import MIN_PARALLEL_FMAS, PANEL_COLUMNS, WEIGHT_COST
+from labkit.cpu.matmul.gemm import PANEL_COLUMNS
 from labkit.cpu.matmul.int8_microkernels import (
     FORMATS,
     TILE_ROWS,
@@ -42,7 +42,6 @@ from labkit.cpu.matmul.int8_microkernels import (
 from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS, call_function, compile_function
 from labkit.cpu.matmul.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
-from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
@@ -198,7 +197,11 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
 
 @njit(**INNER)
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Run one task of ``matmul``: a span or, with more than ``MAX_FUSED_ROWS`` rows, a panel."""
+    """Multiply quantised rows by a span or, if they are more than ``MAX_FUSED_ROWS``, by a panel.
+
+    ``functions`` and ``group_bytes`` are those of ``Int8Functions``. ``quantized`` is uint8
+    [M, row bytes]. ``columns`` and ``out`` are as in ``gemm.multiply_panels``.
+    """
     rows = quantized.shape[0]
     if rows <= MAX_SINGLE_ROWS:
         _multiply_span(task, functions, groups, quantized, spans, bias, columns, out)
@@ -206,34 +209,3 @@ def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, 
     panels = SPAN_PANELS if rows <= MAX_FUSED_ROWS else 1
     for panel in range(task * panels, (task + 1) * panels):
         _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bias, columns, out)
-
-
-@thread_pool.kernel(
-    "void(int64[::1], int64, int64, float32[:, ::1], uint8[:, ::1], uint8[:, ::1], float32[::1],"
-    " int64[:, ::1], float32[::1])",
-    error_model="numpy",
-)
-def matmul(functions, groups, group_bytes, x, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Quantise x [M, K] into ``quantized`` and multiply it by all spans.
-
-    ``functions`` and ``group_bytes`` are those of ``Int8Functions``. ``quantized`` is uint8
-    [M, row bytes]. ``bias``, ``columns`` and ``out`` are as in ``gemm.matmul``.
-    """
-    rows = x.shape[0]
-    if x.size < MIN_PARALLEL_NUMBERS:
-        for row in range(rows):
-            quantize_task(row, functions, groups, x, quantized)
-    else:
-        for row in prange(rows):
-            quantize_task(row, functions, groups, x, quantized)
-    tasks = spans.shape[0] if rows <= MAX_FUSED_ROWS else columns.shape[0]
-    if spans.shape[0] * SPAN_COLUMNS * x.shape[1] * (rows + WEIGHT_COST) < MIN_PARALLEL_FMAS:
-        for task in range(tasks):
-            multiply_task(
-                task, functions, groups, group_bytes, quantized, spans, bias, columns, out
-            )
-    else:
-        for task in prange(tasks):
-            multiply_task(
-                task, functions, groups, group_bytes, quantized, spans, bias, columns, out
-            )

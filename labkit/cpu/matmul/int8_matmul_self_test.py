@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
-from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions, matmul
+from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions
 from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
 from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS
 from labkit.cpu.matmul.low_precision_weights import (
@@ -21,8 +21,10 @@ from labkit.cpu.matmul.low_precision_weights import (
     SPAN_PANELS,
     QuantizedMatrix,
 )
+from labkit.cpu.matmul.product_units import int8_product
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
+from labkit.cpu.runtime.address_views import address_of
 
 Floats = NDArray[np.float32]
 _CHECKED_GROUPS = 3
@@ -73,7 +75,7 @@ def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
     return out
 
 
-def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
+def random_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     """Return random weights for the check, some of which are the largest integer of ``bits`` bits.
 
     The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full.
@@ -89,7 +91,7 @@ def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     return QuantizedMatrix(words, scales, biases, bits)
 
 
-def check_rows(depth: int) -> Floats:
+def random_rows(depth: int) -> Floats:
     """Return enough rows of activations [M, depth] for every path of the kernel.
 
     In some rows all activations are equal, so that their dot products with the largest weights are
@@ -114,18 +116,32 @@ def kernel_product(
     columns[:, 1], columns[:, 2] = width, np.arange(len(columns)) * PANEL_COLUMNS
     padded = np.zeros(len(columns) * PANEL_COLUMNS, np.float32)
     padded[:width] = bias
-    quantized = np.empty((len(x), functions.row_bytes(x.shape[1])), np.uint8)
+    addresses, depth = address_of(functions.addresses), x.shape[1]
+    constants = {
+        "functions": addresses,
+        "groups": groups,
+        "row_bytes": functions.row_bytes(depth),
+        "depth": depth,
+    }
+    weights = {
+        "weights": address_of(spans),
+        "span_bytes": spans.shape[1],
+        "group_bytes": functions.spec.panel_group_bytes,
+    }
+    shared = {
+        "bias": address_of(padded),
+        "columns": address_of(columns),
+        "num_panels": len(columns),
+        "out_width": width,
+    }
     out = np.empty((len(x), width), np.float32)
-    matmul(
-        *(functions.addresses, groups, functions.spec.panel_group_bytes),
-        *(x, quantized, spans, padded, columns, out.reshape(-1)),
-    )
+    int8_product(constants | shared, constants, weights)(x, out.reshape(-1))
     return out
 
 
 def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | None:
     """Return where the kernel differs from the reference, as text, or None if it does not."""
-    x = check_rows(matrix.shape[1])
+    x = random_rows(matrix.shape[1])
     bias = np.linspace(-1, 1, matrix.shape[0], dtype=np.float32)
     expected = multiply(x, matrix, bias)
     for rows in (1, MAX_SINGLE_ROWS + 1, MAX_FUSED_ROWS, len(x)):
@@ -147,7 +163,7 @@ def verify(element: str, bits: int, group_size: int) -> None:
     Raises ``Int8MismatchError`` if the bits differ. The message names the first wrong element.
     """
     mismatch = find_mismatch(
-        int8_functions(element, bits, group_size), check_matrix(element, bits, group_size)
+        int8_functions(element, bits, group_size), random_matrix(element, bits, group_size)
     )
     if mismatch is not None:
         raise Int8MismatchError(

@@ -39,10 +39,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, prange, types
+from numba import extending, njit, types
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul.dequantize_emitter import (
@@ -55,17 +54,14 @@ from labkit.cpu.matmul.dequantize_emitter import (
 )
 from labkit.cpu.matmul.gemm import (
     BLOCK_ROWS,
-    MIN_PARALLEL_FMAS,
     PANEL_COLUMNS,
-    WEIGHT_COST,
     multiply_panel,
 )
 from labkit.cpu.matmul.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.matmul.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
-from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.runtime.jit import c_function, intrinsic
 from labkit.cpu.runtime.linked_code import INNER
 from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
@@ -74,6 +70,7 @@ LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel
 MANTISSA_CONVERTED_BITS = (2, 3, 4)  # bits per integer for which mantissa conversion is faster
 # The compiled functions of a format, as indices of ``FormatFunctions.addresses``.
 ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
+NUM_FUNCTIONS = 5
 
 ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _HALVES = ("float16", "bfloat16")
@@ -291,7 +288,7 @@ def compile_function(function: Any, arguments: int, *constants: object) -> Any:
     # A unique name, because the linker would merge two functions of the same name that were
     # compiled by different processes and loaded from the cache.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
-    return numba.cfunc(types.void(*[types.int64] * arguments), cache=True)(function)
+    return c_function(types.void(*[types.int64] * arguments))(function)
 
 
 @intrinsic
@@ -371,32 +368,15 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
 
 @njit(**INNER)
 def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Run one task of ``matmul``: a span if x has at most ``MAX_FUSED_ROWS`` rows, else a panel."""
+    """Multiply x by a span if it has at most ``MAX_FUSED_ROWS`` rows, else by a panel.
+
+    ``functions`` is ``FormatFunctions.addresses``. A span consists of ``records`` records of
+    ``packs`` packs each. ``columns`` and ``out`` are as in ``gemm.multiply_panels``.
+    """
     if x.shape[0] <= MAX_FUSED_ROWS:
         _multiply_span(task, functions, records, packs, x, spans, bias, columns, out)
     else:
         _multiply_widened_panel(task, functions, records, packs, x, spans, bias, columns, out)
-
-
-@thread_pool.kernel(
-    "void(int64[::1], int64, int64, float32[:, ::1], uint8[:, ::1], float32[::1], int64[:, ::1],"
-    " float32[::1])",
-    error_model="numpy",
-)
-def matmul(functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] by all spans. ``bias``, ``columns`` and ``out`` are as in ``gemm.matmul``.
-
-    ``functions`` is ``FormatFunctions.addresses``. A span consists of ``records`` records of
-    ``packs`` packs each.
-    """
-    m = x.shape[0]
-    tasks = spans.shape[0] if m <= MAX_FUSED_ROWS else columns.shape[0]
-    if spans.shape[0] * SPAN_COLUMNS * x.shape[1] * (m + WEIGHT_COST) < MIN_PARALLEL_FMAS:
-        for task in range(tasks):
-            multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
-    else:
-        for task in prange(tasks):
-            multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
 
 
 @njit(**INNER)
@@ -410,13 +390,3 @@ def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-unt
     call_function(functions[WIDEN], WidenCall(span_at, records, packs, panel, widened_at))
     for k in range(out.size):
         out[k] = widened[k, column]
-
-
-@thread_pool.kernel(
-    "void(int64[::1], int64, int64, int64[::1], uint8[:, ::1], float32[:, ::1])",
-    error_model="numpy",
-)
-def take(functions, records, packs, rows, spans, out):  # type: ignore[no-untyped-def]
-    """Write the given rows of the matrix, widened to float32, to ``out`` [len(rows), K]."""
-    for i in prange(rows.shape[0]):
-        take_row(rows[i], functions, records, packs, spans, out[i])

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
 from labkit.cpu.matmul import int8_dot, int8_matmul, low_precision_matmul
-from labkit.cpu.matmul.gemm import PANEL_COLUMNS, matmul, pack_panels, take
+from labkit.cpu.matmul.gemm import PANEL_COLUMNS, pack_panels
 from labkit.cpu.matmul.low_precision_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,
     LowPrecisionMatrix,
     QuantizedMatrix,
 )
+from labkit.cpu.matmul.product_units import Product, int8_product, product
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
@@ -41,14 +42,8 @@ class PackedPanels(Protocol):
     def bytes(self) -> int:
         """Bytes of the packed weights."""
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices. The arguments are those of ``gemm.matmul``."""
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Write rows of the matrix, widened to float32, to ``out`` [len(rows), K].
-
-        There must be exactly one matrix.
-        """
+    def product(self, shared: dict[str, int]) -> Product:
+        """Return the product, for the parameters of its node that do not depend on the format."""
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node of a captured graph that does the work of ``multiply``.
@@ -87,13 +82,9 @@ class FloatPanels:
     def bytes(self) -> int:
         return self._panels.nbytes
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
-        matmul(x, self._panels, bias, columns, out)
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Copy rows of the matrix to ``out`` [len(rows), K]."""
-        take(rows, self._panels, out)
+    def product(self, shared: dict[str, int]) -> Product:
+        op, weights = self.matmul_node()
+        return product(op, shared | weights)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -139,13 +130,9 @@ class LowPrecisionPanels:
     def bytes(self) -> int:
         return self._spans.nbytes
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
-        low_precision_matmul.matmul(*self._arguments, x, self._spans, bias, columns, out)
-
-    def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Write rows of the matrix, widened, to ``out`` [len(rows), K]."""
-        low_precision_matmul.take(*self._arguments, rows, self._spans, out)
+    def product(self, shared: dict[str, int]) -> Product:
+        op, weights = self.matmul_node()
+        return product(op, shared | weights)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
@@ -191,21 +178,8 @@ class Int8Panels(LowPrecisionPanels):
         self._groups = self._depth // group_size
         self._functions = int8_matmul.int8_functions(element, bits, group_size)
 
-    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Quantise x [M, K], multiply it by all matrices, and write the results to ``out``."""
-        addresses, spec = self._functions.addresses, self._functions.spec
-        rows = np.empty((len(x), self._functions.row_bytes(self._depth)), np.uint8)
-        int8_matmul.matmul(
-            addresses,
-            self._groups,
-            spec.panel_group_bytes,
-            x,
-            rows,
-            self._spans,
-            bias,
-            columns,
-            out,
-        )
+    def product(self, shared: dict[str, int]) -> Product:
+        return int8_product(shared, self._quantize_params(), self.matmul_node()[1])
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         return graph_ops.INT8_MATMUL, {
@@ -225,12 +199,17 @@ class Int8Panels(LowPrecisionPanels):
             graph_ops.QUANTIZE,
             out,
             x=x,
-            depth=self._depth,
-            groups=self._groups,
-            row_bytes=row_bytes,
-            functions=address_of(self._functions.addresses),
+            **self._quantize_params(),
         )
         return out
+
+    def _quantize_params(self) -> dict[str, int]:
+        return {
+            "depth": self._depth,
+            "groups": self._groups,
+            "row_bytes": self._functions.row_bytes(self._depth),
+            "functions": address_of(self._functions.addresses),
+        }
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -271,8 +250,8 @@ class PackedLinear:
     """
 
     __slots__ = (
-        *("_bias", "_columns", "_panels", "activations", "depth", "total", "weight_format"),
-        "widths",
+        *("_bias", "_columns", "_multiply", "_panels", "_shared", "_take", "activations", "depth"),
+        *("total", "weight_format", "widths"),
     )
 
     def __init__(
@@ -309,6 +288,15 @@ class PackedLinear:
             for i in range(count):
                 self._columns[panel + i] = start, width, i * PANEL_COLUMNS
             start += width
+        self._shared = {
+            "depth": self.depth,
+            "bias": address_of(self._bias),
+            "columns": address_of(self._columns),
+            "num_panels": len(self._columns),
+            "out_width": self.total,
+        }
+        self._multiply = self._panels.product(self._shared)
+        self._take: Product | None = None
 
     @property
     def bytes(self) -> int:
@@ -322,15 +310,18 @@ class PackedLinear:
         """
         if isinstance(rows, TracedArray):
             return self._capture_take(rows)
-        flat = rows.ravel().astype(np.int64)
-        if flat.size and not 0 <= flat.min() <= flat.max() < self.total:
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.total:
             raise IndexError(
-                f"rows {flat.min()} to {flat.max()} are out of range: the matrix has {self.total} "
+                f"rows {rows.min()} to {rows.max()} are out of range: the matrix has {self.total} "
                 "rows"
             )
-        out = np.empty((len(flat), self.depth), np.float32)
-        self._panels.take(flat, out)
-        return out.reshape(*rows.shape, self.depth)
+        out = np.empty((*rows.shape, self.depth), np.float32)
+        if self._take is None:
+            op, weights = self._panels.embedding_node()
+            self._take = product(op, {"width": self.depth, **weights})
+        indices = np.ascontiguousarray(rows, np.int32).reshape(-1, 1)
+        self._take(indices.view(np.float32), out.reshape(-1))
+        return out
 
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
@@ -348,7 +339,7 @@ class PackedLinear:
         out = np.empty(rows * self.total, np.float32)
         clock = FORWARD_CLOCK.get()
         start = 0.0 if clock is None else time.perf_counter()
-        self._panels.multiply(x.reshape(rows, depth), self._bias, self._columns, out)
+        self._multiply(x.reshape(rows, depth), out)
         if clock is not None:
             clock.products += time.perf_counter() - start
         if len(self.widths) == 1:
@@ -372,11 +363,7 @@ class PackedLinear:
             op,
             out,
             x=self._panels.capture_input(x),
-            depth=self.depth,
-            bias=address_of(self._bias),
-            columns=address_of(self._columns),
-            num_panels=len(self._columns),
-            out_width=self.total,
+            **self._shared,
             **weights,
         )
         flat = out.reshape(-1)

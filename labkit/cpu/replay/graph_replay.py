@@ -17,12 +17,13 @@ from llvmlite import ir
 from numba import prange, types
 from numpy.typing import NDArray
 
-from labkit.cpu.attention.attention_intrinsics import call_body, take_ticket
+from labkit.cpu.attention.attention_intrinsics import take_ticket
 from labkit.cpu.attention.attention_launch import AttentionLaunch, run_decode_worker
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
-from labkit.cpu.layers.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candidates
+from labkit.cpu.layers.top_two_logits import CANDIDATE, MAX_PARTS, merge_candidates
+from labkit.cpu.matmul.low_precision_matmul import call_function
 from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import (
     LAUNCH_BYTES,
@@ -32,9 +33,9 @@ from labkit.cpu.replay.graph_attention_structs import (
 )
 from labkit.cpu.replay.graph_op_kernels import (
     attention_at,
-    compute_unit_address,
     greedy_at,
     num_units,
+    unit_address,
 )
 from labkit.cpu.runtime.address_views import (
     address_of,
@@ -56,7 +57,6 @@ GRAPH = np.dtype(
     [
         ("nodes", np.int64),  # array of ``graph_ops.NODE``; the last two are the logits and GREEDY
         ("num_nodes", np.int64),
-        ("compute_unit", np.int64),
         ("progress", np.int64),  # int64 [1 + num_nodes]: finished units, then each node's tickets
         ("token_ids", np.int64),  # int32 [rows]
         ("positions", np.int64),  # int32 [rows]
@@ -133,10 +133,8 @@ def _run_node(
     """Compute one unit of node ``i``. For an attention launch, ``unit`` is the worker's index."""
     node = node_at(graph.nodes + i * _NODE_BYTES)
     if node.op != graph_ops.ATTENTION:
-        call_body(
-            graph.compute_unit, node.op, node.params, unit, units, rows, attention.launches,
-            graph.slots,
-        )  # fmt: skip
+        arguments = node.op, node.params, unit, units, rows, attention.launches, graph.slots
+        call_function(node.unit, arguments)
         return
     number = attention_at(node.params).launch
     params = launch_at(attention.launches + number * LAUNCH_BYTES)
@@ -265,6 +263,9 @@ class ExecutableGraph:
         self._set_words()
         self._nodes = np.zeros(len(self._ops), graph_ops.NODE)
         self._nodes["op"] = self._ops
+        self._nodes["unit"] = [
+            0 if op == graph_ops.ATTENTION else unit_address(op) for op in self._ops
+        ]
         self._nodes["params"] = address_of(self._words) + graph_ops.WORD_BYTES * self._starts[:-1]
         self._progress = np.zeros(1 + len(self._ops), np.int64)
         self._began = np.zeros(len(self._ops), _TIMESPEC)
@@ -331,7 +332,6 @@ class ExecutableGraph:
         for name, array in arrays.items():
             struct[name] = address_of(array)
         struct["num_nodes"] = len(self._nodes)
-        struct["compute_unit"] = compute_unit_address()
         struct["vocabulary"] = self.captured.vocabulary
         return struct
 

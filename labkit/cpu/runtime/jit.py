@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import extending
+from numba import extending, types
 
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.linked_code import INNER
+from labkit.cpu.runtime.linked_code import INNER, CallerCompiler
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# ``numba.get_num_threads`` for kernels. numba's own has an address in it, so that a kernel that
+# calls it cannot be cached.
+num_threads = types.ExternalFunction("get_num_threads", types.intp())
 
 
 def inner(function: F) -> F:
@@ -22,6 +26,15 @@ def inner(function: F) -> F:
 def inlined(function: F) -> F:
     """Compile a function that kernels call, and force LLVM to inline it, which saves the call."""
     return cast(F, numba.njit(forceinline=True, **INNER)(function))
+
+
+def c_function(signature: Any) -> Callable[[F], Any]:
+    """Compile a C function, which kernels call by address, or load it from numba's cache."""
+    thread_pool.install()
+    compile_: Callable[[F], Any] = numba.cfunc(
+        signature, cache=True, pipeline_class=CallerCompiler, error_model="numpy"
+    )
+    return compile_
 
 
 def kernel(function: F) -> F:

@@ -2,8 +2,9 @@
 
 numba (0.68) optimises each function and makes machine code and two wrappers of it, although a
 function that only kernels call is linked into each of them as IR and optimised again. The
-functions of a parallel loop are treated alike. All that is left out here, which takes about
-half of the time. A function that is compiled so cannot be called from Python.
+functions of a parallel loop, and numba's own (``min``, ``carray``), are treated alike. All that is
+left out here, which takes about half of the time. A function that is compiled so cannot be called
+from Python.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import register_pass
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeParforLowering
 from numba.parfors.parfor import Parfor
 from numba.parfors.parfor_lowering import ParforLower
@@ -26,6 +28,7 @@ _LOOP_LIBRARIES = (
     "<numba.np.ufunc.wrappers._GufuncWrapper",
     "parallelgufuncwrapper",
 )
+_RUN_ALONE = ("nrt", "multi3")  # numba's runtime: libraries whose functions are called by address
 
 
 class _NoEnvironment:
@@ -64,34 +67,54 @@ class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba is untyped
         self._finalized = True
 
 
-class InnerCompiler(Compiler):  # type: ignore[misc]
-    """Compiles a function into a ``LinkedLibrary``."""
-
-    def define_pipelines(self) -> Any:
-        self.state.flags.no_cpython_wrapper = self.state.flags.no_cfunc_wrapper = True
-        name = self.state.func_id.func_qualname
-        self.state.library = LinkedLibrary(self.state.targetctx.codegen(), name)
-        return super().define_pipelines()
-
-
-INNER = {"error_model": "numpy", "pipeline_class": InnerCompiler}  # options of ``numba.njit``
-
-
 @contextmanager
-def _linked_loops(codegen: Any) -> Iterator[None]:
-    """Make numba create a ``LinkedLibrary`` for each part of a parallel loop."""
-    create = codegen.create_library
+def _linked_dependencies(codegen: Any) -> Iterator[None]:
+    """Make numba create a ``LinkedLibrary`` for each part of a loop, and for its own functions.
+
+    Python does not call these. It may call other functions that a kernel calls, those of a user.
+    """
+    before = codegen.create_library
 
     def create_library(name: str, **options: Any) -> Any:
-        if name.startswith(_LOOP_LIBRARIES):
+        flags = ConfigStack.top_or_none()
+        own = flags is not None and flags.no_cpython_wrapper and name not in _RUN_ALONE
+        if own or name.startswith(_LOOP_LIBRARIES):
             return LinkedLibrary(codegen, name, **options)
-        return create(name, **options)
+        return JITCodeLibrary(codegen, name, **options)
 
     codegen.create_library = create_library
     try:
         yield
     finally:
-        del codegen.create_library
+        codegen.create_library = before
+
+
+class CallerCompiler(Compiler):  # type: ignore[misc]
+    """Compiles a function into a library of its own, and what it calls into ``LinkedLibrary``."""
+
+    library_class: Any = JITCodeLibrary
+
+    def _compile_core(self) -> Any:
+        codegen = self.state.targetctx.codegen()
+        name = self.state.func_id.func_qualname
+        self.state.library = self.library_class(codegen, name)
+        if self.library_class is JITCodeLibrary:
+            self.state.library.enable_object_caching()
+        with _linked_dependencies(codegen):
+            return super()._compile_core()
+
+
+class InnerCompiler(CallerCompiler):
+    """Compiles a function into a ``LinkedLibrary``."""
+
+    library_class = LinkedLibrary
+
+    def define_pipelines(self) -> Any:
+        self.state.flags.no_cpython_wrapper = self.state.flags.no_cfunc_wrapper = True
+        return super().define_pipelines()
+
+
+INNER = {"error_model": "numpy", "pipeline_class": InnerCompiler}  # options of ``numba.njit``
 
 
 class _KernelLower(ParforLower):  # type: ignore[misc]
@@ -101,8 +124,7 @@ class _KernelLower(ParforLower):  # type: ignore[misc]
             return
         inst.flags = inst.flags.copy()
         inst.flags.no_cpython_wrapper = inst.flags.no_cfunc_wrapper = True
-        with _linked_loops(self.context.codegen()):
-            super().lower_inst(inst)
+        super().lower_inst(inst)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -114,7 +136,7 @@ class _KernelLowering(NativeParforLowering):  # type: ignore[misc]
         return _KernelLower
 
 
-class KernelCompiler(Compiler):  # type: ignore[misc]
+class KernelCompiler(CallerCompiler):
     """Compiles a kernel: a function with parallel loops that Python calls."""
 
     def define_pipelines(self) -> Any:

@@ -13,12 +13,13 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 from labkit.cpu.runtime import kernel_cache
 from labkit.cpu.runtime.linked_code import KernelCompiler
@@ -54,12 +55,12 @@ class PoolTuning:
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
 
-    ``*signature``: a numba signature. If it is given, the kernel is compiled when its module is
-    imported, otherwise at the first call. ``**options``: options of ``numba.njit``.
+    The kernel is compiled at its first call. ``*signature``: a numba signature. If it is given, the
+    kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
+    options of ``numba.njit``.
     """
-    install()
+    choose_layer()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
-        *signature,
         parallel=True,
         nogil=True,
         cache=True,
@@ -67,10 +68,42 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
         pipeline_class=KernelCompiler,
         **options,
     )
-    return compile_
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = compile_(function)
+        dispatcher.compile = partial(_compile, dispatcher.compile)
+        if signature:
+            dispatcher.precompile = partial(_compile_only, dispatcher, *signature)
+            dispatcher._compile_for_args = lambda *_: dispatcher.precompile()  # at the first call
+        return dispatcher
+
+    return decorate
 
 
-@cache
+def _compile(compile_: Callable[[Any], Any], signature: Any) -> Any:
+    """Compile a kernel, or load it from the cache. Both link it to the pool."""
+    install()
+    return compile_(signature)
+
+
+def _compile_only(dispatcher: Any, signature: str) -> Any:
+    """Compile a kernel with its signature, and return what Python calls."""
+    with global_compiler_lock:
+        if dispatcher._can_compile:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+    (compiled,) = dispatcher.overloads.values()
+    return compiled.entry_point
+
+
+def choose_layer() -> None:
+    """Make numba start its simplest threading layer, unless another is set or has started."""
+    if numba.config.THREADING_LAYER == "default":
+        # numba's own layer is still used to store the number of threads. Its threads only sleep.
+        numba.config.THREADING_LAYER = "workqueue"
+    numba.get_num_threads()
+
+
 def install() -> Pool:
     """Start the pool and make numba use it. Every call returns the same pool.
 
@@ -79,10 +112,13 @@ def install() -> Pool:
     numba's own threading layer. Raises ``OSError`` if the operating system refused memory or a
     thread.
     """
-    if numba.config.THREADING_LAYER == "default":
-        # numba's own layer is still used to store the number of threads. Its threads only sleep.
-        numba.config.THREADING_LAYER = "workqueue"
-    numba.get_num_threads()
+    with global_compiler_lock:
+        return _pool()
+
+
+@cache
+def _pool() -> Pool:
+    choose_layer()
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 

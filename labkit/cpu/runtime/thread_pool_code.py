@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.linked_code import InnerCompiler
+from labkit.cpu.runtime.linked_code import CallerCompiler, InnerCompiler
 
 POOL_SYMBOL = "labkit_pool"
 # Cores fetch pairs of cache lines, so words that different threads write are in different pairs.
@@ -76,17 +76,35 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 _chunk_size = types.ExternalFunction("get_parallel_chunksize", types.intp())
 
 
+def _pool_memory(builder: Any) -> Any:
+    symbol = builder.module.globals.get(POOL_SYMBOL)
+    if symbol is None:
+        symbol = ir.GlobalVariable(builder.module, _I64, POOL_SYMBOL)
+    return builder.ptrtoint(symbol, _I64)
+
+
+# Intrinsics, because numba would compile a function once for each constant.
 @intrinsic
-def _pool_memory(_typing):  # type: ignore[no-untyped-def]
-    """Return the address of the pool's memory."""
+def _address(_typing, word):  # type: ignore[no-untyped-def]
+    """Return the address of a word of the pool's memory."""
 
-    def emit(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        symbol = builder.module.globals.get(POOL_SYMBOL)
-        if symbol is None:
-            symbol = ir.GlobalVariable(builder.module, _I64, POOL_SYMBOL)
-        return builder.ptrtoint(symbol, _I64)
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.add(_pool_memory(builder), builder.mul(arguments[0], _I64(8)))
 
-    return types.intp(), emit
+    return types.intp(types.intp), emit
+
+
+@intrinsic
+def _worker_address(_typing, k, word):  # type: ignore[no-untyped-def]
+    """Return the address of a word of worker k. Workers are numbered from 1."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        k, word = arguments
+        first = builder.mul(builder.sub(k, _I64(1)), _I64(8 * WORKER_WORDS))
+        offset = builder.add(builder.mul(word, _I64(8)), _I64(8 * FIRST_WORKER))
+        return builder.add(_pool_memory(builder), builder.add(first, offset))
+
+    return types.intp(types.intp, types.intp), emit
 
 
 @intrinsic
@@ -204,17 +222,6 @@ def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignor
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5), emit
-
-
-@njit(pipeline_class=InnerCompiler)
-def _address(word):  # type: ignore[no-untyped-def]
-    return _pool_memory() + 8 * word
-
-
-@njit(pipeline_class=InnerCompiler)
-def _worker_address(k, word):  # type: ignore[no-untyped-def]
-    """Return the address of a word of worker k. Workers are numbered from 1."""
-    return _address(FIRST_WORKER + (k - 1) * WORKER_WORDS + word)
 
 
 @njit(pipeline_class=InnerCompiler)
@@ -351,7 +358,7 @@ def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
     _mutex_unlock(_worker_address(k, OWN_LOCK))
 
 
-@cfunc("intp(intp)", cache=True)
+@cfunc("intp(intp)", cache=True, pipeline_class=CallerCompiler)
 def worker(k):  # type: ignore[no-untyped-def]
     """Run worker k (numbered from 1) until the pool closes. Started by ``pthread_create``."""
     _store_atomic(_worker_address(k, IDENTITY), _pthread_self())
@@ -361,7 +368,11 @@ def worker(k):  # type: ignore[no-untyped-def]
     return 0
 
 
-@cfunc("void(intp, intp, intp, intp, intp, intp, intp, intp)", cache=True)
+@cfunc(
+    "void(intp, intp, intp, intp, intp, intp, intp, intp)",
+    cache=True,
+    pipeline_class=CallerCompiler,
+)
 def parallel_for(function, arguments, dimensions, steps, data, rank, count, threads):  # type: ignore[no-untyped-def]
     """Run numba's loop ``function`` over ``dimensions[0]`` units, on up to ``threads`` threads.
 
@@ -391,7 +402,7 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
     _store_atomic(_address(BUSY), 0)
 
 
-@cfunc("intp()", cache=True)
+@cfunc("intp()", cache=True, pipeline_class=CallerCompiler)
 def thread_id():  # type: ignore[no-untyped-def]
     """Return the number of the calling worker (from 1), or 0 for a thread that is not a worker."""
     identity = _pthread_self()
@@ -416,7 +427,7 @@ def _longest_axis(axes, starts, ends):  # type: ignore[no-untyped-def]
     return longest
 
 
-@cfunc("intp(intp, intp, intp, intp)", cache=True)
+@cfunc("intp(intp, intp, intp, intp)", cache=True, pipeline_class=CallerCompiler)
 def num_units(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
     """Return the number of units into which a range of indices is divided.
 
@@ -429,7 +440,7 @@ def num_units(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
     return max(1, min(extent, units))
 
 
-@cfunc("intp(intp, intp, intp, intp, intp, intp)", cache=True)
+@cfunc("intp(intp, intp, intp, intp, intp, intp)", cache=True, pipeline_class=CallerCompiler)
 def divide_range(axes, starts, ends, count, schedule, _debug):  # type: ignore[no-untyped-def]
     """Divide a range into ``count`` units and write them to ``schedule``.
 

@@ -279,14 +279,14 @@ class Emitter:
             return vectors
         return self.builder.udiv(vectors, I64(block_vectors))
 
-    def for_each(self, vectors: Any, emit_body: Callable[[Any], None]) -> None:
-        """Emit a loop of ``emit_body(index)`` for the indices from 0 to ``vectors`` (exclusive)."""
+    def for_each(self, end: Any, emit_body: Callable[[Any], None], start: Any = None) -> None:
+        """Emit a loop of ``emit_body(index)`` for the indices from ``start`` (0) to ``end``."""
 
         def emit(index: Any, carried: list[Any]) -> list[Any]:
             emit_body(index)
             return carried
 
-        self.loop(vectors, emit)
+        self.loop(end, emit, start=start)
 
     def switch(self, value: Any, cases: Sequence[int], emit_case: Callable[[int], None]) -> None:
         """Emit a branch on ``value`` to the code of ``emit_case(case)`` for each of ``cases``.

@@ -162,7 +162,7 @@ def build(
 
     Raises ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
     """
-    query_lens = _check_batch(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
+    query_lens = _query_lens(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
     lookup, build_us = resolver.lookup(cu, lens)
@@ -208,7 +208,7 @@ def _slots(
     return block_tables[sequence, block].astype(np.int64) * block_size + offset
 
 
-def _check_batch(
+def _query_lens(
     block_tables: Int32Array,
     seq_lens: Int32Array,
     cu_seqlens_q: Int32Array,

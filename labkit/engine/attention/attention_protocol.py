@@ -81,11 +81,9 @@ class NoAttention:
     arrays: Literal["any"] = "any"
 
     def bind(self, layer: int, **_options: Any) -> None:
-        """Raise ``ValueError``, because there is no such layer."""
         raise ValueError(f"layer {layer}: the model has no layers with keys and values")
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Raise ``ValueError``, because there is no such layer."""
         raise ValueError(f"layer {layer}: the model has no layers with keys and values")
 
     def report(self, metadata: Any) -> Reports:

@@ -97,7 +97,6 @@ class PagedBackend:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Set the constants of a layer; see ``Attention.bind``."""
         pool, shape = self.keys[layer], self.shapes[layer]
         input_validation.check_layer(
             shape, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
@@ -199,7 +198,6 @@ class PagedBackend:
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self.bound_layer(layer)
         input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:
@@ -225,7 +223,7 @@ class PagedBackend:
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Sum the launches since the last report; see ``Attention.report``."""
+        """Take the launches since the last report out of the metadata, and sum them."""
         return launch_report.merge_reports(metadata.drain_launches())
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.engine.attention.grouped_attention import GroupedAttention
+from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_manager import (
     BlockTable,
@@ -140,7 +140,7 @@ def create(
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
     for backend in backends:
         backend.advances_metadata = True
-    attention = GroupedAttention(backends, [places[i] for i in range(len(shapes))])
+    attention = CacheGroupAttention(backends, [places[i] for i in range(len(shapes))])
     manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
     return KVCache(manager, WindowedMemory(attention))
 
@@ -276,7 +276,7 @@ class WindowedKVCacheManager(KVCacheManager):
 class WindowedMemory:
     """The pools of all groups; see ``KVMemory``."""
 
-    def __init__(self, attention: GroupedAttention) -> None:
+    def __init__(self, attention: CacheGroupAttention) -> None:
         self.attention = attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:

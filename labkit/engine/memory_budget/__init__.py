@@ -88,7 +88,7 @@ def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
     return bits * model.kv_bytes_per_token // (8 * model_footprint.FLOAT32_BYTES)
 
 
-def check(experiment: config.Experiment) -> BudgetDecision | None:
+def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
     Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also

@@ -165,7 +165,7 @@ class MemoryCeiling:
     """The bytes that a policy allows for weights, activations and pool together."""
 
     bytes: int
-    refuse: Callable[[int], BudgetRefusal]  # builds the refusal of a pool of that many blocks
+    refusal: Callable[[int], BudgetRefusal]  # of a pool of that many blocks
     blocks: int | None = None  # the requested pool; None: as many blocks as fit
     free: int | None = None  # bytes free now; None: the policy does not check free memory
     with_activations: bool = True  # whether the policy subtracts the activations
@@ -187,7 +187,7 @@ def apply_ceiling(
     blocks = max_blocks if ceiling.blocks is None else ceiling.blocks
     is_free = ceiling.free is None or ceiling.bytes <= ceiling.free
     if not (is_free and min_blocks <= blocks <= max_blocks):
-        return ceiling.refuse(blocks)
+        return ceiling.refusal(blocks)
     fixed = inputs.fixed_parts(with_activations=ceiling.with_activations)
     return BudgetDecision(
         policy=inputs.policy,

@@ -42,7 +42,7 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
     given, total = inputs.budget.blocks, inputs.machine.total
     blocks = inputs.budget.bytes // inputs.block_bytes if given is None else given
 
-    def refuse(_blocks: int) -> BudgetRefusal:
+    def refusal(_blocks: int) -> BudgetRefusal:
         too_small, max_blocks = blocks < MIN_EXPLICIT_BLOCKS, inputs.blocks_under(total)
         smallest = MemoryPart("two KV blocks", MIN_EXPLICIT_BLOCKS * inputs.block_bytes)
         pool = smallest if too_small else inputs.pool_part(blocks)
@@ -63,7 +63,7 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
             missing=inputs.fixed_bytes() + smallest.bytes - total,
         )
 
-    return MemoryCeiling(total, refuse, blocks=blocks)
+    return MemoryCeiling(total, refusal, blocks=blocks)
 
 
 def fraction(inputs: PolicyInputs) -> MemoryCeiling:
@@ -141,7 +141,7 @@ def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
         option = f"engine.budget.policy=llamacpp (n_ctx={context}, the model's own)"
         blocks = 0 if context is None else -(-context // inputs.block_size) + 1
 
-    def refuse(_blocks: int) -> BudgetRefusal:
+    def refusal(_blocks: int) -> BudgetRefusal:
         max_blocks = inputs.blocks_under(working_set)
         pool = inputs.pool_part(max(blocks, MIN_EXPLICIT_BLOCKS))
         need = inputs.fixed_bytes() + pool.bytes
@@ -160,7 +160,7 @@ def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
             missing=need - working_set,
         )
 
-    return MemoryCeiling(working_set, refuse, blocks=blocks)
+    return MemoryCeiling(working_set, refusal, blocks=blocks)
 
 
 def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
@@ -175,7 +175,7 @@ def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
     reserve = next(tiers, MAX_RESERVE_GIB) * GIB
     ceiling = max(0, total - reserve)
 
-    def refuse(_blocks: int) -> BudgetRefusal:
+    def refusal(_blocks: int) -> BudgetRefusal:
         smallest = inputs.pool_part(MIN_AUTO_BLOCKS)
         missing = inputs.fixed_bytes() + smallest.bytes - total
         instead = ("engine.budget.policy", "fixed"), ("engine.budget.blocks", MIN_AUTO_BLOCKS)
@@ -186,7 +186,7 @@ def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
         settings: tuple[Setting, ...] = instead if missing <= 0 else ()
         return make_refusal(inputs, problem, smallest, settings=settings, missing=missing)
 
-    return MemoryCeiling(ceiling, refuse)
+    return MemoryCeiling(ceiling, refusal)
 
 
 def free_memory(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
@@ -242,7 +242,7 @@ def _fraction_of(
     """
     share = int(base * inputs.fraction)
 
-    def refuse(blocks: int) -> BudgetRefusal:
+    def refusal(blocks: int) -> BudgetRefusal:
         too_small, smallest = blocks < MIN_AUTO_BLOCKS, inputs.pool_part(MIN_AUTO_BLOCKS)
         need = inputs.fixed_bytes(with_activations=with_activations) + smallest.bytes - loaded
         limit = base if free is None else min(base, free - inputs.machine.slack)
@@ -263,7 +263,7 @@ def _fraction_of(
             with_activations=with_activations,
         )
 
-    return MemoryCeiling(loaded + share, refuse, free=free, with_activations=with_activations)
+    return MemoryCeiling(loaded + share, refusal, free=free, with_activations=with_activations)
 
 
 def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:

@@ -80,15 +80,17 @@ def from_model(
 def from_shape(
     shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
 ) -> ModelFootprint:
-    """Return the footprint of a float32 model built from ``shape``, with an untied head."""
-    from labkit.models.synthetic import synthetic_shapes
+    """Return the footprint of a model built in float32 from ``shape``, and cast to ``cast_dtype``.
+
+    Keys and values stay float32, and the head is untied.
+    """
     from labkit.models.synthetic import synthetic_shapes as sizes
 
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     cached = 2 * keys
     if shape.kv_lora_rank is not None:
-        cached = keys = synthetic_shapes.latent_dim(shape)
+        cached = keys = sizes.latent_dim(shape)
         queries = shape.num_heads * cached
     inner = shape.intermediate_size * (1 if shape.num_experts is None else sizes.EXPERTS_PER_TOKEN)
     weights = sizes.num_weights(shape)

@@ -19,7 +19,8 @@ from labkit.engine.model.gguf_block_layers import (
     mlx_layer,
 )
 
-Multiply = Callable[[mx.array, mx.array], mx.array]
+Multiply = Callable[[mx.array, Any], mx.array]  # of x and a layer
+SLAB_BYTES = 1 << 24
 
 QUANTIZED_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding, BlockLinear, BlockEmbedding)
 # The layers whose weights a forward on NumPy arrays reads in the stored dtype.
@@ -86,17 +87,25 @@ def _float_layer(layer: Any) -> Any:
     return float_layer
 
 
-def mlx_product(x: mx.array, weight: mx.array) -> mx.array:
+def mlx_product(x: mx.array, layer: Any) -> mx.array:
     """Return x [..., K] @ weight [N, K].T as a lazy array."""
-    return x @ weight.T
+    return x @ dequantized_weight(layer).T
 
 
-def numpy_product(x: mx.array, weight: mx.array) -> mx.array:
+def numpy_product(x: mx.array, layer: Any) -> mx.array:
     """Return x [..., K] @ weight [N, K].T, computed immediately by NumPy's BLAS.
 
-    This may be twenty times as fast as the BLAS that MLX was built with.
+    This may be twenty times as fast as the BLAS that MLX was built with. A weight is dequantised in
+    slabs of ``SLAB_BYTES``: that of a vocabulary would be the largest array of a process.
     """
-    return mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(weight).T)
+    rows = np.asarray(x.astype(mx.float32))
+    count, depth = dequantized_weight(layer).shape
+    out = np.empty((*rows.shape[:-1], count), np.float32)
+    step = max(1, SLAB_BYTES // (4 * depth))
+    for first in range(0, count, step):
+        slab = _dequantized_rows(layer, slice(first, first + step))
+        out[..., first : first + step] = rows @ np.asarray(slab).T
+    return mx.array(out)
 
 
 @contextmanager
@@ -147,4 +156,4 @@ class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
         return out + self.layer["bias"] if "bias" in self.layer else out
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return self._multiply(x, self.weight)
+        return self._multiply(x, self.layer)

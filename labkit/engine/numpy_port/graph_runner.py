@@ -11,9 +11,9 @@ import numpy as np
 from labkit.cpu.capture.graph_capture import CapturedGraph, GraphCapture
 from labkit.cpu.capture.traced_array import NotCapturable
 from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
+from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
 from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
-from labkit.engine.attention.grouped_attention import GroupedAttention
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.sampling.lazy_logits import GreedyLogits
@@ -59,7 +59,7 @@ class GraphRunner:
 
         The counters of the attention launches are added to ``counters`` when these are next read.
         If a stamp is wrong or a layer has a sliding window, the launches are appended to
-        ``metadata.launches`` instead, for ``packed_forward.check_launches``.
+        ``metadata.launches`` instead, for ``packed_forward.count_launches``.
         """
         rows, graph = len(batch.tokens), self._graph
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
@@ -90,7 +90,7 @@ def replay_obstacle(attention: Any) -> str | None:
     """
     if type(attention) is CpuBackend:
         return None
-    if isinstance(attention, GroupedAttention):
+    if isinstance(attention, CacheGroupAttention):
         return "a captured graph has one block table, and engine.kv.window_pools=true has several"
     return (
         "only engine.attention.backend=fused on engine.attention.device=cpu is captured, and the "

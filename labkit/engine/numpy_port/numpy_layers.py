@@ -208,7 +208,6 @@ class Embedding:
         return self._table.take(ids, axis=0)
 
     def _capture(self, ids: TracedArray, table: Array) -> Any:
-        """Add a lookup to the graph that is being captured."""
         capture, (rows, width) = ids.capture, table.shape
         capture.keep(table)
         capture.vocabulary = min(capture.vocabulary, rows)

@@ -83,7 +83,6 @@ class HttpClient:
         self._watch_task = asyncio.run_coroutine_threadsafe(self._watch_streams(), self._loop)
 
     def _run(self, coroutine: Awaitable[T]) -> T:
-        """Run a coroutine on the loop and return its result."""
 
         async def wrapper() -> T:
             return await coroutine

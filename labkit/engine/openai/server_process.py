@@ -228,7 +228,6 @@ def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
 
 
 def _require_listener(url: str) -> None:
-    """Raise ``EngineError`` if no server listens at ``url``."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -227,7 +227,6 @@ def _start_rank(
 
 
 def _check_same_barrier(replies: Sequence[Any]) -> None:
-    """Raise ``RankError`` unless all ranks wait at the same barrier."""
     barriers = [
         reply.name if isinstance(reply, BarrierArrival) else "nothing to compute"
         for reply in replies

@@ -67,7 +67,6 @@ class RankWorker:
             raise RankShutdown from None
 
     def _wait_at(self, barrier: str) -> None:
-        """Wait until all ranks have reached ``barrier``."""
         self._pipe.send(BarrierArrival(barrier))
         if not isinstance(self._receive(), BarrierRelease):
             raise RankShutdown

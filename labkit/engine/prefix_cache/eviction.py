@@ -77,11 +77,16 @@ def create(name: str) -> EvictionPolicy:
 
 
 class EvictionOrder(Generic[Entry]):
-    """The idle entries of a prefix cache, in the order of eviction."""
+    """The idle entries of a prefix cache, in the order of eviction.
+
+    If the policy, a user's class, fails, the memory is released all the same: the entries to come
+    are ordered by their release, and :meth:`raise_failure` raises the exception.
+    """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.name = policy.name
         self._key = policy.eviction_key
+        self._failure: Exception | None = None
         self._places: dict[Entry, tuple[float, int]] = {}
         # Entries that are no longer idle stay in the heap until they reach its top.
         self._heap: list[tuple[float, int, Entry]] = []
@@ -108,7 +113,11 @@ class EvictionOrder(Generic[Entry]):
 
     def add(self, entry: Entry, prefix: IdlePrefix, floor: float) -> float:
         """Add an entry that became idle, and return its key, which is at least ``floor``."""
-        key = max(self._key(prefix), floor)
+        key = floor
+        try:
+            key = max(self._key(prefix), floor)
+        except Exception as error:
+            self._failure, self._key = error, lambda prefix: -math.inf
         self._num_added += 1
         self._places[entry] = key, self._num_added
         heappush(self._heap, (key, self._num_added, entry))
@@ -116,6 +125,12 @@ class EvictionOrder(Generic[Entry]):
             self._heap = [(*place, one) for one, place in self._places.items()]
             heapify(self._heap)
         return key
+
+    def raise_failure(self) -> None:
+        """Raise the exception of the policy, if it failed since the last call."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry, if it is idle."""

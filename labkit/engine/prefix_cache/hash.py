@@ -140,6 +140,7 @@ class HashPrefixCache(PrefixCache):
                 prefix = IdlePrefix(length, entry.num_uses, self._num_releases)
                 key, parent = self._idle.add(entry, prefix, entry.floor), chain[index - 1][0]
                 parent.floor = max(parent.floor, key) if index else parent.floor
+        self._idle.raise_failure()
 
     def _promote_copy(self, entry: CachedBlock) -> None:
         """Evict an entry's unused block, and cache its first copy instead.

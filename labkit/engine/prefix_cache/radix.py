@@ -174,6 +174,7 @@ class RadixPrefixCache(PrefixCache):
                 assert parent is not None
                 parent.floor = max(parent.floor, key)
             depth -= len(node.blocks)
+        self._idle.raise_failure()
 
     def evict(self, count: int) -> None:
         """Evict ``count`` blocks from the ends of the first nodes; see ``PrefixCache``."""

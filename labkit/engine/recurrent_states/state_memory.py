@@ -207,7 +207,6 @@ class StateMemory:
         return group, firsts[:, None] + np.arange(num_tokens + num_drafts)
 
     def _gather(self, slots: tuple[StateSlot, ...]) -> States:
-        """Return the states of ``slots`` as one batch of arrays."""
         places = [self._places.get(slot) for slot in slots]
         batch = places[0][0] if places[0] is not None else None
         if batch is not None and batch.slots == slots:

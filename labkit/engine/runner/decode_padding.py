@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
 from labkit.config import DecodeShape
 from labkit.engine.batch import Batch, with_padding
 from labkit.engine.engine_protocol import Counters
+from labkit.engine.request import RequestState
 
 # Each function returns the rows of a step of pure decodes: ``needed`` or more, up to ``capacity``.
 # A padding row is a sequence that belongs to no request: token 0 at position 0, written to the
@@ -59,7 +61,8 @@ class DecodePadding:
     ``shape.new`` is the number of steps with a new shape, and ``shape.reused`` the number of steps
     whose shape was seen before: an engine that caches a graph per shape could replay one.
     ``shape.repeated`` is the number of steps with the shape of the previous step: an engine that
-    keeps only the last graph could replay it.
+    keeps only the last graph could replay it. ``shape.same_requests`` counts those of them with the
+    same requests in the same rows, which llama.cpp asks for, too.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class DecodePadding:
         self._counters = counters
         self._seen: set[tuple[int, int]] = set()
         self._last: tuple[int, int] | None = None
+        self._requests: tuple[RequestState, ...] = ()
 
     def pad(self, batch: Batch) -> Batch:
         """Return the batch with padding rows added. A batch with prefill is returned unchanged."""
@@ -81,13 +85,18 @@ class DecodePadding:
                 batch = with_padding(batch, rows - needed)
             self._counters.add(self._counter)
         key = (len(batch.tokens), len(batch.logit_rows))
+        repeated, requests = key == self._last, batch.sampling
+        same = len(requests) == len(self._requests) and all(
+            map(operator.is_, requests, self._requests)
+        )
         self._counters.add_all(
             {
                 "shape.reused" if key in self._seen else "shape.new": 1,
-                "shape.repeated": key == self._last,
+                "shape.repeated": repeated,
+                "shape.same_requests": repeated and same,
                 "tokens.padded": batch.padding,
             }
         )
         self._seen.add(key)
-        self._last = key
+        self._last, self._requests = key, requests
         return batch

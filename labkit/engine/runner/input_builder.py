@@ -41,7 +41,7 @@ def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
 
 
 def stack_window_tables(tables: Sequence[BlockTable]) -> tuple[Ints, ...]:
-    """Return ``stack_block_tables`` for each group of layers with a window and its own pool."""
+    """Return the block tables of each window's pool, stacked as by ``stack_block_tables``."""
     groups = zip(*(table.windows for table in tables), strict=True)
     return tuple(_stack(blocks) for blocks in groups)
 

@@ -95,11 +95,17 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
     with dequantized_on_use(model, numpy_product) if as_stored else nullcontext(), single_thread():
         logits = _all_logits(model, sequences)
-    for array in (*sequences, *logits):
-        array.flags.writeable = False  # engines share them (ExpectedLogitsCache)
-    return ExpectedLogits(
+    expected = ExpectedLogits(
         shapes.attention, shapes.states, shapes.mixers, shapes.dtype, sequences, logits, steps
     )
+    freeze(expected)
+    return expected
+
+
+def freeze(expected: ExpectedLogits) -> None:
+    """Make the arrays read-only, because engines share them (``ExpectedLogitsCache``)."""
+    for array in (*expected.sequences, *expected.logits):
+        array.flags.writeable = False
 
 
 class ExpectedLogitsCache:
@@ -122,7 +128,7 @@ class ExpectedLogitsCache:
         ``loading`` are the options with which the model is loaded. Logits that were cached before
         one of the model's files was written or replaced are not used.
         """
-        key = (_file_states(model_dir), *loading)
+        key = (file_states(model_dir), *loading)
         with self._lock:
             known = self._logits.pop(key, None)
         expected = compute() if known is None else known
@@ -133,7 +139,7 @@ class ExpectedLogitsCache:
         return expected
 
 
-def _file_states(model_dir: Path) -> tuple[tuple[Any, ...], ...]:
+def file_states(model_dir: Path) -> tuple[tuple[Any, ...], ...]:
     """Return the paths and states of the files of a model."""
     files = [model_dir / "config.json", *sorted(model_dir.glob("model*.safetensors"))]
     return tuple((file.resolve(), file_state(file)) for file in files)

@@ -139,7 +139,7 @@ class PackedForward:
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
                 rows.greedy()
-            check_launches(attention, metadata, counters)
+            count_launches(attention, metadata, counters)
             counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return rows
 
@@ -193,7 +193,6 @@ class PackedForward:
         return logits
 
     def _array(self, array: Any) -> Any:
-        """Convert a NumPy array to the model's kind of array."""
         if self.name == "numpy":
             return array
         import mlx.core as mx
@@ -232,8 +231,8 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
         mx.eval(arrays)
 
 
-def check_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
-    """Check the stamps of the layers' attention launches, and add their counters.
+def count_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
+    """Add the counters of the layers' attention launches, and check their stamps.
 
     Raises ``StaleLaunchError`` if a kernel wrote the stamp of another launch, so its output may be
     that launch's.

@@ -8,6 +8,7 @@ weights included.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.model_loader import LoadedModel, load_model
-from labkit.engine.runner import logits_self_test
+from labkit.engine.runner import logits_self_test, stored_logits
 from labkit.engine.runner.logits_self_test import ExpectedLogits
 from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
 from labkit.machine.facts import memory_capacity
@@ -60,14 +61,18 @@ class SharedModels:
         first_layer: int = 0,
         compiled: bool = False,
         activations: Activations = Activations.float32,
+        wait_for_kernels: Callable[[], None] = lambda: None,
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
         ``block_size``: tokens per KV block, for the self-test's sequences. ``dtype``,
         ``matrix_storage``, ``layers``: see ``model_loader.load_model``. ``device``,
-        ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``. A model with
-        compiled blocks is not shared, because the blocks count their calls for one engine.
+        ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``.
+        ``wait_for_kernels`` is called before that. A model with compiled blocks is not shared,
+        because the blocks count their calls for one engine.
         """
+        import mlx.core as mx
+
         weights = (model_dir, layers, dtype, matrix_storage)
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
@@ -76,12 +81,14 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
+            compute = functools.partial(logits_self_test.compute_expected, fresh, block_size)
             self._expected[expected_key] = logits_self_test.EXPECTED_LOGITS.get(
                 model_dir,
                 expected_key,
-                functools.partial(logits_self_test.compute_expected, fresh, block_size),
+                functools.partial(stored_logits.get, model_dir, fresh.model, expected_key, compute),
             )
         expected = self._expected[expected_key]
+        wait_for_kernels()
         if prepared is not None:
             return PreparedModel(prepared.loaded, prepared.choice, expected)
         assert fresh is not None
@@ -105,7 +112,9 @@ class SharedModels:
             activations=activations,
             mixers=expected.mixers,
         )
-        memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied
+        # Free dequantised weights, and MLX weights that were copied, which MLX keeps for reuse.
+        mx.clear_cache()
+        memory_capacity.trim_heap()
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._prepared[key] = prepared

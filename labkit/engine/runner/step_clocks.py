@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu.runtime.forward_clock import ForwardClock
 from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
-from labkit.engine.engine_step import StepParts
 from labkit.engine.runner.model_runner import AsyncStepLauncher, ModelRunner, StepLauncher
+from labkit.engine.step_loop import StepParts
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
@@ -214,7 +214,6 @@ class ClockedEngine:
         self._end: float | None = None
 
     def step(self) -> list[TokenEvent]:
-        """Run a step of the engine; see ``InferenceEngine``."""
         start = self._clock() if self._end is None else self._end
         self._clocks.begin_step()
         events = self._engine.step()

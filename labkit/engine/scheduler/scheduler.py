@@ -15,7 +15,7 @@ A step with the default options (the alternatives are in ``scheduling_policies``
     def schedule(request):
         tokens = min(pending tokens of request, budget)
         while the request's KV memory is short:    # reservation=optimistic only
-            preempt the last in the queue's order, back to waiting
+            preempt the one with the largest preemption key: it waits again
         budget -= tokens
 
 A prompt that does not fit the budget takes several steps. With ``max_num_batched_tokens=8``,
@@ -31,7 +31,7 @@ Invariants, each pinned by a test:
   tokens, and a chunk samples iff it reaches the last known token. Its ``Phase`` is derived from
   these numbers anew in every step.
 - A request has KV memory for every token that a step computes for it. If no memory is free, the
-  running request that is last in the queue's order is preempted: it waits again and keeps its token
+  running request with the largest preemption key is preempted: it waits again and keeps its token
   ids.
 - Finish, abort and preempt share one release path. The result of a request that no longer runs is
   dropped.
@@ -101,7 +101,7 @@ class Scheduler:
         decided = step.decisions()
         if decided is not None:
             scheduling_policies.count_decisions(self.counts, self._policies, decided)
-        return step.launch()
+        return step.finish()
 
     def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
         """Return the order of the phases: the option's, unless the queue has one of its own."""
@@ -110,8 +110,10 @@ class Scheduler:
         if prefills_first is None:
             return usual
         decodes, prefills = map(len, step.pending)
-        first = Phase(prefills_first(decodes, prefills, len(self._waiting)))
-        own = first, Phase(not first)
+        if prefills_first(decodes, prefills, len(self._waiting)):
+            own = Phase.prefill, Phase.decode
+        else:
+            own = Phase.decode, Phase.prefill
         step.num_by_queue += own != usual
         return own
 
@@ -244,9 +246,9 @@ class Scheduler:
                 record_scored(state, scored[state.request_id])
             if not chunk.samples:
                 continue
-            results = sampled[state.request_id]
-            events += append_sampled(state, results, self._eos_token_ids)
-            reason = events[-1].finish_reason
+            own = append_sampled(state, sampled[state.request_id], self._eos_token_ids)
+            events += own
+            reason = own[-1].finish_reason
             if reason is not None:
                 failed = reason == "error"
                 self._end(state, "requests.sampling_failed" if failed else "requests.finished")
@@ -288,9 +290,11 @@ class Scheduler:
         """
         if self.is_running(request_id):
             state = self._live[request_id]
-            self._release(state)
-            state.preempt()
-            self._waiting.add(state)
+            try:
+                self._release(state)
+            finally:  # a user's eviction policy may fail
+                state.preempt()
+                self._waiting.add(state)
             self.counts.add("preemptions")
 
     def close(self) -> None:
@@ -300,9 +304,11 @@ class Scheduler:
 
     def _end(self, state: RequestState, counter: str) -> None:
         """Release a live request and forget it. ``counter`` counts why it ended."""
-        self._release(state)
-        state.status = RequestStatus.finished
-        del self._live[state.request_id]
+        try:
+            self._release(state)
+        finally:
+            state.status = RequestStatus.finished
+            del self._live[state.request_id]
         self.counts.add(counter)
 
     def _release(self, state: RequestState) -> None:

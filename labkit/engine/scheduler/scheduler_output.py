@@ -216,7 +216,7 @@ class StepBuilder:
             prefill_share=self.prefill_share,
         )
 
-    def launch(self) -> SchedulerOutput:
+    def finish(self) -> SchedulerOutput:
         """Return the step's chunks, decodes first. They are in flight from now on."""
         output = SchedulerOutput((*self.chunks[Phase.decode], *self.chunks[Phase.prefill]))
         for chunk in output.chunks:

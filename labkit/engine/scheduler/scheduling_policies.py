@@ -1,7 +1,9 @@
-"""The policies of ``engine.scheduler``: functions that order, cap and admit requests.
+"""The policies of ``engine.scheduler``, as functions of a step.
 
-Each option has a table that maps its values to functions. ``select`` looks them up once, and
-``count_decisions`` adds up where the choices made a difference. Policies have no state.
+They decide the order of phases, admission, caps on chunks and prompt tokens, the reservation of KV
+memory, and the queue's order. Each option has a table that maps its values to functions. ``select``
+looks them up once, and ``count_decisions`` adds up where the choices made a difference. Policies
+have no state.
 
 For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
 step with two running decodes has 6 tokens left for prompts.
@@ -162,7 +164,7 @@ RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, 
 
 
 # A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
-# served first, the largest preempted first.
+# served first. It is the preemption key too, unless a user's class has one: the largest goes first.
 
 
 def by_arrival(state: RequestState) -> QueueKey:
@@ -181,7 +183,7 @@ QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
 }
 
 
-class Queue:
+class QueuePolicy:
     """The policy of ``engine.scheduler.queue``: a built-in order, or a user's class.
 
     The class has an attribute ``name`` and a method ``key(request)``, which returns a number: the
@@ -259,11 +261,11 @@ class Policies:
     prefill_budget: Callable[[int], int]
     chunk_cap: Callable[[int], int | None]
     reservation: Callable[[RequestState, int], tuple[int, float]]
-    queue: Queue
+    queue: QueuePolicy
 
 
 def select(options: Scheduler) -> Policies:
-    """Return the policies of a config, or raise ``EngineError``; see ``Queue``."""
+    """Return the policies of a config, or raise ``EngineError``; see ``QueuePolicy``."""
     watermark = DEFAULT_WATERMARK if options.watermark is None else options.watermark
     cap_chunk, reserve = CHUNK_CAPS[options.chunk_policy], RESERVATIONS[options.reservation]
     return Policies(
@@ -274,7 +276,7 @@ def select(options: Scheduler) -> Policies:
         lambda left: prefill_budget(left, options.prefill_cap, options.prefill_floor),
         lambda num_decodes: cap_chunk(options.chunk, num_decodes),
         lambda state, num_running: reserve(state, num_running, watermark),
-        Queue(options.queue, options.order),
+        QueuePolicy(options.queue, options.order),
     )
 
 

@@ -481,7 +481,7 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
     from labkit.engine import memory_budget, parallel
     from labkit.workload import device_availability
 
-    first, memory = (device_availability.check, check_workload_class), memory_budget.check
+    first, memory = (device_availability.check, check_workload_class), memory_budget.plan_for_arm
     checks: tuple[Callable[[Experiment], object], ...] = (*first, workload.check, memory)
     for check in (*checks, parallel.check):
         try:
@@ -491,7 +491,6 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
 
 
 def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:
-    """Check that the modules of the user's own classes exist."""
     for key, path in user_classes(arm.engine).items():
         module = path.partition(":")[0]
         require(

@@ -1,6 +1,6 @@
 """Older designs: a cell that an earlier version of labkit began continues as it began.
 
-Options may have had other names (:func:`with_present_names`).
+Options may have had other names and defaults (:mod:`labkit.config.engine.former_options`).
 
 Arms that take turns today ran in separate processes in earlier versions. A block then had 2 runs
 of each arm, unless ``design.runs_per_block`` set another number. Blocks and rounds that follow from
@@ -9,7 +9,7 @@ of each arm, unless ``design.runs_per_block`` set another number. Blocks and rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +21,6 @@ from labkit.records import Arm, RecordError, read_arms, read_cell
 
 RUNS_PER_BLOCK = 2  # the default of earlier versions
 ALLOCATION = "allocation.json"  # of a cell whose blocks or rounds follow from design.time
-
-
-def with_present_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm's config with the present name of ``engine.attention.gqa_sharing``.
-
-    True was what ``unit=auto`` is now. False keeps its former name, and thus differs from any
-    config of today: on the CPU, its units served one query head of each of several KV heads.
-    """
-    attention = dict(config.get("engine", {}).get("attention", {}))
-    if attention.get("gqa_sharing") is not True:
-        return config
-    del attention["gqa_sharing"]
-    return {**config, "engine": {**config["engine"], "attention": {"unit": "auto", **attention}}}
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import signal
 import subprocess
@@ -21,12 +20,8 @@ from labkit.machine.processes.signal_names import signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
+SIGNAL_S = 0.5  # for a signal of the whole job to arrive here, when it has ended a child
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between checks of a child that is about to end
-EMPTY_LOG = "its log is empty"
-MAX_CRASH_LINES = 500
-FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
-PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-NOT_OWN = (PACKAGE, f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen ")
 # Signals by which a cluster stops or warns a job; every process of the job gets them.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -46,7 +41,7 @@ class ProcessExit:
         return None if self.code >= 0 else signal_name(-self.code)
 
     @property
-    def out_of_memory(self) -> bool:
+    def killed_for_memory(self) -> bool:
         """Whether the kernel killed the process because memory ran out."""
         return self.code == -signal.SIGKILL and self.oom_kills > 0 and not self.timed_out
 
@@ -120,7 +115,7 @@ class ChildProcess:
     def ended(self) -> bool:
         return self._child.poll() is not None
 
-    def wait(
+    def wait_or_abort(
         self, deadline: float, signals: InterruptSignals, ticker: Ticker, fds: Sequence[int] = ()
     ) -> bool:
         """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
@@ -205,7 +200,7 @@ def run(
         timed_out = False
         try:
             ticker = Ticker(lambda: on_tick(child.pid))
-            timed_out = child.wait(child.started + timeout_s, signals, ticker)
+            timed_out = child.wait_or_abort(child.started + timeout_s, signals, ticker)
         finally:
             ending = child.close(timed_out=timed_out)
         await_signal_of_job([ending], signals)
@@ -219,7 +214,7 @@ def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignal
     A signal to a whole job may reach the child first.
     """
     if any(-ending.code in STOP_SIGNALS for ending in endings):
-        select.select(signals.fds, [], [], TRACEBACK_S)
+        select.select(signals.fds, [], [], SIGNAL_S)
 
 
 def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
@@ -243,38 +238,3 @@ def _oom_kills() -> int:
         return linux.oom_kills()
     except (OSError, LookupError, ValueError):
         return 0  # not Linux, or the kernel does not report it
-
-
-def crash_reason(log: Path) -> str:
-    """Return the line of a dead process's log that says most about its death.
-
-    It is the last line or, after a fatal signal, the innermost Python frame outside labkit and the
-    installed packages of the thread that died; of the main thread, which is the last, if a thread
-    without Python frames died. For a log without lines it says so.
-    """
-    lines = last_lines(log, MAX_CRASH_LINES)
-    dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
-    if not dumps:
-        return lines[-1] if lines else EMPTY_LOG
-    dump = lines[dumps[-1] :]
-    threads = [i for i, line in enumerate(dump) if line.endswith("(most recent call first):")]
-    died = [i for i in threads if dump[i].startswith("Current thread ")] or threads[-1:] or [0]
-    end = next((i for i in threads if i > died[0]), len(dump))
-    frames = [match for line in dump[died[0] : end] if (match := FRAME.fullmatch(line))]
-    own = [frame for frame in frames if not any(part in frame["file"] for part in NOT_OWN)]
-    error = lines[dumps[-1]].removeprefix("Fatal Python error: ")
-    if not frames:
-        return error
-    frame = (own or frames)[0]
-    return f"{error} ({frame['file']}:{frame['line']}, in {frame['function']})"
-
-
-def last_lines(log: Path, count: int = 10) -> list[str]:
-    """Return the last lines of a log that are not blank."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

@@ -11,32 +11,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from labkit.config import Engine, Isolation, from_plain, user_classes
+from labkit.config import Engine, Isolation, from_plain
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.launch import child_process, turn_coordinator
+from labkit.experiment.launch import child_process, run_records, turn_coordinator
+from labkit.experiment.launch.preparation_marker import marker_path, write_marker
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
-from labkit.experiment.launch.unprepared_arms import failed_records, preparation_failure
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.worker import differing_outputs
 from labkit.experiment.worker.run_failures import RunFailure
 from labkit.experiment.worker.worker_status import SharedStatus
-from labkit.machine import cache_dir, worker_environment
+from labkit.machine import worker_environment
 from labkit.machine.facts import code_revision, fingerprint
 from labkit.machine.facts.machine_observer import MachineObserver
 from labkit.machine.processes.listening_processes import NoListener, find_listeners
-from labkit.records import Arm, Record, RecordError, read_record
+from labkit.records import Arm, Record
 from labkit.workload import in_process_rules
 
 PREPARE_TIMEOUT_S = 1800.0
-# Options of a workload on which no compiled code depends: the cells of a sweep share the rest.
-NOT_COMPILED = ("arrivals", "limits", "capacity", "stagger_ms", "per_request", "step_trace")
 WORKER_COMMAND = (sys.executable, "-m", "labkit.experiment.worker")
 
 
@@ -67,9 +64,10 @@ class RunLauncher(Protocol):
 
 @dataclass
 class LaunchHistory:
-    """What the launchers of one study have done: failures, and the last run."""
+    """What the launchers of one study have done: preparations by marker, and the last run."""
 
-    failures: dict[Path, RunFailure] = field(default_factory=dict)  # of preparations, by marker
+    prepared: set[Path] = field(default_factory=set)  # also of arms whose marker is not written
+    failures: dict[Path, RunFailure] = field(default_factory=dict)
     previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
 
@@ -96,10 +94,11 @@ class ProcessLauncher:
         The runs of an arm whose preparation fails will fail, unless the arm is to run out of
         memory.
         """
-        markers = {arm.name: _marker(arm) for arm in cell.arms}
+        markers = {arm.name: marker_path(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
-            if not marker.exists() and marker not in self._history.failures:
+            done = marker.exists() or marker in self._history.prepared
+            if not done and marker not in self._history.failures:
                 new.setdefault(marker, cell.arm(name))
         for arms in self._preparations(new):
             self._prepare(arms, cell)
@@ -124,15 +123,16 @@ class ProcessLauncher:
                 "--prepare",
                 *(str(cell.paths.arm(name)) for name in names),
             ],
-            environment=_environment(cell.arm(names[0])).variables,
+            environment=_worker_variables(cell.arm(names[0])).values,
             log=log,
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
             on_tick=lambda pid: self.progress.tick(),
         )
-        failure = preparation_failure(ending, log)
+        failure = run_records.preparation_failure(ending, log)
         if failure is None:
             for marker, arm in arms_by_marker.items():
-                _write_marker(marker, arm)
+                write_marker(marker, arm)
+            self._history.prepared |= arms_by_marker.keys()
             return
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
@@ -149,7 +149,7 @@ class ProcessLauncher:
                 *(str(cell.paths.arm(arm.name)) for arm in arms),
             ],
             # This labkit, not that of an arm's revision, which may have no pilot.
-            environment=_environment(replace(arms[0], environment={})).variables,
+            environment=_worker_variables(replace(arms[0], environment={})).values,
             log=cell.paths.runs / "pilot.log",
             timeout_s=cell.design.timeout_s,
             on_tick=lambda pid: self.progress.tick(),
@@ -167,7 +167,11 @@ class ProcessLauncher:
         """
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
-        failed = failed_records(unprepared, cell, self._unprepared) if unprepared else []
+        failures = {
+            name: replace(failure, detail=f"its preparation failed: {failure.detail}")
+            for name, failure in self._unprepared.items()
+        }
+        failed = run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
@@ -184,14 +188,14 @@ class ProcessLauncher:
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
-            "removed_environment": _environment(arms[0]).removed,
-            **self._set_notes(runs),
+            "removed_environment": _worker_variables(arms[0]).removed,
+            **self._together_notes(runs),
             **self._order_notes(arms[-1].name, wall_s),
         }
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
             log = cell.paths.log(self._log_owner(run, runs))
-            record = _record(run, cell, ending, log, started, seconds, in_turn)
+            record = run_records.collect(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
                 replace(
@@ -204,7 +208,7 @@ class ProcessLauncher:
             )
         return records
 
-    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Return notes on the processes that were alive together."""
         return {}
 
@@ -227,7 +231,7 @@ class ProcessLauncher:
         with SharedStatus() as status:
             ending = child_process.run(
                 [*self._command(arm), *_arguments(runs, cell)],
-                environment=_environment(arm).variables | status.environment,
+                environment=_worker_variables(arm).values | status.environment,
                 log=cell.paths.log(runs[0]),
                 timeout_s=cell.design.timeout_s * len(runs),
                 on_tick=self._ticker(runs, [status], observer),
@@ -275,7 +279,7 @@ class InProcessLauncher(ProcessLauncher):
 class LiveLauncher(ProcessLauncher):
     """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
 
-    def _set_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
         return {"together": [run.name for run in runs]}
 
     def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
@@ -287,9 +291,9 @@ class LiveLauncher(ProcessLauncher):
         with ExitStack() as stack:
             statuses = [stack.enter_context(SharedStatus()) for _ in runs]
             tick = self._ticker(runs, statuses, observer)
-            return self._run_set(runs, cell, statuses, lambda: tick(os.getpid())), None
+            return self._run_together(runs, cell, statuses, lambda: tick(os.getpid())), None
 
-    def _run_set(
+    def _run_together(
         self,
         runs: Sequence[Run],
         cell: ReadyCell,
@@ -300,7 +304,7 @@ class LiveLauncher(ProcessLauncher):
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
-                _environment(cell.arm(run.arm)).variables,
+                _worker_variables(cell.arm(run.arm)).values,
                 cell.paths.log(run),
                 status,
                 _paused_servers(cell.arm(run.arm)),
@@ -396,89 +400,21 @@ def _work_text(runs: Sequence[Run], statuses: Sequence[SharedStatus]) -> str:
     return f"{text} {run.arm}"
 
 
-def _record(
-    run: Run,
-    cell: ReadyCell,
-    ending: child_process.ProcessExit,
-    log: Path,
-    started: str,
-    seconds: float,
-    in_turn: Run | None,
-) -> Record:
-    """Return the worker's record, or one that says how the run ended without a record.
-
-    ``in_turn``: the run whose arm had the turn when the process that the runs share died.
-    """
-    collected = _collect(run, cell, ending, log)
-    if isinstance(collected, Record):
-        status = {} if ending.code == 0 else {"exit": ending.signal_name or ending.code}
-        return replace(collected, notes={**collected.notes, **status})
-    notes: dict[str, Any] = {"log_tail": child_process.last_lines(log)}
-    detail = collected.detail
-    if in_turn is not None and collected.outcome == "timeout":
-        detail = f"{detail} (in the turn of {in_turn.arm})"
-    elif in_turn is not None and in_turn != run:
-        notes["failed_by"] = in_turn.name
-        detail = f"in one process with {in_turn.name}: {detail}"
-    return Record(
-        run.arm,
-        cell.arm(run.arm).role,
-        run.block,
-        run.position,
-        cell.seed,
-        outcome=collected.outcome,
-        detail=detail,
-        started=started,
-        environment=fingerprint.take(),
-        seconds={"total": seconds},
-        notes=notes,
-    )
-
-
-def _collect(
-    run: Run, cell: ReadyCell, ending: child_process.ProcessExit, log: Path
-) -> Record | RunFailure:
-    """Return the worker's record, or the failure of a run without one."""
-    if ending.code == os.EX_IOERR:
-        lines = child_process.last_lines(log, 1) or ["the worker cannot write its record"]
-        raise StudyError(lines[0])
-    pending, last = cell.paths.pending_record(run), child_process.crash_reason(log)
-    if ending.timed_out:
-        return RunFailure("timeout", f"killed after {ending.wall_s:.0f} s: {last}")
-    if pending.exists():
-        try:
-            record = read_record(pending)
-        except RecordError as error:
-            cell.paths.move_to_abandoned(pending)
-            detail = str(error).replace(f"{pending.parent}{os.sep}", "")
-            return RunFailure("invalid_output", detail)
-        pending.unlink()
-        return record
-    if ending.out_of_memory:
-        return RunFailure("oom", "killed by the kernel because memory ran out")
-    if ending.signal_name is not None:
-        return RunFailure("crashed", f"{ending.signal_name}: {last}")
-    if ending.code == 0:
-        return RunFailure("crashed", "the worker ended without a record")
-    return RunFailure("crashed", f"exit status {ending.code}: {last}")
-
-
-class _Environment(NamedTuple):
+class _WorkerVariables(NamedTuple):
     """A worker's environment variables, and the names of those that it does not inherit."""
 
-    variables: dict[str, str]
+    values: dict[str, str]
     removed: list[str]
 
 
-def _environment(arm: Arm) -> _Environment:
-    """Return the environment of the arm's worker."""
+def _worker_variables(arm: Arm) -> _WorkerVariables:
     engine = _engine(arm)
     cores = worker_environment.core_count()
     environ, removed = worker_environment.worker_environment(
         os.environ, threads=engine.threads or cores, cores=cores
     )
     environ = PythonEnvironment.of(arm.environment).variables(environ)
-    return _Environment(environ | engine.mlx.environment(), removed)
+    return _WorkerVariables(environ | engine.mlx.environment(), removed)
 
 
 def _engine(arm: Arm) -> Engine:
@@ -494,33 +430,3 @@ def _paused_servers(arm: Arm) -> tuple[int, ...]:
         return tuple(find_listeners(server.url))
     except NoListener as error:
         raise StudyError(f"arm {arm.name}: engine.server.url={server.url}: {error}") from None
-
-
-def _marker(arm: Arm) -> Path:
-    """Return the path of the marker file of a prepared arm.
-
-    The file's name is a hash of everything that compiled code depends on. The file lies in numba's
-    cache, so that it is deleted with the cache.
-    """
-    cpu = str(fingerprint.facts().get("cpu_model"))
-    workload = {k: v for k, v in arm.config.get("workload", {}).items() if k not in NOT_COMPILED}
-    config = {**arm.config, "workload": workload}
-    facts = (_source(), fingerprint.versions(), sys.version, config, cpu, dict(arm.environment))
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
-    return cache_dir.root() / "numba" / f"prepared-{digest[:32]}"
-
-
-@cache
-def _source() -> str:
-    """Return a digest of labkit's modules as this process found them."""
-    package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _write_marker(marker: Path, arm: Arm) -> None:
-    """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
-    if not user_classes(_engine(arm)):
-        cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

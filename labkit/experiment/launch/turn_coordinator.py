@@ -128,7 +128,7 @@ class LiveWorker:
         """
         start = time.monotonic()
         fds = [self._channel.fileno()]
-        timed_out = self._child.wait(start + self._left_s, signals, ticker, fds)
+        timed_out = self._child.wait_or_abort(start + self._left_s, signals, ticker, fds)
         message = None if timed_out else self._channel.receive()
         if message is None:
             self._wait_for_the_end(timed_out, start, signals, ticker)
@@ -168,7 +168,7 @@ class LiveWorker:
         self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
     ) -> None:
         if not timed_out:
-            timed_out = self._child.wait(start + self._left_s, signals, ticker)
+            timed_out = self._child.wait_or_abort(start + self._left_s, signals, ticker)
         self.close(timed_out=timed_out)
 
     def close_if_ended(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
+from labkit.config.engine.former_options import with_present_names
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import legacy_design
 from labkit.experiment.compose.input_digests import input_digests
@@ -196,7 +197,7 @@ def _difference(cell: ReadyCell) -> str | None:
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an arm without its inputs, and with the options of this version."""
-    config = legacy_design.with_present_names(arm.config)
+    config = with_present_names(arm.config)
     parts = {key: with_defaults(part, defaults.get(key)) for key, part in config.items()}
     return dataclasses.replace(arm, config=parts, inputs={}).to_json()
 

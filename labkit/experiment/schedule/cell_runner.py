@@ -24,6 +24,7 @@ from labkit.experiment import StudyError
 from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
+from labkit.experiment.launch.run_records import failed, run_failures
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
 from labkit.experiment.schedule.cell_allocation import CellAllocator, planner_of
@@ -123,7 +124,7 @@ def run_cell(
             analysis,
         )
         cell = allocator.allocated(cell)
-        blocks, old_records = _plan_blocks(cell, progress, redo_failed)
+        blocks, old_records = _prepare_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals, analysis)
         new_records = runner.run_blocks(blocks, old_records)
     records = [*old_records, *new_records]
@@ -170,7 +171,7 @@ class _BlockRunner:
                     if limit is not None and limit.ends_before(_index(block)):
                         self._end_early(_index(block), records)
                         return records[len(old_records) :]
-                    records += self._run_block(block, planner)
+                    records += self._run_block(block, planner, records[len(old_records) :])
                     if limit is not None:
                         limit.block_ended()
                     if _index(block) == differing_outputs.BLOCK:
@@ -242,8 +243,13 @@ class _BlockRunner:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
         return timing_lock(holder, on_wait=note, check=self.signals.check)
 
-    def _run_block(self, block: Block, planner: RoundPlanner | None = None) -> list[Record]:
-        """Launch the processes of a block one after the other, and write each record."""
+    def _run_block(
+        self, block: Block, planner: RoundPlanner | None = None, earlier: Sequence[Record] = ()
+    ) -> list[Record]:
+        """Launch the processes of a block one after the other, and write each record.
+
+        ``earlier``: the records of the blocks before it that this command has run.
+        """
         records: list[Record] = []
         refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
@@ -253,8 +259,7 @@ class _BlockRunner:
             write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
-            self.progress.started(runs)
-            launched = self.launcher.launch(runs, cell)
+            launched = self._launch(runs, cell, [*earlier, *records])
             ended = [without_values(record, self.cell.arms) for record in launched]
             for record in ended:
                 publish_record(self.cell.dir, record)
@@ -264,6 +269,19 @@ class _BlockRunner:
         if plan is not None and planner is not None:
             planner.ended(plan, records, time.monotonic() - start)
         return records
+
+    def _launch(self, runs: Block, cell: ReadyCell, earlier: Sequence[Record]) -> list[Record]:
+        """Launch runs, but for those of arms whose runs have all failed in the same way."""
+        failures = run_failures(earlier, cell)
+        hopeless = [run for run in runs if run.arm in failures]
+        given_up = failed(hopeless, cell, failures) if hopeless else []
+        for arm in {run.arm: None for run in hopeless}:
+            if failures[arm].detail not in {record.detail for record in earlier}:
+                self.progress.note(f"arm {arm} is {failures[arm].detail}")
+        left = [run for run in runs if run not in hopeless]
+        if left:
+            self.progress.started(left)
+        return [*given_up, *(self.launcher.launch(left, cell) if left else ())]
 
     def _plan(self, block: Block, planner: RoundPlanner | None) -> BlockPlan | None:
         """Return a block's plan, and write which cases are out of reach; None: fixed sizes."""
@@ -336,10 +354,10 @@ def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockSta
     return _BlockStatus(records, "failed" if redo else None)
 
 
-def _plan_blocks(
+def _prepare_blocks(
     cell: ReadyCell, progress: Progress, redo_failed: bool
 ) -> tuple[list[Block], list[Record]]:
-    """Check the cell's folder, move leftovers aside, and find the blocks to run.
+    """Check the cell's folder, move leftovers aside, write the manifest; find the blocks to run.
 
     Returns
     -------

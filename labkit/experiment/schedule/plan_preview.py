@@ -112,7 +112,8 @@ def _plan(
     else:
         seconds *= len(to_run)
     if timing is not None and timing.seconds is not None:
-        seconds, measured_in = timing.seconds, timing.folder
+        timing = timing.at_least(_fewest_s(cell, costs), cell)
+        seconds, measured_in = timing.seconds or 0.0, timing.folder
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
@@ -141,6 +142,21 @@ class _Timing:
     lines: tuple[str, ...]
     seconds: float | None = None
     folder: Path | None = None
+
+    def at_least(self, fewest_s: float, cell: ReadyCell) -> _Timing:
+        """Return what follows if the fewest blocks take ``fewest_s`` by the workload's estimate.
+
+        What an earlier study measured needs no estimate.
+        """
+        time_s, blocks = cell.design.time or 0.0, count_text(cell.design.blocks, "block")
+        seconds = max(self.seconds or 0.0, fewest_s if self.folder is None else 0.0)
+        if seconds <= 1.05 * time_s or len(self.lines) > 1:
+            return self
+        line = (
+            f"{blocks} take {'about' if self.folder else 'at least about'} {_duration(seconds)}, "
+            f"longer than design.time={format_duration(time_s)}: fewer could claim nothing"
+        )
+        return replace(self, lines=(*self.lines, line), seconds=seconds)
 
 
 def _timing(
@@ -205,6 +221,15 @@ def _measured_run_s(
     return None, None
 
 
+def _fewest_s(cell: ReadyCell, costs: Mapping[str, Estimate]) -> float:
+    """Return the seconds of the fewest blocks: their starts alone if runs follow from time."""
+    if cell.rounds_from_time:
+        costs = {
+            arm: replace(cost, seconds=START_SECONDS + cost.server_s) for arm, cost in costs.items()
+        }
+    return _modelled_s(cell, costs, cell.schedule())
+
+
 def _modelled_s(cell: ReadyCell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
     """Return the seconds of runs by the workload's own estimate of each."""
     seconds = sum(costs[run.arm].seconds for run in runs)
@@ -225,8 +250,10 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
         yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
-def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> None:
+def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> float:
     """Print every cell's schedule and estimates, and the cache entries written for them.
+
+    Returns the estimated seconds.
 
     ``written``: the entries of the cache that composing and planning the cells has written
     (:func:`labkit.machine.cache_dir.recorded_entries`).
@@ -249,6 +276,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
     console.print(escape(_written_line(written)), soft_wrap=True)
+    return total
 
 
 def _written_line(written: Sequence[Path]) -> str:

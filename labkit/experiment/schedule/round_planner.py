@@ -134,7 +134,6 @@ class RoundPlanner:
 
 
 def _times(case: CaseRecord) -> Sequence[float]:
-    """Return the times of a case's rounds."""
     return next(metric.repeats for metric in case.metrics if metric.primary)
 
 

@@ -153,7 +153,7 @@ def survive_hangups() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. The exit status is 0 if every record was written, even failed ones."""
+    """Run the command line. The exit status is 0 if all records, failed ones too, were written."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")

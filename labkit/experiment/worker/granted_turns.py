@@ -77,6 +77,5 @@ class GrantedTurns:
                 _, self.slice_s = self._ask("done", None, "turn")
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        """Exchange values with the other processes; see ``TurnOrder.gather``."""
         _, (gathered, first) = self._ask("values", list(values), "gathered")
         return gathered, first

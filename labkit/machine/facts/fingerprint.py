@@ -34,7 +34,7 @@ from labkit import __version__
 from labkit.machine import worker_environment
 from labkit.machine.facts import code_revision
 from labkit.machine.facts.best_effort import Readers, collect
-from labkit.machine.facts.operating_system import operating_system
+from labkit.machine.facts.operating_system_protocol import operating_system
 
 PACKAGES = ("mlx", "mlx-cuda-13", "mlx-cuda-12", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 

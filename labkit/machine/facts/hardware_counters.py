@@ -42,11 +42,14 @@ def count(
     number = SYSCALL_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
     try:
         for name, event in events.items() if number is not None else ():
+            opened = files.setdefault(name, [])
             try:
-                threads = map(int, os.listdir("/proc/self/task"))
-                files[name] = [_open(number, event, thread) for thread in threads]
+                for thread in map(int, os.listdir("/proc/self/task")):
+                    opened.append(_open(number, event, thread))
             except OSError as lacking:
                 error = lacking
+                for file in files.pop(name):
+                    os.close(file)
         if not files:
             raise error
         work()
@@ -57,7 +60,6 @@ def count(
 
 
 def _open(number: int | None, event: tuple[int, int], thread: int) -> int:
-    """Return the file of one event of one thread."""
     attribute = bytearray(ATTRIBUTE_BYTES)
     struct.pack_into("IIQ", attribute, 0, event[0], ATTRIBUTE_BYTES, event[1])
     struct.pack_into("Q", attribute, FLAGS_OFFSET, WITHOUT_KERNEL)

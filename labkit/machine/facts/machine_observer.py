@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.machine.facts.best_effort import collect
-from labkit.machine.facts.operating_system import operating_system
+from labkit.machine.facts.operating_system_protocol import operating_system
 
 MAX_SAMPLES = 3600
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from labkit.machine.facts import cgroups, macos
 from labkit.machine.facts.macos import WiredSettings
-from labkit.machine.facts.operating_system import operating_system
+from labkit.machine.facts.operating_system_protocol import operating_system
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -100,7 +100,6 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Yield the ids of a process's descendants."""
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):
             yield from (child.pid for child in psutil.Process(pid).children(recursive=True))

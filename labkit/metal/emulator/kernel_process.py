@@ -67,6 +67,8 @@ def run_kernel(
         The content of each buffer, by position. None for an output.
     sizes
         The size of each buffer in bytes, by position.
+    schedules
+        The orders of fibers, each with the memory's contents, in which the kernel runs once.
     cpu_seconds
         Maximum CPU seconds of a run.
 

@@ -181,10 +181,10 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
         raise GGUFError(f"general.alignment is {alignment}; it must be 1 to {1 << 20}")
     data_start = -(-reader.position // alignment) * alignment
-    return GGUFFile(path, metadata, _check_placement(tensors, data_start, len(data)))
+    return GGUFFile(path, metadata, _placed_tensors(tensors, data_start, len(data)))
 
 
-def _check_placement(
+def _placed_tensors(
     tensors: list[GGUFTensor], data_start: int, file_bytes: int
 ) -> dict[str, GGUFTensor]:
     """Return the tensors by name, with offsets counted from the start of the file.

@@ -283,7 +283,6 @@ def pack_codes(codes: ByteArray, bits: int) -> npt.NDArray[np.uint32]:
 
 
 def _float16_at(blocks: ByteArray, start: int) -> npt.NDArray[np.float16]:
-    """Return the float16 at byte ``start`` of every block."""
     half: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")
     return half[..., 0]
 

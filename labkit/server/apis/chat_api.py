@@ -10,13 +10,13 @@ import msgspec
 from labkit.models.chat_template import Message, RenderOptions
 from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.chat_writer import ChatWriter
-from labkit.server.apis.endpoint_helpers import (
-    check_choices,
+from labkit.server.apis.request_checks import (
     check_free_length,
     check_model,
     check_stream,
     min_output,
     min_tokens_constraint,
+    num_choices,
     structured_grammar,
     to_params,
 )
@@ -28,7 +28,7 @@ from labkit.server.generation.prompt_encoding import (
     resolve_max_tokens,
 )
 from labkit.server.generation.response_streams import GenerationResponse
-from labkit.server.generation.serving_service import Service, new_id
+from labkit.server.generation.service import Service, new_id
 from labkit.server.generation.template_messages import decode_arguments, template_call
 from labkit.server.types.api_error import invalid
 from labkit.server.types.openai_types import (
@@ -51,7 +51,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     request = decode(_decoder, body)
     check_model(service, request.model)
     check_stream(request)
-    n = check_choices(service, request.n)
+    n = num_choices(service, request.n)
     check_contents(service, contents(request.messages), "messages")
     tools = _tools(service, request)
     messages = to_template_messages(request.messages)

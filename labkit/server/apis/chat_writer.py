@@ -10,13 +10,13 @@ from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
+from labkit.server.apis.generated_choice import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.tool_calls import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.output_parts import Part, message_parts, output_parts
 from labkit.server.generation.response_streams import DONE, sse_event
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (
     ChatChoice,
     ChatChunk,

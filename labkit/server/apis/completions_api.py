@@ -9,18 +9,18 @@ import msgspec
 
 from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.completions_writer import CompletionWriter
-from labkit.server.apis.endpoint_helpers import (
-    check_choices,
+from labkit.server.apis.request_checks import (
     check_model,
     check_stream,
     min_output,
     min_tokens_constraint,
+    num_choices,
     structured_grammar,
     to_params,
 )
 from labkit.server.generation.prompt_encoding import encode_text, resolve_max_tokens
 from labkit.server.generation.response_streams import GenerationResponse
-from labkit.server.generation.serving_service import CopyableConstraint, Service, new_id
+from labkit.server.generation.service import CopyableConstraint, Service, new_id
 from labkit.server.types.api_error import invalid
 from labkit.server.types.openai_types import CompletionRequest
 from labkit.server.types.request_decoder import decode
@@ -38,7 +38,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     prompt_only = _is_prompt_only(request)
-    n = check_choices(service, request.n)
+    n = num_choices(service, request.n)
     service.check_num_completions(_num_prompts(request.prompt) * n)
     prompts = await _prompts(service, request.prompt)
     allowed = [

@@ -11,10 +11,10 @@ from msgspec import UNSET
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
+from labkit.server.apis.generated_choice import GeneratedChoice, clamp_logprob, collect, usage
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.response_streams import DONE, sse_event
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (
     Completion,
     CompletionRequest,
@@ -102,7 +102,6 @@ class CompletionWriter:
         yield (sse_event(_encode(usage_chunk)) if with_usage else b"") + DONE
 
     async def _next_part(self, output: TokenOutput) -> TextChoice:
-        """Return a choice's next part in a stream."""
         if self._has_text_only:
             return TextChoice(output.index, output.text, output.finish_reason)
         generated = GeneratedChoice()

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.apis.endpoint_helpers import clamp_logprob
-from labkit.server.generation.serving_service import Service
+from labkit.server.apis.generated_choice import clamp_logprob
+from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ApiError, invalid
 from labkit.server.types.openai_types import PromptLogprob, PromptLogprobObjects
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from labkit.server.apis.endpoint_helpers import Conversation, GeneratedChoice, collect
+from labkit.server.apis.conversation import Conversation
+from labkit.server.apis.generated_choice import GeneratedChoice, collect
 from labkit.server.constraints.tool_calls import ParsedToolCall
 from labkit.server.generation.output_parts import Part, PartStream, message_parts
 from labkit.server.generation.response_streams import named_sse_event
-from labkit.server.generation.serving_service import new_id
+from labkit.server.generation.service import new_id
 from labkit.server.types.api_error import ApiError
 from labkit.server.types.responses_types import (
     IncompleteDetails,

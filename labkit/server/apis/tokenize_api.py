@@ -9,14 +9,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from labkit.server.apis.chat_api import contents, to_template_messages
-from labkit.server.apis.endpoint_helpers import check_model
+from labkit.server.apis.request_checks import check_model
 from labkit.server.generation.prompt_encoding import (
     check_contents,
     encode_conversation,
     encode_text,
     is_long,
 )
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.types.api_error import invalid
 from labkit.server.types.openai_types import ChatMessage, TokenId
 from labkit.server.types.request_decoder import decode

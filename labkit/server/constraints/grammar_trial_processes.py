@@ -76,7 +76,7 @@ class GrammarProcesses:
         Raises ``GrammarError`` if another trial may succeed, when the machine is less busy.
         """
         try:
-            reason: str | None = await worker.do(dataclasses.asdict(source))
+            reason: str | None = await worker.answer(dataclasses.asdict(source))
             return reason
         except TooLarge:
             return (

@@ -13,7 +13,7 @@ from typing import Any
 from labkit.config import ConfigError
 from labkit.models.chat_template import RenderOptions
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import in_call_order
 from labkit.server.types.api_error import ApiError, invalid
 

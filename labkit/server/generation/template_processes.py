@@ -53,7 +53,7 @@ class TemplateProcesses:
         }
         try:
             async with self._pool.worker() as worker:
-                answer: dict[str, str] = await worker.do(task)
+                answer: dict[str, str] = await worker.answer(task)
         except TooSlow:
             raise ConfigError(f"the chat template takes longer than {TIMEOUT_S:g} s") from None
         except TooLarge:

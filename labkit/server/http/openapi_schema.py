@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from labkit import __version__
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ErrorBody
 
 REF_TEMPLATE = "#/components/schemas/{name}"
@@ -48,7 +49,6 @@ class PostRoute:
     # request_type, response_type: types of the request's and the response's body.
     request_type: type[msgspec.Struct]
     response_type: type[msgspec.Struct]
-    streams: bool = False  # whether clients may request a stream of server-sent events
     error: type[msgspec.Struct] = ErrorBody  # type of an error response's body
 
 
@@ -60,6 +60,7 @@ class BodylessRoute:
     """
 
     path: str
+    respond: Callable[[Request], Awaitable[Response]]
     response_type: type[msgspec.Struct] | None
     error_statuses: tuple[int, ...] = ()
     method: str = "get"
@@ -96,7 +97,7 @@ def openapi_document(
 
 def _post(route: PostRoute) -> dict[str, Any]:
     content = _content(route.response_type)
-    if route.streams:
+    if "stream" in route.request_type.__struct_fields__:  # of server-sent events
         content[EVENTS] = {"schema": EVENT_SCHEMA}
     return {
         "requestBody": {"required": True, "content": _content(route.request_type)},

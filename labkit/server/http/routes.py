@@ -26,14 +26,14 @@ from labkit.server.apis import (
     responses_api,
     tokenize_api,
 )
-from labkit.server.apis.endpoint_helpers import model_not_found
+from labkit.server.apis.request_checks import model_not_found
 from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
 from labkit.server.generation.response_streams import (
     GenerationResponse,
     timeout_error,
     wait_for_disconnect,
 )
-from labkit.server.generation.serving_service import Service
+from labkit.server.generation.service import Service
 from labkit.server.http.heap_trimming import HeapTrimmer
 from labkit.server.http.host_check import HostCheck
 from labkit.server.http.openapi_schema import BodylessRoute, PostRoute, openapi_document
@@ -70,27 +70,18 @@ class Version(msgspec.Struct, frozen=True):
 
 MESSAGES_PATH = "/v1/messages"
 POST_ROUTES = [
+    PostRoute("/v1/completions", completions_api.create_response, CompletionRequest, Completion),
+    PostRoute("/v1/chat/completions", chat_api.create_response, ChatRequest, ChatCompletion),
+    PostRoute("/v1/responses", responses_api.create_response, ResponsesRequest, ResponseObject),
     PostRoute(
-        "/v1/completions", completions_api.create_response, CompletionRequest, Completion, True
-    ),
-    PostRoute("/v1/chat/completions", chat_api.create_response, ChatRequest, ChatCompletion, True),
-    PostRoute(
-        "/v1/responses", responses_api.create_response, ResponsesRequest, ResponseObject, True
-    ),
-    PostRoute(
-        MESSAGES_PATH,
-        messages_api.create_response,
-        MessagesRequest,
-        MessageObject,
-        True,
-        MessageError,
+        MESSAGES_PATH, messages_api.create_response, MessagesRequest, MessageObject, MessageError
     ),
     PostRoute(
         f"{MESSAGES_PATH}/count_tokens",
         messages_api.count_tokens,
         CountTokensRequest,
         TokenCount,
-        error=MessageError,
+        MessageError,
     ),
     PostRoute(
         "/tokenize",
@@ -105,14 +96,6 @@ POST_ROUTES = [
         tokenize_api.DetokenizeResponse,
     ),
 ]
-BODYLESS_ROUTES = [
-    BodylessRoute("/v1/models", ModelList, (401,)),
-    BodylessRoute("/v1/models/{model}", ModelCard, (401, 404)),
-    BodylessRoute("/health", Health, (503,)),
-    BodylessRoute("/version", Version),
-    BodylessRoute("/metrics", None),
-    BodylessRoute("/reset_prefix_cache", Health, (401, 409, 503), "post"),
-]
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -121,7 +104,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def create_app(service: Service) -> Starlette:
     """Return the ASGI application of a service."""
     routes, options = Routes(service), service.options
-    document = _json(openapi_document(POST_ROUTES, BODYLESS_ROUTES, service.name)).body
+    bodyless = routes.bodyless()
+    document = _json(openapi_document(POST_ROUTES, bodyless, service.name)).body
 
     async def openapi(request: Request) -> Response:
         return Response(document, media_type="application/json")
@@ -137,14 +121,8 @@ def create_app(service: Service) -> Starlette:
     app = Starlette(
         routes=[
             *(routes.post(one.path, routes.post_endpoint(one.respond)) for one in POST_ROUTES),
+            *(routes.route(one) for one in bodyless),
             routes.post("/v1/embeddings", routes.embeddings),
-            routes.post("/reset_prefix_cache", routes.reset_prefix_cache),
-            routes.get("/v1/models", routes.models),
-            routes.get("/v1/models/{model:path}", routes.model),
-            # Monitoring needs no key.
-            Route("/health", routes.health),
-            Route("/version", routes.version),
-            Route("/metrics", routes.metrics),
             Route("/openapi.json", openapi),
         ],
         middleware=middleware,
@@ -165,9 +143,26 @@ class Routes:
         self._service = service
         self._trimmer = HeapTrimmer(lambda: service.num_live > 0)
 
-    def get(self, path: str, endpoint: Endpoint) -> Route:
-        """Return a route for ``GET`` and ``HEAD`` that checks the key."""
-        return Route(path, _checked(self.check_key, endpoint))
+    def bodyless(self) -> list[BodylessRoute]:
+        """Return the routes whose requests have no body. Monitoring needs no key (401)."""
+        return [
+            BodylessRoute("/v1/models", self.models, ModelList, (401,)),
+            BodylessRoute("/v1/models/{model}", self.model, ModelCard, (401, 404)),
+            BodylessRoute("/health", self.health, Health, (503,)),
+            BodylessRoute("/version", self.version, Version),
+            BodylessRoute("/metrics", self.metrics, None),
+            BodylessRoute(
+                "/reset_prefix_cache", self.reset_prefix_cache, Health, (401, 409, 503), "post"
+            ),
+        ]
+
+    def route(self, one: BodylessRoute) -> Route:
+        """Return the route of requests without a body. ``GET`` includes ``HEAD``."""
+        if one.method == "post":
+            return self.post(one.path, one.respond)
+        path = one.path.replace("}", ":path}")  # the name of a model may have slashes
+        needs_key = 401 in one.error_statuses
+        return Route(path, _checked(self.check_key, one.respond) if needs_key else one.respond)
 
     def post(self, path: str, endpoint: Endpoint) -> Route:
         """Return a route for ``POST`` that checks the key and the media type."""
@@ -259,11 +254,9 @@ class Routes:
         raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
 
     async def models(self, request: Request) -> Response:
-        """Answer ``GET /v1/models`` with the served model as the only entry."""
         return _json(ModelList("list", [self._card()]))
 
     async def model(self, request: Request) -> Response:
-        """Answer ``GET /v1/models/MODEL``, with 404 unless MODEL is the served model."""
         model = request.path_params["model"]
         if model != self._service.name:
             raise model_not_found(self._service, model)
@@ -274,30 +267,23 @@ class Routes:
         return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """Evict the prefix cache, then answer ``POST /reset_prefix_cache``.
-
-        The status is 409 if requests are running or waiting.
-        """
+        """Evict the prefix cache. The status is 409 if requests are running or waiting."""
         await self._service.reset_prefix_cache()
         return _json(Health("ok"))
 
     async def embeddings(self, request: Request) -> Response:
-        """Refuse ``POST /v1/embeddings`` (404)."""
         raise ApiError(404, "this server does not compute embeddings", code="unsupported")
 
     async def health(self, request: Request) -> Response:
-        """Answer ``GET /health`` with 200 while the engine can serve, else with 503."""
         reason = self._service.unhealthy_reason()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy")
         return _json(Health("ok"))
 
     async def version(self, request: Request) -> Response:
-        """Answer ``GET /version``."""
         return _json(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
-        """Answer ``GET /metrics`` in Prometheus' text format."""
         return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
 
 

@@ -198,7 +198,7 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """The numbers of prompt tokens and of generated tokens, summed over all choices."""
+    """The numbers of prompt tokens, each prompt once, and of generated tokens of all choices."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -115,11 +115,9 @@ class InterleavedKernels:
             other.join()
 
     def warm_up(self) -> None:
-        """Warm up every case of every arm; see ``KernelWarmup``."""
         self._cases += self._warmup.run(self._arms.case_names())
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
-        """Measure all rounds of all cases; see ``InterleavedArms``."""
         parts = [case.part for case in self._cases]
         total = sum(part.rounds for part in parts)
         with _no_garbage_collection():

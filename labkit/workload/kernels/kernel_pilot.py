@@ -68,7 +68,6 @@ def pilot_cases(
 def _round_s(
     case: CaseRounds, measure_round: MeasureRound, order: random.Random, clock: Clock
 ) -> float:
-    """Measure a round of a case, and return its seconds."""
     arms, start = [arm.prepared.arm for arm in case.arms], clock()
     measure_round(case, [(a, n) for n, a in enumerate(order.sample(arms, len(arms)))])
     return clock() - start

@@ -73,7 +73,7 @@ class TimedLaunch:
 
 @dataclass(frozen=True)
 class KernelBatch:
-    """A planned batch of one case with its own backend, on memory that all arms share.
+    """The batch of one case, planned for the backend of one arm. The arms share inputs and pools.
 
     ``make_plan``: plans the batch again. ``chain_length``: launches in a chain; 1: no chain.
     ``queued``: whether a call only describes a launch, which runs when the host waits.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.machine.facts.operating_system import operating_system
+from labkit.machine.facts.operating_system_protocol import operating_system
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine

@@ -68,7 +68,7 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
 
     None if the KV memory cannot be planned.
     """
-    planned, engine = memory_budget.check(experiment), experiment.engine
+    planned, engine = memory_budget.plan_for_arm(experiment), experiment.engine
     if planned is None:
         return None
     blocks = planned.blocks - (engine.kv.layout is KVLayout.paged)  # without the null block

@@ -72,7 +72,7 @@ class ScoringKind:
         """
         from labkit.engine.engine_protocol import EngineError
         from labkit.workload.scoring.interleaved_scoring import InterleavedScoring
-        from labkit.workload.scoring.sent_reference import OTHER_WINDOWS
+        from labkit.workload.scoring.reference_exchange import OTHER_WINDOWS
 
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))

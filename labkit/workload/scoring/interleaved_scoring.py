@@ -2,9 +2,9 @@
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
 the reference of the round, so only one round's reference is in memory at a time. The baseline's
-process sends it to arms in other processes (:mod:`labkit.workload.scoring.sent_reference`). After a
-round, each arm retains of every token its log probability (4 bytes) and, in windows of 256 tokens,
-3 bytes of its window's score.
+process sends it to arms in other processes (:mod:`labkit.workload.scoring.reference_exchange`).
+After a round, each arm retains of every token its log probability (4 bytes) and, in windows of 256
+tokens, 3 bytes of its window's score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
-from labkit.workload.scoring.sent_reference import SENT_TOP, exchange_reference
+from labkit.workload.scoring.reference_exchange import SENT_TOP, exchange_reference
 from labkit.workload.tokenized_prompts import Prompt
 from labkit.workload.turn_order import Part
 from labkit.workload.workload_protocols import TurnContext

@@ -176,7 +176,7 @@ class InterleavedVideo:
                 if samples.first is None:
                     continue
                 try:
-                    samples.outputs = reference.check(workload, source.num_frames, samples.first)
+                    samples.outputs = reference.outputs(workload, source.num_frames, samples.first)
                 except Undecodable as error:
                     samples.failures += [str(error)] * len(samples.seconds)
                     continue

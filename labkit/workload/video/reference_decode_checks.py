@@ -103,7 +103,7 @@ class Reference:
         except Undecodable:
             return
 
-    def check(
+    def outputs(
         self, workload: Workload, num_frames: int, arm_frames: FrameDigests
     ) -> dict[str, Any]:
         """Check a request and return its outputs for the record.

@@ -1,10 +1,11 @@
 """Throughput against latency of a cell's arms: points, frontier and names."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from planted_cells import planted_cell
 
-from labkit.analysis.charts.latency_throughput_chart import ArmPoint, frontier, frontier_chart
+from labkit.analysis.charts.latency_throughput_chart import frontier_section
 from labkit.analysis.document.chart import Dots, Line, Text
 
 THROUGHPUT = {"base": 100.0, "fast": 200.0, "slow": 90.0, "control": 101.0}
@@ -23,20 +24,16 @@ def cell(throughput=THROUGHPUT, latency=LATENCY):
     return planted_cell(rows, arms=arms)
 
 
-def best(points):
-    found = frontier(points, lambda p: p.latency, lambda p: p.throughput)
-    return [point.arm for point in found]
+def charts(cell):
+    return [part.chart for part in frontier_section.parts(SimpleNamespace(cell=cell))]
 
 
-def test_an_arm_that_another_beats_in_both_is_not_on_the_frontier():
-    points = [ArmPoint(arm, THROUGHPUT[arm], LATENCY[arm]) for arm in ("fast", "slow", "base")]
-    assert best(points) == ["base", "fast"]
-    twice = [ArmPoint("a", 100.0, 50.0), ArmPoint("b", 100.0, 60.0), ArmPoint("c", 90.0, 50.0)]
-    assert best(twice) == ["a"]
+def named(chart):
+    return [mark.text for mark in chart.marks if isinstance(mark, Text)]
 
 
 def test_the_chart_has_a_point_for_each_arm_and_names_those_on_the_frontier():
-    chart = frontier_chart(cell())
+    (chart,) = charts(cell())
     dots = [mark for mark in chart.marks if isinstance(mark, Dots)]
     tips = [tip for dot in dots for tip in dot.tips]
     assert tips == [
@@ -44,19 +41,25 @@ def test_the_chart_has_a_point_for_each_arm_and_names_those_on_the_frontier():
         "fast: 200.0 tok/s, 70.00 ms, on the frontier",
         "slow: 90.00 tok/s, 60.00 ms",
     ]
-    assert [m.text for m in chart.marks if isinstance(m, Text)] == ["base", "fast"]
+    assert named(chart) == ["base", "fast"]
     (line,) = (mark for mark in chart.marks if isinstance(mark, Line))
     assert line.points == ((50.0, 100.0), (70.0, 100.0), (70.0, 200.0))
     assert chart.x_label == "e2e_p50_ms (ms)" and chart.y_label == "total_tok_s (tok/s)"
 
 
+def test_an_arm_that_another_equals_in_one_and_beats_in_the_other_is_not_on_the_frontier():
+    rates, times = {"base": 90.0, "b": 100.0, "a": 100.0}, {"base": 50.0, "b": 60.0, "a": 50.0}
+    (chart,) = charts(cell(rates, times))
+    assert named(chart) == ["a"]
+
+
 def test_two_arms_or_arms_without_a_latency_have_no_chart():
-    assert frontier_chart(cell({"base": 1.0, "fast": 2.0}, {"base": 1.0, "fast": 2.0})) is None
-    assert frontier_chart(cell(latency={**LATENCY, "slow": None})) is None
-    assert frontier_chart(replace(cell(), rows=cell().rows[:1])) is None
+    assert charts(cell({"base": 1.0, "fast": 2.0}, {"base": 1.0, "fast": 2.0})) == []
+    assert charts(cell(latency={**LATENCY, "slow": None})) == []
+    assert charts(replace(cell(), rows=cell().rows[:1])) == []
 
 
 def test_a_frontier_of_many_arms_is_not_named():
     arms = [f"a{n}" for n in range(9)]
-    chart = frontier_chart(cell(*({arm: float(n + 1) for n, arm in enumerate(arms)},) * 2))
-    assert not [mark for mark in chart.marks if isinstance(mark, Text)]
+    (chart,) = charts(cell(*({arm: float(n + 1) for n, arm in enumerate(arms)},) * 2))
+    assert named(chart) == []

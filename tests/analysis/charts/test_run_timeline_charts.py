@@ -9,23 +9,19 @@ from labkit.analysis.charts.run_timeline_charts import (
     MAX_SHOWN_REQUESTS,
     SERIES_LABELS,
     SERIES_STYLES,
-    evenly_chosen,
-    kv_utilization_chart,
-    kv_utilizations,
-    memory_chart,
-    requests_chart,
-    run_timelines,
-    series_class,
+    kv_utilization_section,
+    memory_timeline_section,
+    request_timeline_section,
 )
-from labkit.analysis.document.chart import Bars, Line
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.chart import Bars, Line, Text
 
 MIB = 2**20
 
 
 def request(name, admitted_ms=1500, **others):
     times = {"submitted_ms": 1000, "ttft_ms": 2000, "e2e_ms": 3500, "admitted_ms": admitted_ms}
-    return {"id": name, **times, **others}
+    known = {key: ms for key, ms in times.items() if ms is not None}
+    return {"id": name, **known, **others}
 
 
 def record(arm="a", ok=True, requests=None, timeline=None):
@@ -45,22 +41,29 @@ def test_related_series_share_a_colour_and_no_two_a_style():
         if name != "mlx_peak_bytes":  # beside its own two
             colours.setdefault(SERIES_LABELS[name].partition(" ")[0].strip(","), set()).add(colour)
     assert colours == {"process": {0}, "KV": {1}, "MLX": {2}, "compressed": {4}}
-    assert series_class("rss_bytes") == "line series0"
-    assert series_class("swap_bytes") == "line series0 dashed"
+
+
+def shown(records, arms=("a",), section=request_timeline_section):
+    """Return the section's charts, each with its caption and keys."""
+    cell = SimpleNamespace(real_arms=arms, stem=str)
+    parts = section.parts(SimpleNamespace(records=records, cell=cell))
+    return [part for part in parts if part.kind == "chart"]
 
 
 def test_a_timeline_is_that_of_the_first_run_that_has_one():
     failed, bare = record(ok=False), record(timeline={})
     late = record(requests=[request("late")])
     records = [failed, bare, record(requests=[]), record("b"), late, record(), record("c")]
-    found = run_timelines(records, ["a", "b", "d"])
-    assert [(one.arm, one.run) for one in found] == [("a", "b00-p00-a"), ("b", "b00-p00-b")]
-    (timeline, _) = found
-    assert timeline.requests[0].request == "late" and timeline.t_s == (0.0, 5.0)
-    assert timeline.memory_mib == {"rss_bytes": (1.0, 3.0), "kv_used_bytes": (0.0, 1.0)}
-    assert timeline.end_s == 5.0  # the memory's last time; the request ends at 4.5
-    chart = memory_chart(timeline, 6.0)
-    assert (chart.x, chart.y) == ((0.0, 6.0), (0.0, pytest.approx(3.15)))
+    found = shown(records, ["a", "b", "d"], memory_timeline_section)
+    assert [part.caption for part in found] == ["a, run b00-p00-a", "b, run b00-p00-b"]
+    (requests, _) = shown(records, ["a", "b", "d"])
+    assert requests.chart.marks[0].tips == ("late",)
+    chart = found[0].chart
+    # To the memory's last time; the request ends at 4.5.
+    assert (chart.x, chart.y) == ((0.0, 5.0), (0.0, pytest.approx(3.15)))
+    assert found[0].keys == (
+        ("process, resident", "line series0", "line"), ("KV used", "line series1", "line"),
+    )  # fmt: skip
     assert [(mark.arm, mark.points) for mark in chart.marks if isinstance(mark, Line)] == [
         ("process, resident", ((0.0, 1.0), (5.0, 3.0))),
         ("KV used", ((0.0, 0.0), (5.0, 1.0))),
@@ -79,25 +82,22 @@ def test_a_timeline_is_that_of_the_first_run_that_has_one():
     ],
 )
 def test_phases_meet_where_a_request_is_admitted_and_begins_to_decode(changes, phases):
-    (timeline,) = run_timelines([record(requests=[request("r0", **changes)])], ["a"])
-    (times,) = timeline.requests
-    assert {name: (start, end) for name, start, end in times.phases()} == phases
-    assert timeline.phases == tuple(phases)
-    assert ("prefill includes waiting" in timeline.caption()) is ("waiting" not in phases)
-    bars = [mark for mark in requests_chart(timeline, 6.0).marks if isinstance(mark, Bars)]
-    assert [mark.boxes[0][:2] for mark in bars] == [*phases.values()]
+    (part,) = shown([record(requests=[request("r0", **changes)])])
+    assert ("prefill includes waiting" in part.caption) is ("waiting" not in phases)
+    bars = [mark for mark in part.chart.marks if isinstance(mark, Bars)]
+    assert {mark.style: mark.boxes[0][:2] for mark in bars} == phases
+    assert part.keys == tuple((name, f"bar {name}", "bar") for name in phases)
     assert all(mark.boxes[0][2:] == pytest.approx((0.1, 0.9)) for mark in bars)
 
 
 def test_of_many_requests_some_are_shown():
-    many = [request(str(i)) for i in range(MAX_SHOWN_REQUESTS + 1)]
-    (timeline,) = run_timelines([record(requests=many)], ["a"])
-    assert len(timeline.requests) == 400 and timeline.caption("x").endswith(
-        "x; 400 of 401 requests, evenly chosen"
-    )
-    (all_shown,) = run_timelines([record(requests=many[1:])], ["a"])
-    assert all_shown.missing() == ""
-    assert evenly_chosen(range(10), 4) == [0, 2, 5, 7] and evenly_chosen([1, 2], 4) == [1, 2]
+    many = [request(str(i)) for i in range(1000)]
+    (part,) = shown([record(requests=many)])
+    assert part.caption.endswith("; 400 of 1,000 requests, evenly chosen")
+    waiting = part.chart.marks[0].tips
+    assert len(waiting) == 400 and waiting[:4] == ("0", "2", "5", "7")
+    (all_shown,) = shown([record(requests=many[:MAX_SHOWN_REQUESTS])])
+    assert all_shown.caption.endswith("in the order of submission")
 
 
 def cell(**arms):
@@ -112,21 +112,26 @@ def cell(**arms):
     return planted_cell(arms=[{"name": n, "role": r, "counters": c} for n, r, c in rows])
 
 
+def charts(**arms):
+    """Return the charts of the page's section, and of the picture beside it."""
+    parts = kv_utilization_section.parts(SimpleNamespace(cell=cell(**arms)))
+    return [part.chart for part in parts[:1] for _ in parts[1:]]
+
+
 def test_every_label_has_reserved_used_and_wasted_memory():
-    utilizations = kv_utilizations(cell(padded=(90, 35), paged=(35.5, 35), mlx_lm=(90, None)))
-    assert [(each.arm, each.label) for each in utilizations] == [
-        ("padded", "35.00 of 90.00 MiB, 61.1 % wasted"),
-        ("paged", "35.00 of 35.50 MiB, 1.4 % wasted"),
+    (chart,) = charts(padded=(90, 35), paged=(35.5, 35.6), mlx_lm=(90, None))
+    assert chart.rows == ("padded", "paged")
+    assert [mark.text for mark in chart.marks if isinstance(mark, Text)] == [
+        "35.00 of 90.00 MiB, 61.1 % wasted",
+        "35.50 of 35.50 MiB, 0.0 % wasted",
     ]
+    bars = [mark for mark in chart.marks if isinstance(mark, Bars)]
+    assert [(bar.arm, bar.style, bar.boxes[0][:2]) for bar in bars] == [
+        ("padded", "reserved", (0, 90)), ("padded", "used", (0, 35)),
+        ("paged", "reserved", (0, 35.5)), ("paged", "used", (0, 35.5)),
+    ]  # fmt: skip
 
 
 def test_arms_that_do_not_differ_have_no_bars():
-    assert kv_utilizations(cell(padded=(90, 35), mlx_lm=(90, None))) == []
-    assert kv_utilizations(cell(paged=(36, 35), seq_map=(36, 35))) == []
-
-
-def test_bars_are_as_long_as_their_bytes():
-    utilizations = kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
-    svg = chart_svg(kv_utilization_chart(utilizations))
-    assert svg.count('class="bar reserved"') == svg.count('class="bar used"') == 2
-    assert "75.0 % wasted" in svg
+    assert charts(padded=(90, 35), mlx_lm=(90, None)) == []
+    assert charts(paged=(36, 35), seq_map=(36, 35)) == []

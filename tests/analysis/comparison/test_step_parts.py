@@ -174,6 +174,12 @@ def test_fewer_steps_are_said_with_their_reason():
         "12 % fewer steps, because drafts were accepted 1.82 times per step (baseline 0); "
         "each step takes 6 % longer"
     )
+    # Preemptions add steps, so they are no reason for fewer.
+    optimistic = {"preemptions": 4.0, "steps.total": 88.0, "tokens.computed": 1410.0}
+    base = {**COUNTERS, "preemptions": 0.0}
+    found = count_changes([base] * 3, [COUNTERS | optimistic] * 3)
+    fewer = count_sentences(found, 1.0)[0]
+    assert fewer.startswith("12 % fewer steps, because a step has 16 tokens (baseline 14); each")
     varying = [{**COUNTERS, "preemptions": n} for n in (1.0, 4.0)]
     assert not count_changes(varying, [{**COUNTERS, "preemptions": 3.0}] * 2)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from labkit.analysis.comparison.text_quality import (
     broken_limits,
     text_qualities,
 )
+from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.findings.cell_findings import Findings
 from labkit.analysis.findings.outputs_text import interval_text, quality_sentences, share_text
@@ -28,13 +30,7 @@ from labkit.analysis.statistics.block_jackknife import (
     positive_interval,
     quantile_interval,
 )
-from labkit.analysis.tables.text_quality_tables import (
-    quality_table,
-    quoted,
-    speed_quality_chart,
-    speed_quality_points,
-    worst_places_table,
-)
+from labkit.analysis.tables.text_quality_tables import quality_section
 from labkit.analysis.tables.validity_tables import output_noun
 from labkit.config.experiment import QualityLimits
 from labkit.records import Arm, CaseRecord, Record
@@ -151,19 +147,27 @@ def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
     assert {newer.metrics[name].low for name in ("kl_p99", "kl_p99_9")} == {None}
 
 
+def parts(cell, records):
+    """Return the section's charts and tables."""
+    cell = replace(cell, quality=tuple(text_qualities(cell.real_arms, records)))
+    found = quality_section.parts(SimpleNamespace(cell=cell, records=records))
+    content = {"chart": "chart", "table": "table"}
+    return [getattr(part, content[part.kind]) for part in found if part.kind in content]
+
+
 def test_tables_have_a_line_per_arm_and_the_worst_places():
-    table = quality_table(scored(), RECORDS)
-    assert [quality.arm for quality in table.lines] == ["base", "lossy"]
+    table, places = parts(CELL, RECORDS)
+    assert [table.cells(quality)[0] for quality in table.lines] == ["base", "lossy"]
     assert "32 windows" in table.notes[0] and "12.50%" in table.notes[1]
-    (place,) = worst_places_table(CELL, RECORDS).lines
-    assert place == ("lossy", PLACE)
-    assert quality_table(CELL, RECORDS) is None
+    assert [places.cells(place) for place in places.lines] == [
+        ["lossy", "0.5", r"a\n", "b¦", "c", "d", "e", "text 1, token 0 + 3"]
+    ]
+    assert parts(CELL, [record("base", 0.0, outcome="crashed")]) == []
 
 
 def test_a_server_compared_on_fewer_tokens_is_named_below_the_table():
-    assert len(quality_table(scored(), RECORDS).notes) == 3  # the last: some have no interval
-    records = [record("base", 0.0), record("lossy", 0.1, top=20)]
-    table = quality_table(scored(records), records)
+    assert len(parts(CELL, RECORDS)[0].notes) == 3  # the last: some have no interval
+    table, _ = parts(CELL, [record("base", 0.0), record("lossy", 0.1, top=20)])
     assert "arm lossy returns its 20 likeliest tokens" in table.notes[2]
     assert "Fewer than 16 windows" in table.notes[3]
 
@@ -197,18 +201,37 @@ def test_the_outputs_of_a_scoring_workload_are_not_requests():
     assert output_noun(cell, []) == "requests"
 
 
+def speeds(**effects):
+    """Return a cell whose arms have these effects on speed; None: an effect that is not known."""
+    comparisons = [{"arm": arm, "effect_pct": effect, "ci_low_pct": None, "ci_high_pct": None}
+                   for arm, effect in effects.items()]  # fmt: skip
+    arms = [ARMS[0], *({"name": arm, "role": "arm"} for arm in effects)]
+    return planted_cell([{"metric": "total_tok_s", "comparisons": comparisons}], arms=arms)
+
+
+def test_the_frontier_has_no_arm_that_another_exceeds_in_both():
+    shifts = {"late": 0.3, "faster": 0.4, "slow": 0.1, "fast": 0.2, "same": 0.0, "base": 0.0}
+    cell = speeds(late=5.0, faster=9.0, slow=-1.0, fast=5.0, same=-2.0, unknown=None)
+    chart, *_ = parts(cell, [record(arm, shift) for arm, shift in shifts.items()])
+    tips = [tip for mark in chart.marks if isinstance(mark, Dots) for tip in mark.tips]
+    on = {tip.partition(":")[0] for tip in tips if tip.endswith(", on the frontier")}
+    assert len(tips) == 6 and on == {"base", "fast", "faster"}
+
+
 def test_the_chart_has_both_intervals_and_names_the_frontier():
     effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
     rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
-    cell = scored(rows=rows)
-    base, lossy = speed_quality_points(cell)
-    assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
-    assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), cell.quality[1].metrics["kl_mean"])
-    svg = chart_svg(speed_quality_chart(cell))
+    chart, *_ = parts(planted_cell(rows, arms=ARMS), RECORDS)
+    lines = [mark.points for mark in chart.marks if isinstance(mark, Line) and mark.arm]
+    (_, lossy), kl = text_qualities(["base", "lossy"], RECORDS), lines[2][0][1]
+    assert kl == lossy.metrics["kl_mean"].estimate and lines == [
+        ((0, 0), (0, 0)), ((0, 0), (0, 0)), ((10, kl), (15, kl)),
+        ((12.5, lossy.metrics["kl_mean"].low), (12.5, lossy.metrics["kl_mean"].high)),
+    ]  # fmt: skip
+    svg = chart_svg(chart)
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
-    effect["effect_pct"] = None
-    assert speed_quality_chart(scored(rows=rows)) is None
+    assert len(parts(speeds(lossy=None), RECORDS)) == 2  # no chart
 
 
 def test_texts_of_intervals():
@@ -216,7 +239,6 @@ def test_texts_of_intervals():
     assert interval_text(Interval(0.5, None, None)) == "0.5"
     assert interval_text(Interval(0, 0, 0)) == "0"
     assert share_text(Interval(0.991, 0.987, 0.995)) == "99.10 % (98.70 to 99.50)"
-    assert quoted("a\n|") == r"a\n¦"
 
 
 def test_a_mean_has_student_s_interval_of_its_block_means():

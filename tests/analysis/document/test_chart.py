@@ -1,5 +1,7 @@
 """Charts as data: what is drawn of very many points, and what the page's script is given."""
 
+import json
+
 import pytest
 
 from labkit.analysis.document.chart import (
@@ -7,8 +9,6 @@ from labkit.analysis.document.chart import (
     Chart,
     Dots,
     changes,
-    compact,
-    extremes,
     padded_range,
 )
 from labkit.analysis.document.svg_elements import chart_svg
@@ -46,8 +46,9 @@ def test_few_points_are_all_drawn():
 
 def test_extremes_keep_the_order_and_both_ends_of_each_part():
     points = [(0.0, 1.0), (1.0, 5.0), (2.0, -3.0), (3.0, 2.0), (4.0, 0.0), (5.0, 0.5)]
-    assert extremes(points, 2) == [points[0], points[1], points[2], points[3], points[4], points[5]]
-    assert extremes(points, 1) == [points[0], points[1], points[2], points[5]]
+    points.insert(4, (3.5, 1.5))
+    assert chart([]).thin(points, "", 4) == [*points[:4], *points[5:]]
+    assert chart([]).thin(points, "", 2) == [*points[:3], points[6]]
 
 
 def test_dots_of_one_style_become_one_mark_with_their_tips():
@@ -84,10 +85,11 @@ def test_what_a_chart_lacks_is_removed_by_its_changes():
 
 
 def test_numbers_are_short_and_defaults_left_out():
-    content = chart([(1.0, 1 / 3)]).to_json()
-    assert content["marks"] == [{"k": "line", "c": "line arm0", "a": "map", "p": [1, 0.333333]}]
+    content = chart([(1.0, 1 / 3), (2.0, 12345678.0)]).to_json()
+    (line,) = content["marks"]
+    assert json.dumps(line.pop("p")) == "[1, 0.333333, 2, 12345700]"
+    assert line == {"k": "line", "c": "line arm0", "a": "map"}
     assert not {"rows", "log", "zooms", "records"} & set(content)
-    assert compact(12345678.0) == 12345700 and compact(2.0) == 2
 
 
 def test_a_range_is_padded_even_if_it_is_empty():

@@ -16,7 +16,6 @@ from planted_cells import planted_cell
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
-from labkit.analysis.charts.run_timeline_charts import run_timelines
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_elements import NUM_STYLES, arm_classes
 from labkit.analysis.findings.cell_findings import plan_findings
@@ -347,24 +346,6 @@ def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
     for phase in ("waiting", "prefill", "decode"):
         bars = page.count(f'<rect class="bar {phase}" x=') - 2  # without those of the legends
         assert bars == 2 * 8  # 8 requests, 2 arms
-
-
-def test_an_engine_that_does_not_report_admissions_has_two_phases(make_cell):
-    def silent(record):
-        case = record.cases[0]
-        requests = [dict(r) for r in case.notes["requests"]]
-        for request in requests:
-            del request["admitted_ms"]
-        return replace(record, cases=(replace(case, notes={"requests": requests}),))
-
-    analysis = analyse(make_cell("study/cell", requests=True, change=silent))
-    (timeline,) = run_timelines(analysis.data.records, ["seq_map"])
-    assert timeline.phases == ("prefill", "decode") and "includes waiting" in timeline.caption()
-    assert [name for name, _, _ in timeline.requests[0].phases()] == ["prefill", "decode"]
-    assert timeline.memory_mib["kv_used_bytes"] == (1, 2, 4, 8, 0)
-    request = timeline.requests[3]
-    assert request.submitted_s == 0.003
-    assert request.finished_s > request.first_token_s > request.submitted_s
 
 
 def test_the_html_report_loads_nothing_from_elsewhere(study, capsysbinary):

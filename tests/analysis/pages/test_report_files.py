@@ -3,14 +3,16 @@
 import json
 import os
 from collections import Counter
+from urllib.parse import unquote
 
 import pytest
 
 from labkit.analysis.comparison import cell_analysis
 from labkit.analysis.pages import cell_report_content, report_files
+from labkit.analysis.pages.article_placeholders import PlaceholderFunctions
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.archive import archive_study
-from labkit.records import open_study
+from labkit.records import open_study, read_cell
 from labkit.records.study_archive import StudyArchive
 
 SEEDS = (1, 2, 3)
@@ -68,6 +70,22 @@ def test_many_cells_have_pages_of_their_own_and_the_same_results(study, counts, 
         assert f'href="../{cell.dir}/' in own and 'href="../report.html">study' in own
         assert cell.answer in (study / "cells" / f"{cell.dir}.md").read_text()
     assert "## Verdicts" not in text and not list(study.glob("plots/*"))
+
+
+def test_an_article_links_to_the_page_of_its_cell(study, monkeypatch):
+    apart(monkeypatch)
+    cell = report_files.write_study(study, plots=False).cells[-1].dir
+    functions = PlaceholderFunctions(study.parent, AnalysisCache())
+    case = read_cell(study / cell)["rows"][0]["case"]
+    *_, last = functions._reports(study)
+    name = last.analysis.name
+    call = f"value({study.name!r}, case={case!r}, cell={name!r})"
+    target = unquote(functions.fill(call).target)
+    page, _, anchor = target.partition("#")
+    assert page == f"{study.name}/cells/{cell}.html"
+    assert f'id="{anchor}"' in (study.parent / page).read_text()
+    table = functions._report(study.name, name)[0].results
+    assert {one.link(table.lines[0]) for one in table.columns if one.link} == {f"#{anchor}"}
 
 
 def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):

@@ -496,6 +496,18 @@ def test_an_option_of_either_study_alone_is_refused(place):
         compare(*ordered(place, *sides))
 
 
+def test_options_with_other_names_and_defaults_and_new_ones_are_no_difference():
+    """As in an archive of an earlier version, which asks the same."""
+    former = {"name": "paged", "server": {"preset": "mlx_lm", "start_timeout_s": 300.0},
+              "attention": {"gqa_sharing": True}}  # fmt: skip
+    today = {"name": "paged", "server": {"preset": "mlx_lm", "requirements": []},
+             "attention": {"unit": "auto"}, "kv": {"free_list": "lifo"}}  # fmt: skip
+    assert compare(study(config={"engine": former}), study(config={"engine": today}))
+    other = {**today, "kv": {"free_list": "fifo"}}
+    with pytest.raises(StudiesNotComparable, match="free_list was lifo, now fifo"):
+        compare(study(config={"engine": former}), study(config={"engine": other}))
+
+
 # --- notes
 
 

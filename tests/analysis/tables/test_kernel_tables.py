@@ -1,24 +1,12 @@
 """Tables of kernel workloads besides times: counters per dispatch, and the roofline."""
 
-import math
 from dataclasses import replace
-from math import log10
 
 import pytest
 
 from labkit.analysis import write_study
-from labkit.analysis.charts.roofline import (
-    RooflineLimits,
-    RooflinePoint,
-    _axis_ranges,
-    _mark_positions,
-    best_limits,
-    case_labels,
-    cases_line,
-    roofline_points,
-)
+from labkit.analysis.charts.roofline import roofline_points
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.document.svg_elements import power_of_ten_text, power_of_ten_ticks
 from labkit.analysis.tables.counter_tables import (
     dispatch_table,
     host_times_table,
@@ -29,37 +17,10 @@ from labkit.analysis.tables.published_table import host_time_rows, published_tab
 from labkit.analysis.tables.results_table import results_table
 from labkit.records import Metric
 
-LIMITS = RooflineLimits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
-
 
 def cells(table):
     return [dict(zip((c.heading for c in table.columns), table.cells(line), strict=True))
             for line in table.lines]  # fmt: skip
-
-
-def test_a_point_s_share_is_of_the_limit_that_binds():
-    # 10 MB at 50 GB/s take 200 us, 10 MFLOP at 400 GFLOP/s take 25 us.
-    memory = RooflinePoint("a", "x", 10**7, 10**7, 400e-6, LIMITS)
-    assert (memory.bound, memory.share) == ("memory", pytest.approx(0.5))
-    assert memory.intensity == 1 and memory.gb_s == pytest.approx(25)
-    # 1 GFLOP takes 2,500 us.
-    compute = RooflinePoint("a", "x", 10**7, 10**9, 10_000e-6, LIMITS)
-    assert (compute.bound, compute.share) == ("compute", pytest.approx(0.25))
-    assert compute.gflop_s == pytest.approx(100)
-    assert RooflinePoint("a", "x", 1, 1, 1.0, None).share is None
-
-
-def test_limits_are_the_best_that_any_good_run_reached(make_cell):
-    def change(record):
-        faster = {"read_gb_s": 60.0 if record.block == 1 else 40.0}
-        noted = {**record.notes["limits"], **faster}
-        if record.block == 2:
-            return replace(record, outcome="crashed", detail="x", notes={"limits": {"bad": 1}})
-        return replace(record, notes={"limits": noted})
-
-    records = analyse(make_cell(change=change)).data.records
-    assert best_limits(records) == replace(LIMITS, read_gb_s=60.0)
-    assert best_limits([replace(r, notes={}) for r in records]) is None
 
 
 def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
@@ -228,7 +189,6 @@ def test_old_records_have_no_work_table_and_no_roofline(make_cell):
     analysis = analyse(make_cell(change=change))
     assert dispatch_table(analysis.cell, analysis.data.records) is None
     assert roofline_points(analysis.cell, analysis.data.records) == []
-    assert roofline_points(analysis.cell, analysis.data.records) == []
 
 
 def test_the_report_has_the_work_table_and_the_roofline(make_cell):
@@ -238,28 +198,9 @@ def test_the_report_has_the_work_table_and_the_roofline(make_cell):
     assert "### Work per dispatch" in text and "(plots/kernel--roofline.png)" in text
     page = (study / "report.html").read_text()
     assert "intensity (FLOP per byte)" in page and "% of the limit</title>" in page
-
-
-def test_axes_are_labelled_with_powers():
-    assert [power_of_ten_text(e) for e in power_of_ten_ticks(-1.0, 1.0)] == [
-        "0.1", "0.2", "0.5", "1", "2", "5", "10"
-    ]  # fmt: skip
-    assert [power_of_ten_text(e) for e in power_of_ten_ticks(0.0, 3.0)] == [
-        "1",
-        "10",
-        "100",
-        "1,000",
-    ]
-
-
-def test_the_roofline_s_axes_leave_room_for_every_point():
-    points = [
-        RooflinePoint("a", "x", 10, 103, 1e-8, None),
-        RooflinePoint("b", "x", 10, 999, 1e-8, None),
-    ]
-    for (low, high), name in zip(_axis_ranges(points), ("intensity", "gflop_s"), strict=True):
-        places = [log10(getattr(p, name)) for p in points]
-        assert low + 0.09 <= min(places) and max(places) <= high - 0.09
+    assert "Cases: 1 decode, 64 reqs, ctx 128; 2 prefill, 8 × 512; arms of a case" in page
+    figure = page[page.index('aria-label="roofline"') :].partition("</svg>")[0]
+    assert figure.count(">1</text>") >= 1 and figure.count(">2</text>") >= 1
 
 
 @pytest.mark.parametrize(
@@ -284,43 +225,3 @@ def test_the_results_table_notes_the_state_of_the_caches(make_cell, states, says
     analysis = analyse(folder)
     notes = " ".join(results_table(analysis.cell, analysis.data.records).notes)
     assert (says in notes) if says else "Timed on" not in notes
-
-
-def crowded_points(arms=("a", "b")):
-    """Return points of cases that lie close together, with the arms' points on each other."""
-    work = [(f"case {i}", 10**6, 2 * 10**6 + 10**4 * i) for i in range(6)]
-    return [
-        RooflinePoint(case, arm, size, flops, 1e-3, LIMITS)
-        for case, size, flops in work
-        for arm in arms
-    ]
-
-
-def test_no_mark_hides_another_arm_s():
-    points = crowded_points()
-    x, _ = _axis_ranges(points)
-    places = _mark_positions(points, x)
-    assert len(set(places)) == len(places)
-    one, other = places[0], places[1]
-    assert one[1] == other[1] and other[0] - one[0] > 0.015 * (x[1] - x[0])
-    assert _mark_positions(crowded_points(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
-
-
-def test_every_case_has_its_number_and_no_two_numbers_cover_each_other():
-    points = crowded_points()
-    labels = case_labels(points, *_axis_ranges(points))
-    assert [label.text for label in labels] == ["1", "2", "3", "4", "5", "6"]
-    for i, one in enumerate(labels):
-        for other in labels[:i]:
-            assert abs(one.x - other.x) > 0.01 or abs(one.y - other.y) > 0.03
-    assert cases_line(points).startswith("Cases: 1 case 0; 2 case 1; ")
-
-
-def test_the_page_names_every_mark_of_the_roofline(make_cell):
-    study = make_cell("study/cell").parent
-    write_study(study, plots=False)
-    page = (study / "report.html").read_text()
-    assert "Cases: 1 decode, 64 reqs, ctx 128; 2 prefill, 8 × 512; arms of a case" in page
-    figure = page[page.index('aria-label="roofline"') :]
-    figure = figure[: figure.index("</svg>")]
-    assert figure.count(">1</text>") >= 1 and figure.count(">2</text>") >= 1

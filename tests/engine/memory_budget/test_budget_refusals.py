@@ -153,9 +153,9 @@ def experiment(**engine):
 def test_check_refuses_an_arm_before_anything_runs():
     tight = config.Budget(policy=config.BudgetPolicy.fraction, fraction=0.001, machine="sim_m1_8gb")
     with pytest.raises(config.ConfigError, match=r"set engine\.budget\.fraction=0\.01 or more$"):
-        memory_budget.check(experiment(budget=tight))
+        memory_budget.plan_for_arm(experiment(budget=tight))
     tight.fraction = 0.01
-    decision = memory_budget.check(experiment(budget=tight))
+    decision = memory_budget.plan_for_arm(experiment(budget=tight))
     # 0.01 x 8 GiB less 24,128,512 bytes of weights and 6.5 MiB of activations
     assert decision.blocks == (int((8 << 30) * 0.01) - 24_128_512 - 6_815_744) // 131_072
 
@@ -163,13 +163,13 @@ def test_check_refuses_an_arm_before_anything_runs():
 def test_check_ignores_kernel_workloads():
     alone = experiment(budget=config.Budget(machine="sim_m1_8gb", blocks=1 << 40))
     with pytest.raises(config.ConfigError):
-        memory_budget.check(alone)
+        memory_budget.plan_for_arm(alone)
     alone.workload = config.Workload(
         kind="kernel",
         concurrency=16,
         cases=[config.Case(name="a", decode=1, context=16)],
     )
-    assert memory_budget.check(alone) is None
+    assert memory_budget.plan_for_arm(alone) is None
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_stored_output_matrix_of_a_tied_model_is_not_counted(model_dir, tmp_pa
 
 def test_the_planned_memory_is_the_memory_of_the_run(tiny_dir):
     """The estimated weights equal the built model's, embedding and output matrix included."""
-    from labkit.workload.requests.request_workload import PROCESS_BYTES, RequestKind
+    from labkit.workload.requests.request_workload_kind import PROCESS_BYTES, RequestKind
 
     class OneRequest:
         def lengths(self, experiment):

@@ -233,14 +233,27 @@ def test_a_wrong_attention_is_refused_with_matrices_as_stored(model_dir, monkeyp
 
     called, numpy_product = [], dequantized_layers.numpy_product
 
-    def counted(x, weight):
-        called.append(weight.shape)
-        return numpy_product(x, weight)
+    def counted(x, layer):
+        called.append(layer)
+        return numpy_product(x, layer)
 
     monkeypatch.setattr(dequantized_layers, "numpy_product", counted)
     with pytest.raises(EngineError, match="refused by the self-test: its logits differ"):
         create(Engine(budget=Budget(blocks=32)), model_dir("quantised"))
     assert len(called) == 3 * 7 + 1  # every product of the three layers, and the output
+
+
+def test_a_product_in_slabs_is_that_of_the_whole_weight(monkeypatch):
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from labkit.engine.model import dequantized_layers
+
+    monkeypatch.setattr(dequantized_layers, "SLAB_BYTES", 4 * 64 * 8)
+    layer = nn.QuantizedLinear(64, 50, bits=4, group_size=32)  # six slabs, and a rest
+    x = mx.random.normal((2, 3, 64))
+    products = dequantized_layers.numpy_product(x, layer), dequantized_layers.mlx_product(x, layer)
+    np.testing.assert_allclose(*map(np.asarray, products), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("one_too_far")

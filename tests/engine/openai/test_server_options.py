@@ -8,7 +8,8 @@ from labkit import config
 from labkit.config import PRESETS
 from labkit.config.engine.openai_server import PLACEHOLDERS
 from labkit.workload import in_process_rules
-from labkit.workload.requests import request_workload, run_warnings
+from labkit.workload.requests import run_warnings
+from labkit.workload.requests.request_workload_kind import KIND
 
 
 def experiment(server=None, source="chat", **engine):
@@ -131,10 +132,11 @@ def test_a_preset_knows_how_long_its_server_takes_to_start():
         300.0, 900.0, 5.0,
     )  # fmt: skip
     seconds = {
-        name: request_workload.KIND.estimate(experiment(config.OpenAIServer(preset=name))).seconds
+        name: KIND.estimate(experiment(config.OpenAIServer(preset=name))).seconds
         for name in ("mlx_lm", "vllm")
     }
-    assert seconds["vllm"] - seconds["mlx_lm"] == PRESETS["vllm"].start_s > 0
+    more = PRESETS["vllm"].start_s - PRESETS["mlx_lm"].start_s
+    assert seconds["vllm"] - seconds["mlx_lm"] == more > 0
 
 
 def test_server_arms_do_not_share_a_process():
@@ -157,9 +159,9 @@ def test_the_plan_warns_about_untested_servers():
 
 def test_chat_needs_conversations():
     chat = config.OpenAIServer(api=config.Api.chat)
-    request_workload.KIND.check(experiment(chat))
+    KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids, not conversations"):
-        request_workload.KIND.check(experiment(chat, source="synthetic"))
+        KIND.check(experiment(chat, source="synthetic"))
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
@@ -167,4 +169,4 @@ def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
 
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(config.ConfigError, match=r"pip install 'mlx-labkit\[http\]'"):
-        request_workload.KIND.check(experiment())
+        KIND.check(experiment())

@@ -332,6 +332,24 @@ class ShortestFirst:
         return prefix.num_tokens
 
 
+class Failing:
+    name = "failing"
+
+    def eviction_key(self, prefix):
+        raise ZeroDivisionError
+
+
+@BOTH
+def test_a_policy_that_fails_is_heard_of_once_and_memory_is_released(name):
+    bench = Bench(name, 6, make=lambda pool: prefix_cache.create(name, pool, Failing()))
+    with pytest.raises(ZeroDivisionError):
+        bench.serve("aabbcc")
+    bench.check()
+    bench.serve("ddee")
+    bench.cache.clear()
+    assert bench.pool.num_free == 6
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("policy", "kept"),

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.runner import logits_self_test
+from labkit.engine.runner import logits_self_test, stored_logits
 from labkit.engine.runner.logits_self_test import ExpectedLogitsCache
 from labkit.machine import numpy_blas_threads
 
@@ -65,6 +65,29 @@ def test_other_weights_under_the_same_name_are_compared_with_their_own_logits(
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     load(path)
     assert len(computed) == 2
+
+
+def test_another_process_finds_a_large_model_s_logits_in_the_cache(
+    computed, model_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(stored_logits, "MIN_STORED_BYTES", 1)
+    monkeypatch.setattr(stored_logits, "SETTLED_S", 0)
+    path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
+
+    def load_in_another_process():
+        monkeypatch.setattr(logits_self_test, "EXPECTED_LOGITS", ExpectedLogitsCache(max_models=2))
+        load(path)
+        return len(computed)
+
+    assert [load_in_another_process() for _ in range(2)] == [1, 1]
+    (entry,) = (tmp_path / "cache" / "expected").iterdir()
+    entry.write_bytes(entry.read_bytes()[:100])  # a damaged entry
+    assert [load_in_another_process() for _ in range(2)] == [2, 2]
+    os.utime(path / "model.safetensors", ns=(0, 0))
+    assert load_in_another_process() == 3
+    monkeypatch.setattr(stored_logits, "MIN_STORED_BYTES", 1 << 30)
+    assert load_in_another_process() == 4
 
 
 def test_engines_cannot_change_the_logits_that_they_share(model_dir):

@@ -7,6 +7,7 @@ from stub_engine import make_engine, request, run
 from test_kv_layouts import prompts
 
 from labkit import config
+from labkit.doctor.engine_profile import profile
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import StepTiming
 from labkit.engine.runner.step_clocks import (
@@ -17,6 +18,7 @@ from labkit.engine.runner.step_clocks import (
     ClockedEngine,
     StepClocks,
 )
+from labkit.records import Record
 
 DELAY = 1.0  # far more than the real time of a stub's step
 
@@ -73,6 +75,29 @@ def test_a_delay_is_the_time_of_its_part(part):
     assert times.pop(part) == pytest.approx(expected * DELAY * 1e6, rel=0.01)
     assert sum(map(abs, times.values())) < 0.01 * expected * DELAY * 1e6
     assert 0 < note["clocks_us"] < 1e5
+
+
+@pytest.mark.parametrize(("host_s", "bound"), [(0.25, "model"), (1.0, "neither"), (4.0, "host")])
+def test_the_doctor_s_profile_is_right_on_host_delays_planted_into_an_engine(host_s, bound):
+    clock = Hand()
+    engine, model = make_engine(16)
+    loop = engine._loop
+    loop._parts = loop._parts._replace(schedule=clock.delayed(loop._parts.schedule, host_s / 2))
+    loop._parts = loop._parts._replace(update=clock.delayed(loop._parts.update, host_s / 2))
+    loop._launcher.run_model = clock.delayed(model)
+    clocks = engine.time_steps(clock)
+    clocked = ClockedEngine(engine, clocks, clock)
+    clocked.check = lambda: None
+    tokens, _ = run(clocked, [request("r", range(5), 6)])
+    note = {**clocks.report(), "output_tokens": sum(map(len, tokens.values()))}
+    when = "2026-11-20T20:00:00Z"
+    record = Record("base", "baseline", 0, 0, 0, "ok", when, counters=engine.counters(),
+                    notes={"step_parts": note})  # fmt: skip
+    found = profile([record, record])
+    assert found.bound == bound
+    assert found.shares["host"].pct == pytest.approx(100 * host_s / (host_s + DELAY), rel=0.01)
+    hidden = min(host_s, DELAY) / max(host_s, DELAY)
+    assert found.gains["overlap"].pct == pytest.approx(100 * hidden, rel=0.02)
 
 
 def test_an_overlapped_step_is_one_part():

@@ -43,7 +43,7 @@ def scored(monkeypatch):
         counts.append(sum(part.num_rows for part in rows))
         return score_step(logits, num_sampling, rows)
 
-    monkeypatch.setattr("labkit.engine.engine_step.score_step", count)
+    monkeypatch.setattr("labkit.engine.step_loop.score_step", count)
     return counts
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from labkit import config
+from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, TokenEvent
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
@@ -39,6 +40,29 @@ def test_a_result_for_a_request_aborted_in_flight_is_dropped():
     events = scheduler.update(output, {"a": [Sampled(5, 0.1)], "b": [Sampled(6, 0.1)]})
     assert [event.request_id for event in events] == ["b"]
     scheduler.check()
+
+
+class FailingPolicy:
+    name = "failing"
+
+    def eviction_key(self, prefix):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("method", "live"), [("abort", False), ("preempt", True)])
+def test_a_failing_eviction_policy_leaves_no_request_between_two_states(method, live):
+    pool = BlockPool(20, 4)
+    manager = PagedKVCacheManager(pool, prefix_cache.create("hash", pool, FailingPolicy()), 1)
+    scheduler = Scheduler(config.Scheduler(), manager, frozenset())
+    for name, tokens in (("a", (1,) * 5), ("b", (2,) * 5)):
+        scheduler.add(Request(name, tokens, SamplingParams(max_tokens=2)))
+    scheduler.update(scheduler.schedule(), {"a": [Sampled(5, 0.1)], "b": [Sampled(6, 0.1)]})
+    with pytest.raises(ZeroDivisionError):
+        getattr(scheduler, method)("a")
+    scheduler.check()
+    assert scheduler.is_live("a") is live and not scheduler.is_running("a")
+    scheduler.close()
+    assert not scheduler.has_work() and pool.num_free == 20 - 1 - pool.num_evictable
 
 
 def test_decodes_come_first_whatever_the_order_of_arrival():

@@ -220,7 +220,7 @@ def test_a_broken_file_is_one_clear_line(broken, name):
         with pytest.raises(Undecodable) as caught:
             decoded = decode_frames(broken[name], files.asks(picks, decoder), 16)
             # What lies before the break can be taken; checking it says that the file is broken.
-            Reference(broken[name]).check(files.asks(picks, decoder), 16, frame_digests(decoded))
+            Reference(broken[name]).outputs(files.asks(picks, decoder), 16, frame_digests(decoded))
         line = str(caught.value)
         assert 5 < len(line) < 200 and "\n" not in line and str(broken[name]) not in line
 

@@ -23,5 +23,6 @@ connect((state) => {
   fill("note", `The picked keyframes are ${far.mean.toFixed(1)} frames from the exact positions on average, at most ${far.max}. ` +
     `The clip has ${plural(frames, "frame")}. Work is counted in decoded frames, not in time.`);
   const times = new Map(keyframes.map((key) => [key, lossy.filter((pick) => pick === key).length]));
+  fill("indices", `Entries of the list of keyframes: [${lossy.map((pick) => keyframes.indexOf(pick)).join(", ")}]; positions in the clip, as reported to the model: [${lossy.join(", ")}].`);
   fill("badges", ...[...times].map(([key, n]) => element("span", { class: n ? undefined : "none" }, `frame ${key}`, element("b", {}, `×${n}`))));
 });

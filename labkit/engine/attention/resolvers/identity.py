@@ -1,4 +1,4 @@
-"""Identity: in a pure decode batch token ``t`` belongs to sequence ``t``."""
+"""Unit -> sequence as identity: unit ``t`` of a decode batch is the token of sequence ``t``."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Resolver:
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the number of Q-blocks in the grid, including those without work."""
+        """Return the number of Q-blocks in the grid: an upper bound, so some have no work."""
         return int(cu[-1] // BQ + len(cu) - 1)
 
     def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:

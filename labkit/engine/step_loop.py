@@ -58,7 +58,7 @@ class PendingStep(NamedTuple):
     wait_logits: WaitLogits
 
 
-class StepResults(NamedTuple):
+class ComputedStep(NamedTuple):
     """A computed step: its new tokens and its prompt log probabilities, by request id."""
 
     step: PendingStep
@@ -72,8 +72,8 @@ class StepParts(NamedTuple):
     schedule: Callable[[], SchedulerOutput]
     draft: Callable[[SchedulerOutput], SchedulerOutput]  # called by ``schedule``
     build: Callable[[SchedulerOutput], Batch]
-    sample: Callable[[PendingStep, Logits], StepResults]
-    update: Callable[[StepResults], list[TokenEvent]]
+    sample: Callable[[PendingStep, Logits], ComputedStep]
+    update: Callable[[ComputedStep], list[TokenEvent]]
 
 
 class StepLoop:
@@ -135,14 +135,14 @@ class StepLoop:
         results, self._in_flight = self._run(last)
         return self._parts.update(results) if results else []
 
-    def sync(self, last: PendingStep | None) -> tuple[StepResults | None, None]:
+    def sync(self, last: PendingStep | None) -> tuple[ComputedStep | None, None]:
         """Launch a step and return its results. No step stays in flight."""
         scheduled = self._parts.schedule()
         if not scheduled:
             return None, None
         return self._finish(self._launch(scheduled, self._parts.build(scheduled))), None
 
-    def overlap(self, last: PendingStep | None) -> tuple[StepResults | None, PendingStep | None]:
+    def overlap(self, last: PendingStep | None) -> tuple[ComputedStep | None, PendingStep | None]:
         """Launch the next step; return the results of ``last``, and the step in flight.
 
         The results are processed while the new step runs.
@@ -197,16 +197,16 @@ class StepLoop:
             }
         )
 
-    def _finish(self, step: PendingStep) -> StepResults:
+    def _finish(self, step: PendingStep) -> ComputedStep:
         return self._parts.sample(step, step.wait_logits())
 
-    def _sample(self, step: PendingStep, logits: Logits) -> StepResults:
+    def _sample(self, step: PendingStep, logits: Logits) -> ComputedStep:
         batch = step.batch
         rows = self._sampler(logits, batch.sampling)
         scored = score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
-        return StepResults(step, self._speculation.accept(step.scheduled, rows), scored)
+        return ComputedStep(step, self._speculation.accept(step.scheduled, rows), scored)
 
-    def _update(self, results: StepResults) -> list[TokenEvent]:
+    def _update(self, results: ComputedStep) -> list[TokenEvent]:
         return self._scheduler.update(results.step.scheduled, results.sampled, results.scored)
 
     def drain(self) -> None:

@@ -195,7 +195,7 @@ class HybridKVCacheManager(KVCacheManager):
         self._snapshots.check(running, self._paged.cached_blocks())
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of both groups. Peaks are peaks of the sum over both."""
+        """Return the counters of both managers. Peaks are peaks of the sum over both."""
         attention, peak = self._attention.counters(), self._peak_bytes
         used = attention["kv_used_bytes"] + self._slots.peak_used * self._slots.slot_bytes
         return {
@@ -217,7 +217,7 @@ class HybridKVCacheManager(KVCacheManager):
 
 
 class HybridMemory:
-    """The arrays of both groups; see ``KVMemory``."""
+    """The arrays of keys and values, and those of states; see ``KVMemory``."""
 
     def __init__(self, attention: KVMemory, states: StateMemory) -> None:
         self._attention = attention

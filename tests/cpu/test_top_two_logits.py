@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from labkit.cpu.layers.greedy_sampling import CANDIDATE, find_candidate, merge_candidates, num_parts
+from labkit.cpu.layers.top_two_logits import CANDIDATE, find_candidate, merge_candidates, num_parts
 from labkit.engine.sampling.sampler import greedy
 
 # Python cannot call functions of kernels.

@@ -13,21 +13,19 @@ pytest.importorskip("msgspec")
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.tokenizer import LONG_TEXT
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.endpoint_helpers import (
-    GeneratedChoice,
-    check_choices,
+from labkit.server.apis.generated_choice import GeneratedChoice, token_logprob, usage
+from labkit.server.apis.request_checks import (
     check_free_length,
     check_model,
     check_stream,
     min_output,
     min_tokens_constraint,
+    num_choices,
     to_params,
-    token_logprob,
-    usage,
 )
 from labkit.server.generation.api_generation import TokenOutput
 from labkit.server.generation.prompt_encoding import check_contents, is_long, resolve_max_tokens
-from labkit.server.generation.serving_service import Service, choice_params
+from labkit.server.generation.service import Service, choice_params
 from labkit.server.types.api_error import ERROR_TYPES_BY_STATUS, ApiError
 from labkit.server.types.openai_types import Sampling, StreamOptions
 
@@ -104,8 +102,8 @@ def test_a_copy_of_the_parameters_has_the_next_seed():
         (check_free_length, (sampling(ignore_eos=False, min_tokens=0), "x"), None),
         (check_free_length, (sampling(ignore_eos=True), "x"), (400, "ignore_eos")),
         (check_free_length, (sampling(min_tokens=1), "x"), (400, "min_tokens")),
-        (check_choices, (SERVICE, 3), None),
-        (check_choices, (SERVICE, 4), (400, "n")),
+        (num_choices, (SERVICE, 3), None),
+        (num_choices, (SERVICE, 4), (400, "n")),
         (min_tokens_constraint, (SERVICE, sampling(min_tokens=4), 4), None),
         (min_tokens_constraint, (SERVICE, sampling(min_tokens=5), 4), (400, "min_tokens")),
         (
@@ -127,7 +125,7 @@ def test_a_request_is_refused_beyond_a_limit(check, arguments, error):
 
 
 def test_an_output_cannot_end_before_its_least_length():
-    assert check_choices(SERVICE, None) == 1 and check_choices(SERVICE, 2) == 2
+    assert num_choices(SERVICE, None) == 1 and num_choices(SERVICE, 2) == 2
     assert min_output(sampling(min_tokens=2), 9) == 2 and min_output(sampling(), 9) == 0
     assert min_output(sampling(min_tokens=2, ignore_eos=True), 9) == 9
     assert min_output(sampling(ignore_eos=True), None) == 0

@@ -22,7 +22,7 @@ PROCESS_BYTES = 150 << 20
 
 
 class KernelKind:
-    """Kernel cases; see ``WorkloadKind``."""
+    """Times single attention launches of the workload's cases; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
         w = experiment.workload

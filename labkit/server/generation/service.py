@@ -210,14 +210,14 @@ class Service:
         count = len(prompts) * n
         self.check_num_completions(count)
         self._check_room(count)
-        rooms = [params.max_tokens] * len(prompts) if max_tokens is None else max_tokens
+        limits = [params.max_tokens] * len(prompts) if max_tokens is None else max_tokens
         requests = [
             Request(
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
-                dataclasses.replace(choice_params(params, choice, constraint), max_tokens=room),
+                dataclasses.replace(choice_params(params, choice, constraint), max_tokens=limit),
             )
-            for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+            for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             for choice in range(n)
         ]
         generation = Generation(

@@ -1,4 +1,4 @@
-"""The token with the largest logit of every row, and its lead over the second-largest logit.
+"""The two largest logits of every row, and the token of the largest, for greedy decoding.
 
 A row is divided into parts, which threads search in parallel (``find_candidate``). Afterwards, the
 candidates of each row's parts are merged (``merge_candidates``).

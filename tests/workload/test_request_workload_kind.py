@@ -21,8 +21,8 @@ from labkit.config import (
     Workload,
 )
 from labkit.engine import memory_budget as budget
-from labkit.workload.requests import request_workload
-from labkit.workload.requests.request_workload import (
+from labkit.workload.requests import request_workload_kind
+from labkit.workload.requests.request_workload_kind import (
     FLOPS,
     PROCESS_BYTES,
     START_SECONDS,
@@ -56,9 +56,9 @@ def estimate(**changes):
 def facts(monkeypatch):
     """A model of a million weights in 4 MB, with 1,000 bytes of keys and values a token."""
     model = SimpleNamespace(matmul_weights=10**6, weight_bytes=4 * 10**6)
-    monkeypatch.setattr(request_workload, "_facts", lambda experiment: model)
+    monkeypatch.setattr(request_workload_kind, "_footprint", lambda experiment: model)
     monkeypatch.setattr(budget, "kv_bytes_per_token", lambda engine, model: 1000)
-    monkeypatch.setattr(request_workload, "_claimed_bytes", lambda experiment: 0)
+    monkeypatch.setattr(request_workload_kind, "_claimed_bytes", lambda experiment: 0)
     return model
 
 
@@ -83,7 +83,7 @@ def test_memory_is_that_of_the_longest_requests_together(facts, monkeypatch):
     for together, count in slots.items():
         needed = PROCESS_BYTES + facts.weight_bytes + 1000 * count
         assert estimate(concurrency=together).bytes == needed
-    monkeypatch.setattr(request_workload, "_claimed_bytes", lambda experiment: 1 << 40)
+    monkeypatch.setattr(request_workload_kind, "_claimed_bytes", lambda experiment: 1 << 40)
     assert estimate().bytes == 1 << 40
 
 
@@ -96,7 +96,7 @@ def model(vocab_size=100, max_context=64):
 
 
 def check(*prompts, blocks=5, **sizes):
-    request_workload._check(prompts, experiment(blocks=blocks), model(**sizes))
+    request_workload_kind._check(prompts, experiment(blocks=blocks), model(**sizes))
 
 
 def test_prompts_must_fit_the_vocabulary_the_context_and_the_pool():

@@ -1,33 +1,17 @@
-"""Helpers that the endpoints share: request checks, sampling parameters, logprobs and usage."""
+"""Checks of requests, and the engine's parameters and constraints that pass them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.request import SamplingParams
-from labkit.models.chat_template import RenderOptions
-from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.generation.api_generation import Generation, TokenOutput
-from labkit.server.generation.prompt_encoding import encode_conversation, resolve_max_tokens
-from labkit.server.generation.serving_service import Service, new_id
+from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ApiError, invalid
-from labkit.server.types.openai_types import (
-    PromptTokensDetails,
-    Sampling,
-    StructuredOutputs,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
-
-MIN_LOGPROB = -9999.0  # JSON has no infinity
+from labkit.server.types.openai_types import Sampling, StructuredOutputs
 
 
 def check_model(service: Service, model: str) -> None:
@@ -175,7 +159,7 @@ async def structured_grammar(
     return await grammars.from_schema(schema, param)
 
 
-def check_choices(service: Service, n: int | None) -> int:
+def num_choices(service: Service, n: int | None) -> int:
     """Return the number of choices, by default 1.
 
     Raises ``ApiError`` if ``n`` exceeds ``server.max_choices``.
@@ -186,127 +170,3 @@ def check_choices(service: Service, n: int | None) -> int:
             f"n={count}: must be at most {service.options.max_choices} (server.max_choices)", "n"
         )
     return count
-
-
-@dataclass(slots=True)
-class GeneratedChoice:
-    """The tokens, text and logprobs that a choice has generated so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop: str | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self.texts)
-
-    def add(self, output: TokenOutput) -> None:
-        """Add the choice's next output."""
-        if output.token is not None:
-            self.tokens.append(output.token)
-        if output.text:
-            self.texts.append(output.text)
-        if output.logprobs is not None:
-            self.logprobs.append(output.logprobs)
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        self.finish_reason, self.stop = output.finish_reason, output.stop
-
-
-async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
-    """Wait until all ``count`` choices have ended and return them."""
-    choices = [GeneratedChoice() for _ in range(count)]
-    async for outputs in generation.outputs():
-        for output in outputs:
-            choices[output.index].add(output)
-    return choices
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Return the usage object.
-
-    ``cached_tokens`` is the number of prompt tokens that were in the prefix cache.
-    """
-    total, details = prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
-    return Usage(prompt_tokens, completion_tokens, total, details)
-
-
-def token_logprob(service: Service, token: int, logprobs: Logprobs) -> TokenLogprob:
-    """Return the chat API's logprob object for a token and its most likely alternatives."""
-    own = _top_logprob(service, token, logprobs.token)
-    top = [_top_logprob(service, *pair) for pair in logprobs.top]
-    return TokenLogprob(own.token, own.logprob, own.bytes, top)
-
-
-def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
-    text = service.token_text(token)
-    utf8 = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-    return TopLogprob(text, clamp_logprob(logprob), utf8)
-
-
-def clamp_logprob(logprob: float) -> float:
-    """Return the logprob, but at least ``MIN_LOGPROB``: JSON cannot represent -inf."""
-    return max(logprob, MIN_LOGPROB)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation and the generation of its next message."""
-
-    id: str
-    prompt: list[int]
-    tools: RequestedTools
-    generation: Generation
-
-
-async def converse(
-    service: Service,
-    kind: str,
-    messages: list[dict[str, Any]],
-    tools: RequestedTools,
-    sampling: Sampling,
-    *,
-    limit: int | None,
-    param: str,
-    compile_grammar: Callable[[], Awaitable[GrammarConstraint | None]] | None = None,
-    options: RenderOptions | None = None,
-) -> Conversation:
-    """Start generating the next message of a conversation.
-
-    Parameters
-    ----------
-    kind
-        Prefix of the response's id.
-    tools
-        The tools that the model may call.
-    limit
-        The maximum number of tokens that the client requested, or None.
-    param
-        The request's field that contains the messages, for error messages.
-    compile_grammar
-        Returns the grammar that the message must match, or None if any text is allowed. Called
-        when the prompt has been accepted. If it returns None, the grammar of ``tools`` applies.
-    options
-        Options of the chat template.
-
-    Raises
-    ------
-    ApiError
-        The request cannot be served.
-    """
-    prompt = await encode_conversation(
-        service, messages, tools.definitions, param=param, options=options
-    )
-    max_tokens = resolve_max_tokens(service, prompt, limit, param=param)
-    params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
-    constraint = await compile_grammar() if compile_grammar else None
-    constraint = constraint or await tools.grammar(service)
-    call_id = new_id(kind)
-    generation = service.generate(
-        call_id, [prompt], params, 1, constraint, tools.single_call_parser
-    )
-    return Conversation(call_id, prompt, tools, generation)

@@ -18,7 +18,7 @@ class Place(NamedTuple):
     layer: int
 
 
-class GroupedAttention:
+class CacheGroupAttention:
     """An ``Attention`` over a backend for each group. Its metadata are those of each backend.
 
     ``places`` has the place of each layer.

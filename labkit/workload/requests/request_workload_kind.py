@@ -63,18 +63,12 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def units(self, experiment: Experiment) -> int:
-        """Return the number of requests."""
         return len(self.source(experiment).lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can.
-
-        See ``in_process_rules.requests``.
-        """
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
@@ -122,7 +116,7 @@ class RequestKind:
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
-        model = _facts(experiment)
+        model = _footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
@@ -130,7 +124,8 @@ class RequestKind:
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
         clocks = clocked_serving.share(experiment, output)
         server = experiment.engine.server
-        starts = server.server_preset.start_s if server.url is None else 0.0
+        own = experiment.engine.name == "openai" and server.url is None
+        starts = server.server_preset.start_s if own else 0.0
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
@@ -138,7 +133,7 @@ class RequestKind:
         warnings = run_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
-        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)
+        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings, starts)
 
     def _last_arrival_s(self, experiment: Experiment, count: int) -> float:
         """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
@@ -164,7 +159,7 @@ def _claimed_bytes(experiment: Experiment) -> int:
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
-    planned = memory_budget.check(experiment)
+    planned = memory_budget.plan_for_arm(experiment)
     return 0 if planned is None else planned.ceiling
 
 
@@ -199,8 +194,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         "requests or another model",
     )
     needed = blocks_for(experiment.engine.kv, [tokens])
-    planned = memory_budget.check(experiment)
-    if planned is None or needed <= planned.blocks:
+    planned = memory_budget.plan_for_arm(experiment)
+    if planned is None:
         return
     options = experiment.engine.budget
     if options.blocks is not None:
@@ -210,7 +205,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
-        False,
+        needed <= planned.blocks,
         f"{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",
@@ -230,14 +225,14 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
+def _footprint(experiment: Experiment) -> model_footprint.ModelFootprint:
     """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),
         compute_dtype.matrix_storage(experiment.engine),
     )
-    facts = model_footprint.from_model(experiment.model, *loading)
-    return facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    built = model_footprint.from_model(experiment.model, *loading)
+    return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()

@@ -9,7 +9,7 @@ from stub_engine import StubModel, make_engine, request, run, solo
 from labkit import config
 from labkit.engine import SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.engine_step import fill_placeholders
+from labkit.engine.step_loop import fill_placeholders
 
 
 class BlockedModel(StubModel):

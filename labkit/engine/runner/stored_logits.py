@@ -1,0 +1,60 @@
+"""The expected logits of large models, kept in the user's cache for later processes.
+
+Computing them is a third of the time in which a model of 100 MB loads from warm caches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pickle
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from labkit.engine.runner.logits_self_test import (
+    ExpectedLogits,
+    compute_expected,
+    file_states,
+    freeze,
+)
+from labkit.machine import cache_dir, numba_sources
+from labkit.machine.file_digest import SETTLED_S, file_state
+
+MIN_STORED_BYTES = 1 << 25  # a smaller model's logits are computed faster than this file is read
+Compute = Callable[[], ExpectedLogits]
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def get(model_dir: Path, model: Any, loading: tuple[Any, ...], compute: Compute) -> ExpectedLogits:
+    """Return the stored logits of a model, or call ``compute`` and store them.
+
+    ``model`` is mlx_lm's model, ``loading`` what the logits depend on besides its files. They are
+    computed again after a change of the model's files or class, of MLX or mlx_lm, or of the code
+    that computes them.
+    """
+    states = file_states(model_dir)
+    if sum(state.size for _, state in states) < MIN_STORED_BYTES:
+        return compute()
+    source = inspect.getsourcefile(type(model))
+    code = Path(inspect.getfile(compute_expected)).resolve()
+    key = (
+        states,
+        loading,
+        source and file_state(Path(source)),
+        [metadata.version(package) for package in ("mlx", "mlx-lm", "numpy")],
+        numba_sources.digest(code, _PACKAGE),
+    )
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    entry = cache_dir.root() / "expected" / name
+    try:
+        expected: ExpectedLogits = pickle.loads(entry.read_bytes())
+        freeze(expected)
+    except (OSError, EOFError, pickle.UnpicklingError):
+        expected = compute()
+        newest = max(state.changed_ns for _, state in states) / 1e9
+        if file_states(model_dir) == states and time.time() - newest > SETTLED_S:
+            cache_dir.write_file(entry, pickle.dumps(expected, pickle.HIGHEST_PROTOCOL))
+    return expected

@@ -1,0 +1,47 @@
+"""Marker files of prepared arms: what an arm needs is compiled once per machine and code."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+from labkit.config import Engine, from_plain, user_classes
+from labkit.machine import cache_dir
+from labkit.machine.facts import fingerprint
+from labkit.records import Arm
+
+# Options of a workload on which no compiled code depends: the cells of a sweep share the rest.
+NOT_COMPILED = ("arrivals", "limits", "capacity", "stagger_ms", "per_request", "step_trace")
+
+
+def marker_path(arm: Arm) -> Path:
+    """Return the path of the marker file of a prepared arm.
+
+    The file's name is a hash of everything that compiled code depends on. The file lies in numba's
+    cache, so that it is deleted with the cache.
+    """
+    cpu = str(fingerprint.facts().get("cpu_model"))
+    workload = {k: v for k, v in arm.config.get("workload", {}).items() if k not in NOT_COMPILED}
+    config = {**arm.config, "workload": workload}
+    facts = (_source(), fingerprint.versions(), sys.version, config, cpu, dict(arm.environment))
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return cache_dir.root() / "numba" / f"prepared-{digest[:32]}"
+
+
+@cache
+def _source() -> str:
+    """Return a digest of labkit's modules as this process found them."""
+    package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def write_marker(marker: Path, arm: Arm) -> None:
+    """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
+    if not user_classes(from_plain(Engine, arm.config.get("engine", {}))):
+        cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

@@ -1,0 +1,77 @@
+"""A choice of a response: its tokens, text and log probabilities, as the APIs return them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
+from labkit.server.generation.api_generation import Generation, TokenOutput
+from labkit.server.generation.service import Service
+from labkit.server.types.openai_types import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
+
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(slots=True)
+class GeneratedChoice:
+    """The tokens, text and logprobs that a choice has generated so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+    def add(self, output: TokenOutput) -> None:
+        """Add the choice's next output."""
+        if output.token is not None:
+            self.tokens.append(output.token)
+        if output.text:
+            self.texts.append(output.text)
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.finish_reason, self.stop = output.finish_reason, output.stop
+
+
+async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
+    """Wait until all ``count`` choices have ended and return them."""
+    choices = [GeneratedChoice() for _ in range(count)]
+    async for outputs in generation.outputs():
+        for output in outputs:
+            choices[output.index].add(output)
+    return choices
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Return the usage object.
+
+    ``cached_tokens`` is the number of prompt tokens that were in the prefix cache.
+    """
+    total, details = prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, total, details)
+
+
+def token_logprob(service: Service, token: int, logprobs: Logprobs) -> TokenLogprob:
+    """Return the chat API's logprob object for a token and its most likely alternatives."""
+    own = _top_logprob(service, token, logprobs.token)
+    top = [_top_logprob(service, *pair) for pair in logprobs.top]
+    return TokenLogprob(own.token, own.logprob, own.bytes, top)
+
+
+def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
+    text = service.token_text(token)
+    utf8 = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+    return TopLogprob(text, clamp_logprob(logprob), utf8)
+
+
+def clamp_logprob(logprob: float) -> float:
+    """Return the logprob, but at least ``MIN_LOGPROB``: JSON cannot represent -inf."""
+    return max(logprob, MIN_LOGPROB)
