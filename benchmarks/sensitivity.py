@@ -67,7 +67,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.comparison.arm_comparison import ArmComparison
+    from labkit.analysis.model.row_model import Comparison
     from labkit.experiment.cell import ReadyCell
     from labkit.experiment.compose.cell_composer import ComposedCell
     from labkit.experiment.launch.run_launcher import ProcessLauncher
@@ -515,17 +515,16 @@ def isolations_agreed(studies: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def planted_effect(study: dict[str, Any], row: int) -> ArmComparison:
+def planted_effect(study: dict[str, Any], row: int) -> Comparison:
     """Return the planted arm's effect and interval in a row of a study's summary."""
-    from labkit.analysis.comparison.arm_comparison import ArmComparison
+    from labkit.analysis.model.row_model import Comparison
 
     (one,) = study["rows"][row]["comparisons"]
-    low, high = one["ci_low_pct"], one["ci_high_pct"]
-    interval = None if low is None or high is None else (low, high)
-    return ArmComparison(one["arm"], "base", effect_pct=one["effect_pct"], ci_pct=interval)
+    numbers = (one[name] for name in ("effect_pct", "ci_low_pct", "ci_high_pct"))
+    return Comparison(one["arm"], "base", *numbers)
 
 
-def _difference(live: ArmComparison | None, other: ArmComparison | None) -> str:
+def _difference(live: Comparison | None, other: Comparison | None) -> str:
     from labkit.analysis.robustness.isolation_agreement import compare_effects
 
     agreement = compare_effects("", "planted", live, other)

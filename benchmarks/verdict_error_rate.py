@@ -25,13 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.comparison.arm_comparison import (
-    ArmComparison,
-    DecisionCriteria,
-    compare_arm,
-)
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.comparison.verdict import judge
+from labkit.analysis.model.row_model import Comparison
 
 Floats = NDArray[np.float64]
 PROCESSES, ROUNDS = 10, 16
@@ -85,7 +82,7 @@ def study(rng: np.random.Generator, noise: str, num_rows: int, num_arms: int) ->
     names = ["base", "control", *(f"arm {i}" for i in range(num_arms))]
     rows = as_rows(draw(rng, noise, num_rows, len(names)), names)
     control = compare_arm(rows, "control", "base", CRITERIA)
-    found: Mapping[str, list[ArmComparison]] = {
+    found: Mapping[str, list[Comparison]] = {
         arm: compare_arm(rows, arm, "base", CRITERIA, num_arms) for arm in names[2:]
     }
     words = {

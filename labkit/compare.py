@@ -87,7 +87,7 @@ def _compare(options: argparse.Namespace) -> int:
     print_notes("labkit.compare", analysis_cache.notes())
     _print(options.old, options.new, comparisons)
     changes = [change for comparison in comparisons for change in comparison.changes]
-    failed = any(change.verdict.word in options.fail_on for change in changes)
+    failed = any(change.comparison.verdict in options.fail_on for change in changes)
     undecidable = [
         str(new)
         for new, comparison in zip(options.new, comparisons, strict=True)

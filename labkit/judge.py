@@ -125,14 +125,13 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
     from labkit.config import count_text
 
     criteria = analysis.data.criteria
-    for one in analysis.judged:
-        c = one.comparison
+    for row, c in analysis.cell.compared:
         have = c.blocks * criteria.runs
-        place = f"{one.row.case}, {one.row.metric}, {c.arm}"
-        if one.verdict.word == "estimate_only" and have < MIN_RUNS_TO_CLAIM and one.row.primary:
+        place = f"{row.case}, {row.metric}, {c.arm}"
+        if c.verdict == "estimate_only" and have < MIN_RUNS_TO_CLAIM and row.primary:
             more = count_text(MIN_RUNS_TO_CLAIM - have, "more run")
             yield f"{place}: a verdict needs at least {more} of each arm"
-        if one.verdict.word != "inconclusive" or not one.row.primary:
+        if c.verdict != "inconclusive" or not row.primary:
             continue
         if c.sd is None or c.effect_pct is None or c.alpha_row is None:
             continue

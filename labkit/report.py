@@ -26,8 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.pages.replication_page import replication_files, write_replications
     from labkit.analysis.pages.report_files import FORMATS, FormatError, render
-    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
-    from labkit.analysis.studies.study_index import holds_studies
+    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache, holds_studies
 
     parser = Program(
         prog="python -m labkit.report",

@@ -85,7 +85,7 @@ LISTED = {
     "python -m labkit.compare": "the command's name alone",
     "python -m labkit.post --check": "the command's name and an option",
     "python -m labkit.post ARTICLE.md ...": "the form of a command",
-    "python -m labkit.report outputs": "runs: tests/analysis/studies/test_study_index.py",
+    "python -m labkit.report outputs": "runs: tests/analysis/pages/test_index_page.py",
     "python -m labkit.trace outputs/traced": "runs: tests/analysis/pages/test_trace_files.py",
     "python -m labkit.trace DIR": "runs: tests/analysis/pages/test_trace_files.py",
     "python -m labkit.serve": "the command's name alone",

@@ -5,20 +5,26 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 MINUS = "−"
 UNIT_NAMES = {"us": "µs"}
 UNKNOWN = "–"
 
 
-def round_significant(value: float | None) -> float | None:
+def round_digits(value: float) -> float:
     """Round to 10 significant digits.
 
     Logarithms and sums differ in their last bits between CPUs with different vector units, but a
     study rebuilt on another machine must be the same byte for byte.
     """
-    return None if value is None else float(f"{value:.10g}")
+    return float(f"{value:.10g}")
+
+
+def round_significant(value: float | None) -> float | None:
+    """Round to 10 significant digits; None stays None."""
+    return None if value is None else round_digits(value)
 
 
 def unit_name(unit: str | None) -> str:
@@ -98,6 +104,19 @@ def magnitude_text(value: float) -> str:
     if abs(value) >= 100:
         return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
+
+
+def machine_words(environment: Mapping[str, Any]) -> list[str]:
+    """Return a machine's CPU, cores, memory, system and accelerator, as far as they are known."""
+    cores, memory = environment.get("cores"), environment.get("memory_bytes")
+    words = (
+        environment.get("cpu_model"),
+        cores and f"{cores} cores",
+        memory and f"{memory / 2**30:.0f} GiB",
+        environment.get("os"),
+        environment.get("accelerator"),
+    )
+    return [str(word) for word in words if word]
 
 
 def join_names(names: Sequence[str], last: str = "and") -> str:

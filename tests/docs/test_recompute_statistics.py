@@ -62,10 +62,10 @@ def numbers_of_the_package(folder):
         for row in analysis.cell.to_json()["rows"]
         for one in row["comparisons"]
     }
-    for item in analysis.judged:
-        if item.comparison.equivalence is not None:
-            key = (item.row.case, item.row.metric, item.comparison.arm)
-            found[key]["equivalence_p"] = item.comparison.equivalence.p
+    for row, arms in zip(analysis.rows, analysis.comparisons, strict=True):
+        for arm, one in arms.items():
+            if one.equivalence is not None:
+                found[row.case, row.metric, arm]["equivalence_p"] = one.equivalence.p
     return {key: one for key, one in found.items() if one["p"] is not None}
 
 

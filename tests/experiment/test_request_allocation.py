@@ -263,5 +263,5 @@ def test_windows_are_scored_until_a_declared_look_decides_the_limits(
     assert analysis.data.design.quality_confidence == pytest.approx(1 - 0.05 / 3)
     (one,) = [q for q in analysis.cell.quality if q.arm == "new"]
     assert one.windows == windows
-    wider = text_qualities(["base", "new"], analysis.data.records)[1].kl_mean
+    wider = text_qualities(["base", "new"], analysis.data.records)[1].metrics["kl_mean"]
     assert one.metrics["kl_mean"].low < wider.low < wider.high < one.metrics["kl_mean"].high

@@ -1,10 +1,9 @@
-"""Charts of the HTML report: differences by block, runs in order, drift, latencies."""
+"""Charts of runs and effects: effects, differences by block, runs in order, drift, latencies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,16 @@ from labkit.analysis.comparison.observations import (
     complete_blocks,
     log_values,
 )
-from labkit.analysis.document.arm_styles import arm_classes
-from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
+from labkit.analysis.document.report_parts import (
+    CellSource,
+    ChartPart,
+    PictureFile,
+    ReportPart,
+    section,
+)
+from labkit.analysis.document.svg_elements import arm_classes
+from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name
@@ -31,6 +38,8 @@ LATENCIES = (
     ("e2e_ms", "time to the last token"),
 )
 CDF_POINTS = 101
+ARM_HEIGHT = 13  # per arm, in a row with several arms
+MAX_ROWS = 40  # the table shows the intervals of all rows
 
 
 def pairs_chart(cell: Cell, row: Row, metric_row: MetricRow) -> Chart | None:
@@ -46,11 +55,11 @@ def pairs_chart(cell: Cell, row: Row, metric_row: MetricRow) -> Chart | None:
     }
     if not found:
         return None
-    blocks = {block for pairs in found.values() for block in pairs.by_block}
+    blocks = {block for pairs in found.values() for block in pairs}
     total = max(len(cell.design.order), max(blocks) + 1)
     effects = {c.arm: c for c in row.comparisons if c.arm in found}
     margin = cell.design.margin_pct
-    known = [v for pairs in found.values() for v in pairs.by_block.values()]
+    known = [v for pairs in found.values() for v in pairs.values()]
     known += [pct for c in effects.values() for pct in c.known_pct]
     step = max(1, -(-total // 12))
     ticks = [(block + 1.0, str(block)) for block in range(0, total, step)]
@@ -68,13 +77,12 @@ def pairs_chart(cell: Cell, row: Row, metric_row: MetricRow) -> Chart | None:
     )
     chart.band(-margin, margin, "margin", across=True)
     chart.line([(0.5, 0.0), (total + 1.9, 0.0)], "zero")
-    _draw_pairs(chart, cell, {arm: pairs.by_block for arm, pairs in found.items()})
+    _draw_pairs(chart, cell, found)
     _draw_estimates(chart, cell, effects, total + 1.15)
     return chart
 
 
 def _draw_pairs(chart: Chart, cell: Cell, by_arm: Mapping[str, Mapping[int, float]]) -> None:
-    """Draw the differences of each block side by side."""
     styles, middle = arm_classes(cell), (len(by_arm) - 1) / 2
     for place, (arm, by_block) in enumerate(by_arm.items()):
         style, mark = styles[arm]
@@ -227,7 +235,6 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
 
 
 def _limits(analysis: CellAnalysis, key: str) -> list[float]:
-    """Return the distinct limits that arms set for a latency, in milliseconds."""
     configs = (arm.config.get("workload") or {} for arm in analysis.data.arms)
     limits = {(config.get("limits") or {}).get(key) for config in configs}
     return sorted(float(limit) for limit in limits if limit)
@@ -261,49 +268,94 @@ def _latencies(request: RequestNote, key: str) -> Sequence[float]:
     return values
 
 
-@dataclass(frozen=True)
-class PairedDifferences:
-    """An arm's differences from the baseline in one row.
+def paired_differences(row: MetricRow, arm: str, baseline: str, runs: int) -> dict[int, float]:
+    """Return an arm's differences from the baseline by block, in percent.
 
-    ``by_block`` holds the difference in each complete block, in percent. It comes from the mean log
-    values of the arm's and the baseline's runs, or from the median over rounds if arms were
-    interleaved.
-    """
-
-    arm: str
-    by_block: dict[int, float]
-
-
-def paired_differences(
-    row: MetricRow, arm: str, baseline: str, runs: int
-) -> PairedDifferences | None:
-    """Return an arm's differences by block, or None if no block has comparable values.
-
+    A difference comes from the mean log values of the arm's and the baseline's runs, or from the
+    median over rounds if arms were interleaved. Blocks without comparable values are left out.
     ``runs``: the number of runs of each arm in a complete block.
     """
     row = row.pair(baseline, arm)
     if row.metric is None or row.skipped is not None or row.is_computed or not row.comparable:
-        return None
+        return {}
     blocks = complete_blocks(row, (baseline, arm), runs)
     if not blocks:
-        return None
+        return {}
     base, other = (log_values(row, name, blocks).mean(axis=1) for name in (baseline, arm))
     differences = map(row.to_percent, map(float, other - base))
-    return PairedDifferences(arm, dict(zip(blocks, differences, strict=True)))
+    return dict(zip(blocks, differences, strict=True))
 
 
-def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
+def variation_sentence(
+    row: MetricRow, baseline: str, arm: str, differences: Collection[float]
+) -> str | None:
     """Return a sentence with the range of the baseline's runs and the range of the differences.
 
     None if there are fewer than two blocks, or a run of the baseline has the value 0.
     """
     values = [run.value for run in row.arms.get(baseline, ())]
-    differences = pairs.by_block.values()
     if len(values) < 2 or len(differences) < 2 or min(values) <= 0.0:
         return None
     runs_pct = 100.0 * (max(values) / min(values) - 1.0)
     points = max(differences) - min(differences)
     return (
         f"runs of {baseline} lie up to {magnitude_text(runs_pct)} % apart, the differences of "
-        f"{pairs.arm} within blocks {magnitude_text(points)} points"
+        f"{arm} within blocks {magnitude_text(points)} points"
     )
+
+
+def effects_chart(cell: Cell) -> Chart | None:
+    """Return a forest plot of the primary effects with their intervals and the shaded margin.
+
+    Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
+    """
+    rows = [
+        row
+        for row in cell.rows
+        if row.primary and any(c.effect_pct is not None for c in row.comparisons)
+    ]
+    if not rows:
+        return None
+    shown = rows[:MAX_ROWS]
+    margin = cell.design.margin_pct
+    known = [pct for row in shown for c in row.comparisons for pct in c.known_pct]
+    arms = len(cell.arms) - 1
+    chart = Chart(
+        title="effects with their intervals",
+        x=padded_range([*known, -margin, margin]),
+        y=(0.0, float(len(shown))),
+        x_label=f"difference from {cell.baseline} (%), margin shaded",
+        rows=tuple(row.name for row in shown),
+        row_height=max(ROW_HEIGHT, ARM_HEIGHT * arms + 8),
+    )
+    chart.band(-margin, margin, "margin")
+    chart.line([(0.0, 0.0), (0.0, float(len(shown)))], "zero")
+    for i, row in enumerate(shown):
+        _draw_effects(chart, cell, row, len(shown) - i - 0.5)
+    if len(rows) > len(shown):
+        chart.thinned.append(
+            f"the first {len(shown)} of {len(rows):,} rows are drawn; the table has the intervals "
+            "of all rows"
+        )
+    return chart
+
+
+def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
+    styles, step = arm_classes(cell), ARM_HEIGHT / chart.row_height
+    arms = [arm for arm in styles if arm != cell.baseline]
+    for place, arm in enumerate(arms):
+        c = row.comparison(arm)
+        if c is not None and c.effect_pct is not None:
+            y = middle + ((len(arms) - 1) / 2 - place) * step
+            word = verdict_word(c.verdict, row.metric, row.unit, row.better)
+            tip = f"{row.name}, {arm}: {c.effect_pct:+.2f} %, {word}"
+            chart.effect(c.effect_pct, c.ci_pct, y, styles[arm], tip, arm)
+
+
+@section("Effects")
+def effects_section(report: CellSource) -> Iterator[ReportPart]:
+    """Show the effects as a chart."""
+    chart = effects_chart(report.cell)
+    if chart is not None:
+        yield (part := ChartPart(chart))
+        yield PictureFile(report.cell.stem("effects"), "Effects with their intervals", [part])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text
@@ -150,7 +150,6 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
 
 
 def _shown_rows(cell: Cell) -> list[Row]:
-    """Return the rows of the first primary metric."""
     rows = [row for row in cell.primary_rows if row.metric is not None]
     return [row for row in rows if row.metric == rows[0].metric]
 
@@ -164,7 +163,6 @@ def _metric_text(row: Row | BestInRow | None) -> str:
 
 
 def _effects(rows: Sequence[Row], arms: Sequence[str]) -> dict[str, list[EffectInPercent]]:
-    """Return the known comparisons by arm, the best arm first."""
     found: dict[str, list[EffectInPercent]] = {}
     for row in rows:
         for c in row.comparisons:

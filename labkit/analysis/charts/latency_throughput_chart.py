@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from labkit.analysis.document.arm_styles import arm_classes, page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import CellSource, ChartPart, ReportPart, section
-from labkit.analysis.document.svg_elements import add_point_labels
+from labkit.analysis.document.svg_elements import add_point_labels, arm_classes, page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, unit_name, value_text
-from labkit.analysis.studies.latency_throughput import LoadCurve, LoadPoint
+from labkit.analysis.studies.serving_capacity import LoadCurve, LoadPoint
 
 LoadLine = tuple[LoadCurve, LoadPoint]
+T = TypeVar("T")
 KNEE_NOTE = (
     "Knee: the load with the greatest power, which is requests per second divided by the median "
     "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
@@ -95,7 +96,6 @@ def _points(curve: LoadCurve) -> list[tuple[float, float]]:
 
 
 def _point(load: LoadPoint) -> tuple[float, float]:
-    """Return requests per second and median latency (ms)."""
     return load.medians["request_s"], load.medians["e2e_p50_ms"]
 
 
@@ -108,11 +108,13 @@ class _ArmPoint:
     latency: float
 
 
-def _frontier(points: Sequence[_ArmPoint]) -> list[_ArmPoint]:
-    """Return the Pareto frontier of throughput and latency, ordered by latency."""
-    best: list[_ArmPoint] = []
-    for point in sorted(points, key=lambda p: (p.latency, -p.throughput)):
-        if not best or point.throughput > best[-1].throughput:
+def frontier(
+    points: Iterable[T], cost: Callable[[T], float], gain: Callable[[T], float]
+) -> list[T]:
+    """Return the Pareto frontier of a cost and a gain, ordered by cost."""
+    best: list[T] = []
+    for point in sorted(points, key=lambda p: (cost(p), -gain(p))):
+        if not best or gain(point) > gain(best[-1]):
             best.append(point)
     return best
 
@@ -139,7 +141,7 @@ def _frontier_chart(cell: Cell) -> Chart | None:
         y_label=f"{throughput.metric} ({unit_name(throughput.unit)})",
         height=320,
     )
-    best = _frontier(points)
+    best = frontier(points, lambda p: p.latency, lambda p: p.throughput)
     steps = [(a.latency, b.throughput) for a, b in zip(best[1:], best, strict=False)]
     corners = [corner for at, step in zip(best, [*steps, None], strict=True)
                for corner in ((at.latency, at.throughput), step) if corner is not None]  # fmt: skip

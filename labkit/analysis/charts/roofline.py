@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
 
@@ -127,7 +127,6 @@ def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint
 
 
 def _axis_ranges(points: Sequence[RooflinePoint]) -> tuple[ExponentRange, ExponentRange]:
-    """Return the ranges of x and y that contain all points and the roof's corner."""
     x, y = [p.intensity for p in points], [p.gflop_s for p in points]
     limits = points[0].limits
     if limits is not None:
@@ -232,7 +231,6 @@ def _case_labels(
 
 
 def _is_free(label: _CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
-    """Return whether a label covers none of the positions."""
     return not any(
         abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in occupied
     )

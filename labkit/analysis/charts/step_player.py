@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.analysis.document.report_parts import CellSource, ReportPart, StepPlayer, section
+from labkit.analysis.document.report_parts import (
+    TEMPLATES,
+    CellSource,
+    ReportPart,
+    StepPlayer,
+    section,
+    templates,
+)
 from labkit.records import Record, StudyPath, read_step_trace
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-
 Json = Mapping[str, Any]
-TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
 REPORT_BYTES = 600_000  # limit for the steps of all runs in a cell's report
 PAGE_BYTES = 20_000_000
 
@@ -63,12 +63,14 @@ def player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
     share = max_bytes // len(runs)
     # "<" could end the element that holds the data.
     data = json.dumps([_player_data(run, share) for run in runs], separators=(",", ":"))
-    return _template("step_player.html.j2").render(
+    player = templates(trim_blocks=True).get_template("step_player.html.j2")
+    text: str = player.render(
         runs=runs,
         data=data.replace("<", "\\u003c"),
         css=(TEMPLATES / "step_player.css").read_text("utf-8"),
         script=(TEMPLATES / "step_player.js").read_text("utf-8"),
     )
+    return text
 
 
 def _player_data(run: TracedRun, max_bytes: int) -> dict[str, Any]:
@@ -84,18 +86,5 @@ def _player_data(run: TracedRun, max_bytes: int) -> dict[str, Any]:
 def player_page(cells: Mapping[str, Sequence[TracedRun]], title: str) -> str:
     """Return a page with a player for each cell, by the cell's name."""
     players = [(name, player_html(runs, PAGE_BYTES)) for name, runs in cells.items()]
-    return _template("step_player_page.html.j2").render(title=title, cells=players)
-
-
-@cache
-def _template(name: str) -> Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template(name)
+    page = templates(trim_blocks=True).get_template("step_player_page.html.j2")
+    return str(page.render(title=title, cells=players))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.statistics.effect_size import (
-    Equivalence,
     ShiftScale,
     equivalence_test,
     hodges_lehmann,
@@ -46,41 +46,6 @@ class DecisionCriteria:
     withheld_reason: str | None = None
 
 
-@dataclass(frozen=True)
-class ArmComparison:
-    """Effect, intervals, p-values and power of one arm in one row; unknown values are None.
-
-    ``effect_pct`` is above 0 if the metric is larger than the baseline's. ``ci_pct`` and
-    ``p_adjusted`` belong to one test, adjusted over rows and arms: the interval is simultaneous
-    and excludes 0 if and only if ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` come
-    from the test of this row alone, unadjusted. ``level`` is the confidence level of both
-    intervals (0.95, or 0.99 at an interim look that spends 0.01). ``p_floor`` is the smallest
-    possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of
-    this design would detect it if they tested the row at level ``alpha_row``. ``wins`` is the
-    number of blocks in which the arm is better. ``sd`` is the standard deviation between runs, on
-    the log scale. ``difference`` takes the place of effect and interval if the baseline is 0 in
-    every run, so that they have no percentage: the estimate and the adjusted interval's limits in
-    the metric's unit.
-    """
-
-    arm: str
-    baseline: str
-    effect_pct: float | None = None
-    ci_pct: tuple[float, float] | None = None
-    p: float | None = None
-    p_adjusted: float | None = None
-    p_floor: float | None = None
-    mde_pct: float | None = None
-    wins: int | None = None
-    blocks: int = 0
-    sd: float | None = None
-    equivalence: Equivalence | None = None
-    ci_raw_pct: tuple[float, float] | None = None
-    level: float | None = None
-    alpha_row: float | None = None
-    difference: tuple[float, float | None, float | None] | None = None
-
-
 def compare_arm(
     rows: Sequence[MetricRow],
     arm: str,
@@ -89,7 +54,7 @@ def compare_arm(
     arms_tested: int = 1,
     estimated: Collection[int] = (),
     only: Container[int] | None = None,
-) -> list[ArmComparison]:
+) -> list[Comparison]:
     """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
 
     ``only``: indices of the rows whose comparisons are wanted; the others stay empty.
@@ -104,7 +69,7 @@ def compare_arm(
     comparisons = [
         _computed(row, arm, baseline, criteria.runs)
         if row.is_computed
-        else ArmComparison(arm, baseline)
+        else Comparison(arm, baseline)
         for row in rows
     ]
     for primary in (True, False):
@@ -210,13 +175,13 @@ def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutati
     return dict(sorted(tests.items()))
 
 
-def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> ArmComparison:
+def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> Comparison:
     """Return the difference of two computed values. The effect is None if one is not above 0."""
     blocks = len(complete_blocks(row, (baseline, arm), runs))
     if not blocks or not row.positive:
-        return ArmComparison(arm, baseline, blocks=blocks)
+        return Comparison(arm, baseline, blocks=blocks)
     ratio = row.arms[arm][0].value / row.arms[baseline][0].value
-    return ArmComparison(arm, baseline, effect_pct=100.0 * (ratio - 1.0), blocks=blocks)
+    return Comparison(arm, baseline, effect_pct=100.0 * (ratio - 1.0), blocks=blocks)
 
 
 def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:
@@ -225,12 +190,12 @@ def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tup
 
 def _compare(
     row: MetricRow,
-    start: ArmComparison,
+    start: Comparison,
     test: RowPermutations,
     adjusted: InvertedTest,
     criteria: DecisionCriteria,
     alpha: float,
-) -> ArmComparison:
+) -> Comparison:
     """Return the comparison of an arm with the baseline in one row.
 
     ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
@@ -238,41 +203,36 @@ def _compare(
     """
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
-    alone, sd = test.inverted_test(), between_run_sd(base, other) if row.positive else None
+    alone, interval = test.inverted_test(), adjusted.interval(criteria.alpha)
     sign = 1.0 if row.better == "higher" else -1.0
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
     floor = adjusted.n_families * smallest_p(len(blocks), criteria.runs)
-    claims = criteria.withheld_reason is None
-    if row.is_zero(start.baseline):
-        low, high = adjusted.interval(criteria.alpha) or (None, None)
-        return ArmComparison(
-            arm=start.arm,
-            baseline=start.baseline,
-            p=alone.p(0.0),
-            p_adjusted=adjusted.p(0.0) if claims else None,
-            p_floor=min(1.0, floor),
-            wins=int(np.count_nonzero(better)),
-            blocks=len(blocks),
-            level=1.0 - criteria.alpha if claims else None,
-            difference=(hodges_lehmann(base, other), low, high),
-        )
-    return ArmComparison(
-        arm=start.arm,
-        baseline=start.baseline,
-        effect_pct=row.to_percent(hodges_lehmann(base, other)),
-        ci_pct=interval_to_percent(adjusted.interval(criteria.alpha), row),
+    claims, estimate = criteria.withheld_reason is None, hodges_lehmann(base, other)
+    tested = replace(
+        start,
         p=alone.p(0.0),
         p_adjusted=adjusted.p(0.0) if claims else None,
         p_floor=min(1.0, floor),
-        mde_pct=None if sd is None else mde_pct(sd, len(blocks), criteria.runs, alpha),
         wins=int(np.count_nonzero(better)),
         blocks=len(blocks),
-        sd=sd,
-        equivalence=equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, row)
-        if claims
-        else None,
-        ci_raw_pct=interval_to_percent(alone.interval(criteria.alpha), row),
         level=1.0 - criteria.alpha if claims else None,
+    )
+    if row.is_zero(start.baseline):
+        return replace(tested, difference=estimate, difference_ci=interval)
+    sd = between_run_sd(base, other) if row.positive else None
+    low, high = interval_to_percent(interval, row) or (None, None)
+    raw = interval_to_percent(alone.interval(criteria.alpha), row) or (None, None)
+    equal = equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, row) if claims else None
+    return replace(
+        tested,
+        effect_pct=row.to_percent(estimate),
+        ci_low_pct=low,
+        ci_high_pct=high,
+        ci_raw_low_pct=raw[0],
+        ci_raw_high_pct=raw[1],
+        mde_pct=None if sd is None else mde_pct(sd, len(blocks), criteria.runs, alpha),
+        sd=sd,
+        equivalence=equal,
         alpha_row=alpha if claims else None,
     )
 

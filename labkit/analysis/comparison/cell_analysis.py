@@ -7,7 +7,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import median_high
 from typing import Any
@@ -15,12 +15,11 @@ from typing import Any
 from labkit.analysis.comparison import gates, output_identity, slow_launches
 from labkit.analysis.comparison.arm_comparison import (
     OUT_OF_REACH,
-    ArmComparison,
     DecisionCriteria,
     compare_arm,
     effect_pct,
 )
-from labkit.analysis.comparison.best_setting import BestSetting, best_settings
+from labkit.analysis.comparison.best_setting import best_settings
 from labkit.analysis.comparison.first_divergence import StoredValues
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     StallAttribution,
@@ -38,16 +37,20 @@ from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.step_parts import divide_time
 from labkit.analysis.comparison.text_quality import text_qualities
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, EFFECTS, IF_NO_DRIFT, Verdict, judge
-from labkit.analysis.model.cell_model import Cell, CellArm, CellDesign, Failure, Published
-from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import round_significant, value_text
-from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
-from labkit.analysis.statistics.interim_analysis import (
-    InterimLook,
-    alpha_at,
-    parse_looks,
-    withheld_reason,
+from labkit.analysis.model.cell_model import (
+    ArmQuality,
+    ArmsByRole,
+    BestInRow,
+    Cell,
+    CellArm,
+    CellDesign,
+    Failure,
+    Published,
 )
+from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.number_format import value_text
+from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
+from labkit.analysis.statistics.interim_analysis import InterimLook, alpha_at, withheld_reason
 from labkit.config import Design, Isolation
 from labkit.records import (
     SCHEMA_VERSION,
@@ -63,7 +66,7 @@ from labkit.records import (
 
 
 @dataclass(frozen=True)
-class CellData:
+class CellData(ArmsByRole):
     """The contents of a cell's files: its manifest, the arms (baseline first) and the records.
 
     ``unlisted`` is the number of records that have no digest, so that edits would go unnoticed.
@@ -78,30 +81,7 @@ class CellData:
     @cached_property
     def design(self) -> CellDesign:
         """The design as declared in the manifest."""
-        return CellDesign(self.manifest.get("design", {}))
-
-    @property
-    def baseline(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.arms[0].name
-
-    @property
-    def control(self) -> str | None:
-        """Name of the A/A arm, or None."""
-        return next((arm.name for arm in self.arms if arm.role == "control"), None)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, the most important first.
-
-        If it is empty, none were declared, and each record marks its own primary metrics.
-        """
-        return self.design.metrics
-
-    @property
-    def treatment_arms(self) -> list[str]:
-        """Names of the arms under test: all but the baseline and the control."""
-        return [arm.name for arm in self.arms if arm.role == "arm"]
+        return CellDesign.from_json(self.manifest.get("design", {}))
 
     @property
     def sweep(self) -> Mapping[str, Sequence[Any]]:
@@ -119,23 +99,18 @@ class CellData:
         ]
 
     @cached_property
-    def looks(self) -> tuple[InterimLook, ...]:
-        """The predeclared interim looks; empty if there are none."""
-        return parse_looks(self.design.keys.get("looks"), self.design.alpha)
-
-    @cached_property
     def criteria(self) -> DecisionCriteria:
         """Runs per block, margin, and the current alpha (0 while nothing may be claimed)."""
         runs, margin = self.design.runs_per_block, self.design.margin_pct
         if self.withheld_reason is not None:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
-        alpha = alpha_at(self.looks, len(self.blocks_done), self.design.alpha)
+        alpha = alpha_at(self.design.looks, len(self.blocks_done), self.design.alpha)
         return DecisionCriteria(runs, alpha, margin)
 
     @cached_property
     def stopped(self) -> Mapping[str, InterimLook]:
         """The look that decided a case, after which it was not measured; by case."""
-        looks = {look.blocks: look for look in self.looks}
+        looks = {look.blocks: look for look in self.design.looks}
         return {
             case: looks[int(taken["blocks"])]
             for taken in self.design.looks_taken
@@ -168,7 +143,9 @@ class CellData:
         """The reason why nothing may be claimed from the finished blocks, or None."""
         if not self.design.declared:
             return "cell.json was lost, and with it the declared design"
-        return withheld_reason(len(self.blocks_done), self.design.blocks, self.looks, self.shown)
+        return withheld_reason(
+            len(self.blocks_done), self.design.blocks, self.design.looks, self.shown
+        )
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -223,6 +200,12 @@ class CellData:
         It is the mean log of the probe's times in microseconds.
         """
         return probe_values(self.records)
+
+    @cached_property
+    def qualities(self) -> tuple[ArmQuality, ...]:
+        """The quality of each arm that scored texts."""
+        names = [arm.name for arm in self.arms]
+        return tuple(text_qualities(names, self.records, self.design.quality_confidence))
 
     @property
     def complete(self) -> bool:
@@ -283,16 +266,6 @@ def _undeclared(
 
 
 @dataclass(frozen=True)
-class JudgedComparison:
-    """The comparison and verdict of one arm in one row; ``index`` is the row's index."""
-
-    index: int
-    row: MetricRow
-    comparison: ArmComparison
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
 class CellAnalysis:
     """A cell's files, rows, gates and, on first use, comparisons and verdicts.
 
@@ -339,19 +312,19 @@ class CellAnalysis:
         return 0 if self.data.complete and gates_hold else 1
 
     @cached_property
-    def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
+    def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
         """For each row, the comparisons with the baseline by arm; empty for a skipped row."""
         return self._compare(self.rows)
 
     @cached_property
-    def _alternative_comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
+    def _alternative_comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
         """The comparisons in the alternative rows that are not the rows themselves."""
         differing = frozenset(filter(self.differs, range(len(self.rows))))
         return self._compare(self.alternative_rows, differing)
 
     def _compare(
         self, rows: Sequence[MetricRow], only: Container[int] | None = None
-    ) -> tuple[Mapping[str, ArmComparison], ...]:
+    ) -> tuple[Mapping[str, Comparison], ...]:
         """Compare the arms in every row; a case that stopped at a look keeps its result."""
         data = self.data
         compared = list(self._compare_by(rows, data.criteria, data.estimates_at(None), only))
@@ -371,7 +344,7 @@ class CellAnalysis:
         criteria: DecisionCriteria,
         estimates: Collection[str],
         only: Container[int] | None,
-    ) -> tuple[Mapping[str, ArmComparison], ...]:
+    ) -> tuple[Mapping[str, Comparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
         estimated = {index for index, row in enumerate(rows) if row.case in estimates}
@@ -393,22 +366,7 @@ class CellAnalysis:
         )
 
     @cached_property
-    def judged(self) -> tuple[JudgedComparison, ...]:
-        """Every comparison with its verdict, row by row."""
-        control = self.data.control or ""
-        return tuple(
-            JudgedComparison(
-                index,
-                self.rows[index],
-                comparison,
-                self._judge(index, comparison, row.get(control)),
-            )
-            for index, row in enumerate(self.comparisons)
-            for comparison in row.values()
-        )
-
-    @cached_property
-    def best(self) -> tuple[BestSetting, ...]:
+    def best(self) -> tuple[BestInRow, ...]:
         """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
         return tuple(best_settings(self)) if self.data.sweep else ()
 
@@ -421,8 +379,8 @@ class CellAnalysis:
             causes.append(slow_launches.timing_cause(arm, self.data.baseline, self.data.records))
         return [cause for cause in causes if cause is not None]
 
-    def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
-        row = self.rows[index]
+    def _judge(self, index: int, comparison: Comparison) -> Verdict:
+        row, noise = self.rows[index], self.comparisons[index].get(self.data.control or "")
         criteria = self.data.criteria_of(row.case)
         causes = self.causes(comparison.arm, row.metric)
         if row.is_computed and not causes:  # also of an arm that does not report it
@@ -449,23 +407,20 @@ class CellAnalysis:
         effects = comparison.effect_pct or 0.0, self._alternative_effect_pct(index, comparison)
         return slow_launches.restrict(verdict, comparison.arm, p, effects, as_measured)
 
-    def _alternative_effect_pct(self, index: int, comparison: ArmComparison) -> float:
+    def _alternative_effect_pct(self, index: int, comparison: Comparison) -> float:
         """Return the effect in the alternative row: with stalls, or of the mean launch."""
         estimate = hodges_lehmann if self.stalls is not None else mean_difference
         row, runs = self.alternative_rows[index], self.data.criteria.runs
         effect = effect_pct(row, comparison.arm, comparison.baseline, runs, estimate)
         return comparison.effect_pct or 0.0 if effect is None else effect
 
-    def _as_measured_pct(self, one: JudgedComparison) -> float | None:
+    def _as_measured_pct(self, index: int, one: Comparison) -> float | None:
         """Return the effect with stalls or slow launches if it lies outside the interval shown."""
-        interval, excluded = (
-            one.comparison.ci_pct,
-            self.stalls is None or not self.stalls.kept_reason,
-        )
-        if not (excluded and one.row.primary and interval is not None and self.differs(one.index)):
+        excluded = self.stalls is None or not self.stalls.kept_reason
+        if not (excluded and self.rows[index].primary and one.ci_pct and self.differs(index)):
             return None
-        effect = self._alternative_effect_pct(one.index, one.comparison)
-        return None if interval[0] <= effect <= interval[1] else effect
+        effect = self._alternative_effect_pct(index, one)
+        return None if one.ci_pct[0] <= effect <= one.ci_pct[1] else effect
 
     def differs(self, index: int) -> bool:
         """Whether an alternative row is not the row itself."""
@@ -480,10 +435,9 @@ class CellAnalysis:
         data, manifest = self.data, self.data.manifest
         published, folders = manifest.get("published"), manifest.get("config_dirs")
         overrides = manifest.get("overrides")
-        names, confidence = [arm.name for arm in data.arms], data.design.quality_confidence
-        qualities = text_qualities(names, data.records, confidence)
-        effects = (one for one in self.judged if one.row.primary and one.verdict.word in EFFECTS)
-        claimed = {one.comparison.arm for one in effects}
+        rows = tuple(map(self._row, range(len(self.rows))))
+        compared = (one for row in rows if row.primary for one in row.comparisons)
+        claimed = {one.arm for one in compared if one.verdict in EFFECTS}
         return Cell(
             schema_version=SCHEMA_VERSION,
             cell=self.name,
@@ -491,18 +445,20 @@ class CellAnalysis:
             scale=manifest.get("scale"),
             arms=tuple(_arm(arm, data.records) for arm in data.arms),
             design=data.design.with_keys(
-                order=_order(data), looks=_looks(data), shown=list(data.shown)
+                order=_order(data),
+                looks=[asdict(look) for look in data.design.looks],
+                shown=list(data.shown),
             ),
             gates={name: gate.result() for name, gate in self.gates.items()},
-            rows=tuple(self._row(i) for i in range(len(self.rows))),
+            rows=rows,
             failures=tuple(_failure(r) for r in data.records if not r.ok),
             environment=self.environment,
             published=Published(published) if published is not None else None,
             overrides=None if overrides is None else tuple(overrides),
             config_dirs=None if folders is None else tuple(folders),
             sweep=dict(data.sweep) or None,
-            best=tuple(one.rounded() for one in self.best) if data.sweep else None,
-            quality=tuple(quality.rounded() for quality in qualities) or None,
+            best=self.best if data.sweep else None,
+            quality=data.qualities or None,
             time=divide_time(data.arms, data.records, data.criteria, claimed),
         )
 
@@ -516,24 +472,25 @@ class CellAnalysis:
             primary=row.primary,
             skipped=row.skipped,
             arms={arm.name: arm_values(row.arms.get(arm.name, ())) for arm in self.data.arms},
-            comparisons=tuple(
-                _comparison(one.comparison, one.verdict, self._as_measured_pct(one))
-                for one in self.judged
-                if one.index == index
-            ),
+            comparisons=tuple(self._judged(index, one) for one in self.comparisons[index].values()),
         )
 
+    def _judged(self, index: int, one: Comparison) -> Comparison:
+        verdict, as_measured_pct = self._judge(index, one), self._as_measured_pct(index, one)
+        told = replace(one, verdict=verdict.word, reason=verdict.reason)
+        return replace(told, as_measured_pct=as_measured_pct).rounded()
 
-def _zero_baseline_text(row: MetricRow, comparison: ArmComparison) -> str:
+
+def _zero_baseline_text(row: MetricRow, comparison: Comparison) -> str:
     median = value_text(arm_values(row.arms[comparison.arm]).median, row.unit)
     text = (
         f"{comparison.baseline} has 0 {row.unit} in every run, so no effect in percent of it "
         f"exists; {comparison.arm} has {median} {row.unit}"
     )
-    _, low, high = comparison.difference or (None, None, None)
-    if low is None or high is None or comparison.level is None:
+    if comparison.difference_ci is None or comparison.level is None:
         return text
-    interval = f"{value_text(low, row.unit)} to {value_text(high, row.unit)} {row.unit}"
+    low, high = (value_text(end, row.unit) for end in comparison.difference_ci)
+    interval = f"{low} to {high} {row.unit}"
     return f"{text} (adjusted {100 * comparison.level:g} % CI of the difference {interval})"
 
 
@@ -562,11 +519,11 @@ def _rows(
     """Return ``rows``, ``alternative_rows`` and ``stalls`` of the cell's :class:`CellAnalysis`."""
     interleaved = Isolation(data.design.isolation).takes_turns
     paired_baseline = data.baseline if interleaved else None
-    rows = tuple(build_rows(data.records, paired_baseline, data.metrics))
+    rows = tuple(build_rows(data.records, paired_baseline, data.design.metrics))
     stalls = attribute_stalls(data.records, data.arms) if interleaved else None
     if stalls is None and not any(row.has_slow_launches for row in rows):
         return rows, (), None
-    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.metrics))
+    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.design.metrics))
     if stalls is None:
         by_mean = (
             replace(r, over_rounds="mean") if r.has_slow_launches else r for r in with_stalls
@@ -587,7 +544,6 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
 
 
 def _failure(record: Record) -> Failure:
-    """Return a failed run; ``failed_by`` is the run that ended its process, if another one did."""
     notes = record.known_notes
     return Failure(
         record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
@@ -606,41 +562,7 @@ def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
 
 
 def _order(data: CellData) -> list[list[str]]:
-    """Return the arms of each block in the order in which they actually ran."""
     blocks: dict[int, list[str]] = {}
     for record in data.records:
         blocks.setdefault(record.block, []).append(record.arm)
     return [blocks[block] for block in sorted(blocks)]
-
-
-def _looks(data: CellData) -> list[dict[str, Any]]:
-    return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
-
-
-def _comparison(
-    comparison: ArmComparison, verdict: Verdict, as_measured_pct: float | None
-) -> Comparison:
-    low, high = comparison.ci_pct or (None, None)
-    raw_low, raw_high = comparison.ci_raw_pct or (None, None)
-    return Comparison(
-        arm=comparison.arm,
-        baseline=comparison.baseline,
-        effect_pct=round_significant(comparison.effect_pct),
-        ci_low_pct=round_significant(low),
-        ci_high_pct=round_significant(high),
-        level=round_significant(comparison.level),
-        ci_raw_low_pct=round_significant(raw_low),
-        ci_raw_high_pct=round_significant(raw_high),
-        p=round_significant(comparison.p),
-        p_adjusted=round_significant(comparison.p_adjusted),
-        p_floor=comparison.p_floor,
-        mde_pct=round_significant(comparison.mde_pct),
-        alpha_row=round_significant(comparison.alpha_row),
-        sd=round_significant(comparison.sd),
-        wins=comparison.wins,
-        blocks=comparison.blocks,
-        verdict=verdict.word,
-        reason=verdict.reason,
-        difference=None if comparison.difference is None else comparison.difference[0],
-        as_measured_pct=round_significant(as_measured_pct),
-    )

@@ -87,7 +87,6 @@ def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
 
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
-    """Return a phrase with the first and the largest ULP distance of two arrays."""
     differ = a.view(np.uint32) != b.view(np.uint32)
     ulps = ulp_distance(a, b)
     token, head, _ = np.argwhere(differ)[0]
@@ -136,7 +135,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     first, mine, theirs = differing[0], _texts(a), _texts(b)
     if first not in theirs:
         return f"request {first} is missing {count}"
-    at = _first_character(mine[first], theirs[first])
+    at = first_difference(mine[first], theirs[first])
     excerpt, other = (
         json.dumps(text[at : at + MAX_SHOWN_CHARACTERS], ensure_ascii=False)
         for text in (mine[first], theirs[first])
@@ -154,7 +153,7 @@ def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
             shares[name] = 1.0
             continue
         x, y = mine[name], theirs.get(name, "")
-        at = _first_character(x, y)
+        at = first_difference(x, y)
         shares[name] = min(at / max(len(x), len(y), 1), 0.999)  # below 1: the digests differ
     return shares
 
@@ -170,11 +169,6 @@ def _texts(outputs: Outputs) -> dict[str, str]:
     }
 
 
-def _first_character(a: str, b: str) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
 def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
     """Return the id of token ``at``, with its text if recorded; ``the end`` if there is none."""
     if at >= len(tokens):
@@ -187,11 +181,7 @@ def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
     )
 
 
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the first position at which two sequences differ.
-
-    If one is a prefix of the other, the result is the length of the shorter one.
-    """
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Return the first position at which two sequences differ; the shorter length if none does."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

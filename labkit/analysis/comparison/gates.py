@@ -216,7 +216,8 @@ def identical(
     for arm in arms:
         if not arm.out_of_memory:
             _never_ran(gate, arm, by_run.values())
-    without = next((r for r in by_run.values() if r.ok and not _has_outputs(r)), None)
+    bare = (r for r in by_run.values() if all(case.outputs is None for case in r.cases))
+    without = next((r for r in bare if r.ok), None)
     if without is not None:
         gate.fail(f"{without.run}: no outputs were recorded", None, "no outputs")
     roles = {arm.name: arm.role for arm in arms}
@@ -247,12 +248,7 @@ def _other_prompts(records: Iterable[Record]) -> str:
     return ""
 
 
-def _has_outputs(record: Record) -> bool:
-    return any(case.outputs is not None for case in record.cases)
-
-
 def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record], confidence: float) -> None:
-    """Fail the gate for every arm whose quality breaks a limit, or might break one."""
     roles = {arm.name: arm.role for arm in arms}
     qualities = text_qualities(list(roles), records, confidence)
     missing = roles.keys() - {quality.arm for quality in qualities}

@@ -337,7 +337,6 @@ def _row(
 
 
 def _check_rounds(row: MetricRow) -> None:
-    """Raise :class:`RecordError` if an arm's number of rounds differs from the baseline's."""
     if row.paired_baseline is None:
         return
     rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}

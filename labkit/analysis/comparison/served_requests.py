@@ -59,6 +59,16 @@ def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
         yield Unserved(f"{record.run}: {text}{why}", arm, f"{text} in {record.run}")
 
 
+def traffic_notes(records: Sequence[Record]) -> dict[str, list[TrafficNote]]:
+    """Return the notes on the outcomes and times of requests of all runs, by arm."""
+    noted: dict[str, list[TrafficNote]] = {}
+    for record in records:
+        for case in record.cases:
+            if "traffic" in case.known_notes:
+                noted.setdefault(record.arm, []).append(case.known_notes["traffic"])
+    return noted
+
+
 def sustained(traffic: TrafficNote) -> bool:
     """Return whether a run's requests were sent at the rate of their arrivals, or in no hurry.
 

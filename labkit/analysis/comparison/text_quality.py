@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.model.cell_model import ArmQuality, QualityInterval
-from labkit.analysis.number_format import round_significant, significant_text
+from labkit.analysis.model.cell_model import ArmQuality
+from labkit.analysis.number_format import round_digits, significant_text
 from labkit.analysis.statistics.block_jackknife import (
     CONFIDENCE,
     Indices,
@@ -28,7 +28,10 @@ from labkit.records import Record
 from labkit.records.kl_histogram import decode_histogram
 from labkit.records.record_notes import ScoringNote
 
-KL_QUANTILES = (0.5, 0.9, 0.99, 0.999)
+# Metrics that are quantiles of the KL divergence over positions, and their shares.
+KL_QUANTILES = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p99_9": 0.999}
+# The metrics that can have a limit, and whether it is the largest value allowed or the least.
+IS_UPPER_LIMIT = {"kl_mean": True, "perplexity_ratio": True, "top1_agreement": False}
 INTERVAL_KEYS = ("estimate", "low", "high")
 Floats = NDArray[np.float64]
 
@@ -76,126 +79,69 @@ class ScoredWindows:
 
 
 def _divergences(window: Mapping[str, Any]) -> Floats:
-    """Return the KL divergences of a window in a record, float64 [tokens]."""
     if "kl" in window:
         return np.array(window["kl"], np.float64)
     return decode_histogram(window["kl_histogram"])
 
 
-@dataclass(frozen=True)
-class TextQuality:
-    """An arm's quality over all windows."""
-
-    arm: str
-    # windows, tokens: the numbers of windows and of predicted tokens.
-    windows: int
-    tokens: int
-    perplexity: Interval  # exp of the mean negative log likelihood per token
-    perplexity_ratio: Interval  # the arm's perplexity divided by the baseline's on the same tokens
-    # kl_mean, kl_quantiles: KL divergence from the baseline per position, in nats: its mean, and
-    # the quantiles in the order of ``KL_QUANTILES``. The quantiles are within .05 % of the exact
-    # ones (``labkit.records.kl_histogram.RELATIVE_ERROR``).
-    kl_mean: Interval
-    kl_quantiles: tuple[Interval, ...]
-    top1_agreement: Interval  # share of positions whose likeliest token is that of the baseline
-    # Root mean square difference from the baseline in the probability of the text's next token.
-    probability_change: Interval
-    # The positions with the largest KL divergence, as in the record.
-    worst: Sequence[Mapping[str, Any]]
-
-    def rounded(self) -> ArmQuality:
-        """Return the arm's part of the model: each metric with its interval."""
-        shares = (f"kl_p{100 * share:g}".replace(".", "_") for share in KL_QUANTILES)
-        metrics = {
-            "perplexity": self.perplexity,
-            "perplexity_ratio": self.perplexity_ratio,
-            "kl_mean": self.kl_mean,
-            **dict(zip(shares, self.kl_quantiles, strict=True)),
-            "top1_agreement": self.top1_agreement,
-            "probability_change": self.probability_change,
-        }
-        return ArmQuality(
-            self.arm,
-            self.windows,
-            self.tokens,
-            {
-                name: QualityInterval(*(round_significant(getattr(x, k)) for k in INTERVAL_KEYS))
-                for name, x in metrics.items()
-            },
-        )
-
-
 def text_qualities(
     arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
-) -> list[TextQuality]:
+) -> list[ArmQuality]:
     """Return the quality of each arm that scored texts; the first arm is the baseline.
 
     Only each arm's first successful run is used, because the texts are the same in every run.
     ``confidence``: that of the intervals; see ``Design.quality_confidence``.
     """
-    notes = {arm: _first_notes(arm, records) for arm in arms}
-    reference = scored_windows(arms[0], records) if arms else None
+    scored = {arm: scored_windows(arm, records) for arm in arms}
+    reference = scored[arms[0]] if arms else None
     if reference is None:
         return []
     return [
-        text_quality(arm, found, reference, confidence) for arm, found in notes.items() if found
+        arm_quality(arm, windows, reference, confidence)
+        for arm, windows in scored.items()
+        if windows is not None
     ]
 
 
 def scored_windows(arm: str, records: Sequence[Record]) -> ScoredWindows | None:
     """Return the windows that an arm's first successful run scored, or None if it has none."""
-    notes = _first_notes(arm, records)
+    notes = scoring_note(arm, records)
     return None if notes is None else ScoredWindows.from_notes(notes["windows"])
 
 
-def _first_notes(arm: str, records: Sequence[Record]) -> ScoringNote | None:
-    for record in records:
-        if record.ok and record.arm == arm:
-            for case in record.cases:
-                if "scoring" in case.known_notes:
-                    notes = case.known_notes["scoring"]
-                    return notes
-    return None
+def scoring_note(arm: str, records: Sequence[Record]) -> ScoringNote | None:
+    """Return what an arm's first successful run noted of the texts, or None if it scored none."""
+    cases = (case for record in records if record.ok and record.arm == arm for case in record.cases)
+    return next((c.known_notes["scoring"] for c in cases if "scoring" in c.known_notes), None)
 
 
-def text_quality(
-    arm: str, notes: ScoringNote, baseline: ScoredWindows, confidence: float = CONFIDENCE
-) -> TextQuality:
-    """Return an arm's quality from its record's notes, compared with the baseline's windows."""
-    scored = ScoredWindows.from_notes(notes["windows"])
+def arm_quality(
+    arm: str, scored: ScoredWindows, baseline: ScoredWindows, confidence: float
+) -> ArmQuality:
+    """Return an arm's quality, compared with the baseline's windows."""
     count, tokens = len(scored.tokens), scored.tokens
 
     def mean(sums: Floats) -> Callable[[Indices], float]:
         return lambda windows: float(sums[windows].sum() / tokens[windows].sum())
 
+    def perplexity(nll: Floats) -> Interval:
+        return block_jackknife(mean(nll), count, confidence).transformed(math.exp)
+
     agreement = block_jackknife(mean(scored.same_top1), count, confidence)
-    return TextQuality(
-        arm,
-        count,
-        int(tokens.sum()),
-        block_jackknife(mean(scored.nll), count, confidence).transformed(math.exp),
-        block_jackknife(mean(scored.nll - baseline.nll), count, confidence).transformed(math.exp),
-        positive_interval(mean(scored.kl_sums), count, confidence),
-        tuple(quantile_interval(scored.kl, share, confidence) for share in KL_QUANTILES),
-        agreement.transformed(lambda share: min(max(share, 0.0), 1.0)),
-        positive_interval(mean(scored.change_squared), count, confidence).transformed(math.sqrt),
-        notes["worst"],
-    )
-
-
-@dataclass(frozen=True)
-class QualityMetric:
-    """A metric that can have a limit: the largest value allowed if ``is_upper``, else the least."""
-
-    value: Callable[[TextQuality], Interval]
-    is_upper: bool
-
-
-QUALITY_METRICS: Mapping[str, QualityMetric] = {
-    "kl_mean": QualityMetric(lambda quality: quality.kl_mean, True),
-    "perplexity_ratio": QualityMetric(lambda quality: quality.perplexity_ratio, True),
-    "top1_agreement": QualityMetric(lambda quality: quality.top1_agreement, False),
-}
+    change = positive_interval(mean(scored.change_squared), count, confidence)
+    metrics = {
+        "perplexity": perplexity(scored.nll),
+        "perplexity_ratio": perplexity(scored.nll - baseline.nll),
+        "kl_mean": positive_interval(mean(scored.kl_sums), count, confidence),
+        **{
+            name: quantile_interval(scored.kl, share, confidence)
+            for name, share in KL_QUANTILES.items()
+        },
+        "top1_agreement": agreement.transformed(lambda share: min(max(share, 0.0), 1.0)),
+        "probability_change": change.transformed(math.sqrt),
+    }
+    rounded = {name: one.transformed(round_digits) for name, one in metrics.items()}
+    return ArmQuality(arm, count, int(tokens.sum()), rounded)
 
 
 def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
@@ -205,17 +151,16 @@ def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
     """
     return {
         name + suffix: None if quality is None else getattr(quality.metrics[name], key)
-        for name in QUALITY_METRICS
+        for name in IS_UPPER_LIMIT
         for key, suffix in zip(INTERVAL_KEYS, ("", "_low", "_high"), strict=True)
     }
 
 
-def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator[str]:
+def broken_limits(quality: ArmQuality, limits: Mapping[str, float]) -> Iterator[str]:
     """Yield a phrase for each limit that the arm breaks, or that its interval leaves undecided."""
     for name, limit in limits.items():
-        metric = QUALITY_METRICS[name]
-        interval = metric.value(quality)
-        bound = f"{'at most' if metric.is_upper else 'at least'} {limit:g}"
+        interval, is_upper = quality.metrics[name], IS_UPPER_LIMIT[name]
+        bound = f"{'at most' if is_upper else 'at least'} {limit:g}"
         if interval.low is None or interval.high is None:
             yield f"{name} is not decided: too few windows for an interval"
             continue
@@ -224,7 +169,7 @@ def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator
             f"{significant_text(interval.high, 4)})"
         )
         inside, outside = interval.high <= limit, interval.low > limit
-        if not metric.is_upper:
+        if not is_upper:
             inside, outside = interval.low >= limit, interval.high < limit
         if outside:
             yield f"{name} is {extent}, and must be {bound}"
@@ -241,9 +186,9 @@ def limits_decided(
     return all(decided.get(arm, False) for arm in arms)
 
 
-def _undecided(quality: TextQuality, limits: Mapping[str, float]) -> bool:
-    intervals = (QUALITY_METRICS[name].value(quality) for name in limits)
+def _undecided(quality: ArmQuality, limits: Mapping[str, float]) -> bool:
+    intervals = ((quality.metrics[name], limit) for name, limit in limits.items())
     return any(
         one.low is None or one.high is None or (one.low < limit < one.high)
-        for one, limit in zip(intervals, limits.values(), strict=True)
+        for one, limit in intervals
     )

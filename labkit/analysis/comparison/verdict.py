@@ -27,7 +27,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.number_format import magnitude_text, significant_text
 from labkit.analysis.statistics.power import (
     alpha_share,
@@ -61,7 +62,7 @@ class Verdict:
     reason: str | None = None
 
 
-def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
+def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
     """Return whether the A/A control's unadjusted interval exceeds the margin.
 
     False if there is no control or it has no interval.
@@ -72,11 +73,11 @@ def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
 
 
 def judge(
-    comparison: ArmComparison,
+    comparison: Comparison,
     better: str | None,
     criteria: DecisionCriteria,
     causes: Sequence[str],
-    control: ArmComparison | None,
+    control: Comparison | None,
 ) -> Verdict:
     """Return the verdict on one comparison.
 
@@ -88,7 +89,7 @@ def judge(
         return Verdict("invalid", "; ".join(causes))
     effect = comparison.effect_pct
     if comparison.difference is not None:
-        effect = comparison.difference[0]
+        effect = comparison.difference
     if effect is None:
         return Verdict("inconclusive", "there is no complete block with values above 0")
     needed = min_blocks_to_claim(criteria.runs)
@@ -123,7 +124,7 @@ def target_effect_pct(effect_pct: float) -> float:
     return max(1.0, abs(round(effect_pct, 1)))
 
 
-def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
+def blocks_to_decide(comparison: Comparison, criteria: DecisionCriteria) -> int | None:
     """Return how many blocks a new study needs to detect the estimated effect (at least 1 %).
 
     None if more than 1,000 would be needed, or if the noise is not known.
@@ -140,12 +141,12 @@ def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> i
     )
 
 
-def _bound_reason(comparison: ArmComparison) -> str | None:
+def _bound_reason(comparison: Comparison) -> str | None:
     bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
     return None if bound is None else f"any difference is within ±{significant_text(bound, 2)} %"
 
 
-def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
+def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
     """Return a text with the smallest detectable effect and the blocks that a new study needs.
 
     The new study is to detect the estimated effect (at least 1 %).

@@ -151,6 +151,20 @@ class Chart:
         else:
             self.marks.append(Dots(((x, y),), style, mark, arm, tips, links))
 
+    def effect(
+        self,
+        x: float,
+        interval: tuple[float, float] | None,
+        y: float,
+        look: tuple[str, str],
+        tip: str,
+        arm: str,
+    ) -> None:
+        """Draw an effect and its interval. ``look``: style class and mark."""
+        if interval is not None:
+            self.line([(end, y) for end in interval], f"line {look[0]}", arm)
+        self.dot(x, y, *look, tip, arm=arm)
+
     def bar(self, x: Point, y: Point, style: str, tip: str = "", arm: str = "") -> None:
         """Draw a filled rectangle that spans ``x`` and ``y``, with an optional tooltip."""
         last, box = self.marks[-1] if self.marks else None, (*x, *y)

@@ -10,6 +10,8 @@ Declare a section beside the table or chart that it shows::
     def failures_section(report: CellSource) -> Parts:
         return table_parts(failures_table(report.cell, report.record_folder))
 
+    dispatch_section = table_section("Work per dispatch", dispatch_table)
+
 and name it in :mod:`labkit.analysis.pages.report_sections`: in a chapter of the HTML page, in
 the list of the Markdown report, or in both.
 """
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -48,6 +52,22 @@ class CellSource:
 
 
 Source = TypeVar("Source", bound=CellSource)
+TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
+
+
+@cache
+def templates(trim_blocks: bool = False, lstrip_blocks: bool = False) -> Any:
+    """Return jinja2's environment of the pages' templates, cached since compiling takes long."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=trim_blocks,
+        lstrip_blocks=lstrip_blocks,
+    )
 
 
 @dataclass(frozen=True)
@@ -192,6 +212,16 @@ def section(title: str) -> Callable[[Callable[[Source], Iterable[ReportPart]]], 
         return Section(title, lambda report: list(parts(report)))
 
     return declare
+
+
+CellTable = Callable[[Cell, Sequence[Record]], Table[Any] | None]
+
+
+def table_section(title: str, *tables: CellTable) -> Section:
+    """Return a section of tables, each a function of a cell and its records."""
+    return Section(
+        title, lambda report: table_parts(*(t(report.cell, report.records) for t in tables))
+    )
 
 
 def table_parts(*tables: Table[Any] | None) -> Parts:

@@ -1,6 +1,8 @@
-"""Charts drawn as SVG text, coloured by the page's style sheet.
+"""Charts drawn as SVG text, coloured by the page's style sheet, and the style of each arm.
 
-A report with such charts is one small file and follows the reader's light or dark mode.
+A report with such charts is one small file and follows the reader's light or dark mode. The
+colour-blind can tell the colours apart (M. Okabe and K. Ito, 2008). No two of the first
+``NUM_STYLES`` arms or curves share both colour and mark, or both colour and dashes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from labkit.analysis.document.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
+from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
 
 WIDTH = 760  # of the picture, in its own units; the page scales it
@@ -23,6 +26,10 @@ OFFSET = 8  # pixels from a point to its name
 LINE_HEIGHT, ABOVE = 15, -10  # pixels: a line of text, and a name's baseline above its point
 MAX_LINES = 10  # that a name is moved up or down
 PHONE_PANEL = 230  # pixels: the panel's width on a narrow phone
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+CONTROL_COLOUR = "#888888"
+DASHES = ("", " dashed", " dotted", " dashdot")  # classes of the style sheet
+NUM_STYLES = len(COLOURS) * len(MARKS)
 
 
 def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
@@ -258,3 +265,20 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
         chart.text(x, y, name, anchor, dx=dx, dy=shift)
         if abs(shift - ABOVE) > LINE_HEIGHT:
             chart.line([(x, y), (x, y - shift / scale_y)], "leader")
+
+
+def mark_index(index: int) -> int:
+    """Return the mark of the arm or curve with this index; the colour is ``index % 6``."""
+    return (index + index // len(COLOURS)) % len(MARKS)
+
+
+def page_style_of(index: int) -> tuple[str, str]:
+    """Return the style class and mark, on the HTML page, of the arm or curve with this index."""
+    dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+    return f"arm{index % len(COLOURS)}{dashes}", MARKS[mark_index(index)]
+
+
+def arm_classes(cell: Cell) -> dict[str, tuple[str, str]]:
+    """Return the style class and mark of every arm. The control has grey crosses."""
+    styles = {name: page_style_of(index) for index, name in enumerate(cell.real_arms)}
+    return styles if cell.control is None else {**styles, cell.control: ("control", "cross")}

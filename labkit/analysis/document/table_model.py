@@ -15,6 +15,11 @@ def text_or_empty(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def if_known(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return a format that writes None as an empty string."""
+    return lambda value: "" if value is None else form(value)
+
+
 def broken_name(name: str) -> str:
     """Return a name of more than ten letters with line breaks after underscores and hyphens."""
     return re.sub(r"([_-])(?=\w)", r"\1\n", name) if len(name) > 10 else name

@@ -1,12 +1,14 @@
-"""Exports for other tools: benchstat, pyperf, vLLM, github-action-benchmark.
+"""A study as CSV with every number unrounded, as LaTeX, and for benchstat, pyperf, vLLM, GitHub.
 
-Each run is exported as one sample, so that no tool counts repeats as independent samples.
+For other tools, each run is one sample, so that no tool counts repeats as independent samples.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,24 @@ import numpy as np
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
+from labkit.analysis.comparison.text_quality import limit_fields
+from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, slug
-from labkit.records import Arm, Metric, Record
+from labkit.analysis.statistics.permutation_test import Floats
+from labkit.records import Arm, Record
 from labkit.records.record_notes import RequestNote, TrafficNote
 
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+# Columns of the file: of the row, of the comparison's baseline and arm, and of the comparison.
+ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
+ARM_COLUMNS = ("median", "q1", "q3", "n")
+COMPARISON_COLUMNS = (
+    "effect_pct", "ci_low_pct", "ci_high_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct",
+    "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason",
+)  # fmt: skip
 
 
 class FormatError(ValueError):
@@ -76,7 +88,9 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
         cell = f"{analysis.name}: " if len(analyses) > 1 else ""
         for record in _measured(analysis):
             for case in record.cases:
-                for metric in _times(case.metrics):
+                for metric in case.metrics:
+                    if metric.unit not in SECONDS_PER_UNIT or min(metric.repeats) <= 0:
+                        continue
                     benchmark = case.case if case.case != "all" else metric.name
                     runs = runs_by_name.setdefault(f"{cell}{benchmark} [{record.arm}]", [])
                     scale = SECONDS_PER_UNIT[metric.unit]
@@ -91,10 +105,6 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
         for name, runs in runs_by_name.items()
     ]
     return json.dumps({"version": "1.0", "metadata": {}, "benchmarks": benchmarks}) + "\n"
-
-
-def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
-    return (m for m in metrics if m.unit in SECONDS_PER_UNIT and min(m.repeats) > 0)
 
 
 def _date(record: Record) -> str:
@@ -121,7 +131,6 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
-    """Yield a result for each run that served requests and recorded their times."""
     arms = {arm.name: arm for arm in data.arms}
     for number, record in enumerate(data.records):
         for case in record.cases:
@@ -190,14 +199,17 @@ def _vllm_latencies(requests: Sequence[RequestNote]) -> dict[str, float | None]:
         "itl": [gap for r in requests for gap in r["itl_ms"]],
         "e2el": [r["e2e_ms"] for r in requests],
     }
-    statistics: dict[str, float | None] = {}
-    for name, values in times.items():
-        array = np.array(values, np.float64) if values else None
-        statistics[f"mean_{name}_ms"] = None if array is None else float(array.mean())
-        statistics[f"median_{name}_ms"] = None if array is None else float(np.median(array))
-        statistics[f"std_{name}_ms"] = None if array is None else float(array.std())
-        statistics[f"p99_{name}_ms"] = None if array is None else float(np.percentile(array, 99))
-    return statistics
+    statistics: dict[str, Callable[[Floats], Any]] = {
+        "mean": np.mean,
+        "median": np.median,
+        "std": np.std,
+        "p99": lambda values: np.percentile(values, 99),
+    }
+    return {
+        f"{statistic}_{name}_ms": float(of(np.array(values, np.float64))) if values else None
+        for name, values in times.items()
+        for statistic, of in statistics.items()
+    }
 
 
 def github(analyses: Sequence[CellAnalysis]) -> str:
@@ -246,3 +258,78 @@ def _github_entry(
     if comparison is not None:
         entry["extra"] = verdict_sentence(phrases, row, comparison)
     return entry
+
+
+def csv_text(cells: Sequence[Cell]) -> str:
+    """Return one CSV line per comparison and per row without comparisons.
+
+    Unknown values are empty. If the workload scores texts, the lines also have the arms' quality.
+    """
+    has_quality = any(cell.quality is not None for cell in cells)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ("cell", *ROW_COLUMNS, "arm", "baseline", "baseline_median",
+         *(f"arm_{name}" for name in ARM_COLUMNS), *COMPARISON_COLUMNS,
+         *(limit_fields(None) if has_quality else ()))
+    )  # fmt: skip
+    for cell in cells:
+        for row in cell.rows:
+            for comparison in row.comparisons or [None]:
+                quality = cell.qualities.get(comparison.arm) if comparison else None
+                fields = (cell.cell, *(getattr(row, name) for name in ROW_COLUMNS))
+                numbers = limit_fields(quality).values() if has_quality else ()
+                writer.writerow((*fields, *_compared(row, comparison), *numbers))
+    return out.getvalue()
+
+
+def _compared(row: Row, comparison: Comparison | None) -> Iterator[Any]:
+    if comparison is None:
+        yield from (None,) * (3 + len(ARM_COLUMNS) + len(COMPARISON_COLUMNS))
+        return
+    yield from (comparison.arm, comparison.baseline, row.median(comparison.baseline))
+    yield from (getattr(row.arms[comparison.arm], name) for name in ARM_COLUMNS)
+    yield from (getattr(comparison, name) for name in COMPARISON_COLUMNS)
+
+
+LATEX_CHARACTERS = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "µ": r"$\mu$",
+    "–": "--",
+}
+
+
+def latex_text(table: Table[Any], caption: str) -> str:
+    """Return a table in LaTeX (``booktabs``), with its notes below it."""
+    alignment = "".join("r" if column.numeric else "l" for column in table.columns)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_escaped(caption)}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(_escaped(column.heading) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_escaped, table.cells(line))) + r" \\" for line in table.lines),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {_escaped(note)}" for note in table.notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return "".join(LATEX_CHARACTERS.get(character, character) for character in text)

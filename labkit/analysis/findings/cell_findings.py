@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.effect_wording import amount_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
-from labkit.analysis.findings.picked_frames import PickedFrames, picked_frames
-from labkit.analysis.model.cell_model import BestInRow
+from labkit.analysis.findings.outputs_text import PickedFrames, picked_frames
+from labkit.analysis.model.cell_model import ArmQuality, BestInRow
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import join_names
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition
@@ -205,7 +204,7 @@ class Findings:
     out_of_memory: tuple[str, ...] = ()
     noise: tuple[Finding, ...] = ()
     alone: Row | None = None
-    qualities: tuple[TextQuality, ...] = ()
+    qualities: tuple[ArmQuality, ...] = ()
     frames: Mapping[str, PickedFrames] | None = None
     emulated: bool = False
     next: NextCommand | None = None
@@ -281,17 +280,13 @@ def plan_findings(analysis: CellAnalysis) -> Findings:
         own,
         _missing(analysis),
         _cause(analysis, own),
-        _outputs(analysis) if OUTPUTS in data.metrics else None,
+        _outputs(analysis) if OUTPUTS in data.design.metrics else None,
         cell.best or (),
         len(arms) + 1 if cell.sweep else 0,
         () if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
         tuple(finding for finding in findings if finding.arm == cell.control),
         _alone(primary, cell.baseline),
-        tuple(
-            one
-            for one in text_qualities(cell.real_arms, data.records, data.design.quality_confidence)
-            if one.arm in arms
-        ),
+        tuple(one for one in data.qualities if one.arm in arms),
         picked_frames(data),
         bool(data.emulated),
         next_command(analysis),
@@ -312,7 +307,7 @@ def _place(row: Row, several_metrics: bool) -> str:
 def _missing(analysis: CellAnalysis) -> tuple[str, ...]:
     names = [row.case for row in analysis.cell.primary_rows if row.skipped is not None]
     measured = {row.metric for row in analysis.cell.rows}
-    names += [m for m in analysis.data.metrics if m not in measured and m != OUTPUTS]
+    names += [m for m in analysis.data.design.metrics if m not in measured and m != OUTPUTS]
     return tuple(names)
 
 

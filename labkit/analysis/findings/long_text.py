@@ -61,7 +61,6 @@ def long_text(findings: Findings) -> str:
 
 
 def _measured(findings: Findings) -> str:
-    """Return the sentence on the rows with measured values."""
     results, baseline = findings.measured, findings.baseline
     missing = f"; not measured: {_first_names(findings.missing)}" if findings.missing else ""
     answer, groups = answer_of(results), group_by_arm(results)
@@ -223,7 +222,6 @@ def _reason(findings: Sequence[Finding]) -> str:
 
 
 def _computed(findings: Findings) -> Iterator[str]:
-    """Yield a sentence for each computed metric, with the values and their differences."""
     metrics: dict[str, list[Finding]] = {}
     for one in findings.computed:
         metrics.setdefault(one.metric.name, []).append(one)
@@ -275,7 +273,6 @@ def computed_difference(one: Finding, size: str) -> str:
 
 
 def _noise(findings: Findings) -> str:
-    """Return the text of a cell without arms to compare: the noise of the A/A control."""
     known = [one for one in findings.noise if one.comparison.effect_pct is not None]
     if not known:
         return f"No arms to compare: {findings.baseline} is the only one."
@@ -287,7 +284,6 @@ def _noise(findings: Findings) -> str:
 
 
 def _best_settings(findings: Findings) -> str:
-    """Return the answer to a sweep: each row's best setting, and those that may be as good."""
     if not findings.best:
         return "No answer: nothing was measured."
     named = len(findings.best) > 1
@@ -298,7 +294,6 @@ def _best_settings(findings: Findings) -> str:
 
 
 def _best_setting(one: BestInRow, count: int, named: bool) -> str:
-    """Return the clause on the best setting of one row, which it names if ``named``."""
     metric = one.definition
     where = f"in {one.case}" if named and one.case != "all" else f"in {metric.label}"
     if one.best is None or one.reference is None or one.effect_pct is None:

@@ -89,13 +89,13 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     data = analysis.data
     undecided = [
         one
-        for one in analysis.judged
-        if one.row.primary
-        and one.comparison.arm in data.treatment_arms
-        and one.verdict.word == "inconclusive"
-        and (one.comparison.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
+        for row in analysis.cell.primary_rows
+        for one in row.comparisons
+        if one.arm in data.treatment_arms
+        and one.verdict == "inconclusive"
+        and (one.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
     ]
-    needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
+    needs = [blocks_to_decide(one, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
     done, time_s = len(data.blocks_done), data.design.time_s
     estimates = {case: s for case, s in data.design.estimates.items() if s <= MAX_TIME_S}

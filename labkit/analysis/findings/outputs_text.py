@@ -1,14 +1,19 @@
-"""What arms' outputs are worth, in words: equality, quality of predictions, frames of videos."""
+"""What arms' outputs are worth: equality, quality of predictions and its change, video frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.comparison.text_quality import TextQuality, text_qualities
-from labkit.analysis.findings.picked_frames import PickedFrames
+import numpy as np
+
+from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
+from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.number_format import join_names, significant_text, value_text
-from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.analysis.statistics.block_jackknife import Interval, block_jackknife
+from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellData
@@ -46,14 +51,13 @@ def outputs_wordings(findings: Findings) -> list[str]:
 
 def quality_phrases(data: CellData) -> Mapping[str, str]:
     """Return each treatment arm's quality as a phrase; empty if the workload scores no texts."""
-    arms, confidence = [data.baseline, *data.treatment_arms], data.design.quality_confidence
-    qualities = text_qualities(arms, data.records, confidence)
-    return {one.arm: quality_phrase(one) for one in qualities if one.arm in data.treatment_arms}
+    arms = data.treatment_arms
+    return {one.arm: quality_phrase(one) for one in data.qualities if one.arm in arms}
 
 
 def quality_sentences(findings: Findings) -> list[str]:
     """Return a sentence on the quality of all treatment arms; empty if none scored texts."""
-    qualities = sorted(findings.qualities, key=lambda quality: quality.kl_mean.estimate)
+    qualities = sorted(findings.qualities, key=lambda one: one.metrics["kl_mean"].estimate)
     if not qualities:
         return []
     where = f"Quality against {findings.baseline}"
@@ -64,10 +68,10 @@ def quality_sentences(findings: Findings) -> list[str]:
     return [f"{where}: {'; '.join(parts)}."]
 
 
-def quality_phrase(quality: TextQuality) -> str:
+def quality_phrase(quality: ArmQuality) -> str:
     """Return ``KL 0.004 (0.003 to 0.005) nats, 99.10 % (98.70 to 99.50) the same next token``."""
-    kl, top1 = interval_text(quality.kl_mean), share_text(quality.top1_agreement)
-    return f"KL {kl} nats, {top1} the same next token"
+    kl, top1 = (quality.metrics[name] for name in ("kl_mean", "top1_agreement"))
+    return f"KL {interval_text(kl)} nats, {share_text(top1)} the same next token"
 
 
 def interval_text(interval: Interval, digits: int = 3) -> str:
@@ -123,8 +127,9 @@ def worth_clauses(findings: Findings, arm: str) -> Iterator[str]:
         yield _frames_clause(frames[arm], findings.baseline, frames[findings.baseline])
     for quality in findings.qualities:
         if quality.arm == arm:
-            kl = f"KL is {significant_text(quality.kl_mean.estimate, 2)} nats"
-            same = f"{100 * quality.top1_agreement.estimate:.1f} % of next tokens are the same"
+            mean, top1 = (quality.metrics[name] for name in ("kl_mean", "top1_agreement"))
+            kl = f"KL is {significant_text(mean.estimate, 2)} nats"
+            same = f"{100 * top1.estimate:.1f} % of next tokens are the same"
             yield from (f"{kl}, {same}", kl)
 
 
@@ -136,3 +141,76 @@ def _frames_clause(own: PickedFrames, baseline: str, other: PickedFrames) -> str
         shown = f"it shows {own.visible:,} of {own.planted:,} planted events"
         return f"{shown}, {baseline} {other.visible:,}"
     return f"its frames are {value_text(own.distance_ms)} ms off on average"
+
+
+def quality_change_notes(old: CellData, new: CellData) -> Iterator[str]:
+    """Yield a sentence for each arm that scored texts in both studies.
+
+    If both studies scored the same windows, the change of the mean KL divergence has an interval,
+    because the windows are paired.
+    """
+    before, after = quality_phrases(old), quality_phrases(new)
+    for arm in [arm for arm in before if arm in after]:
+        windows = [scored_windows(arm, data.records) for data in (old, new)]
+        yield (
+            f"Quality of {arm} against {old.baseline}: old {before[arm]}; new {after[arm]}; "
+            f"{_kl_change(*windows)}."
+        )
+
+
+def _kl_change(old: ScoredWindows | None, new: ScoredWindows | None) -> str:
+    assert old is not None and new is not None, "both have a quality"
+    tokens = old.tokens
+    if not np.array_equal(tokens, new.tokens):
+        return "the windows differ, so the change has no interval"
+    change = new.kl_sums - old.kl_sums
+    if not change.any():
+        return "the KL divergence is the same in every window"
+    interval = block_jackknife(
+        lambda some: float(change[some].sum() / tokens[some].sum()), len(tokens)
+    )
+    return f"the KL divergence changed by {interval_text(interval)} nats"
+
+
+@dataclass(frozen=True)
+class PickedFrames:
+    """An arm's picked frames of all clips, from the arm's first successful run.
+
+    Parameters
+    ----------
+    visible, planted
+        Events that the frames show, and all events of the clips; 0 if none were planted.
+    right, asked
+        Questions that a model answered correctly from the frames, and all; 0 if none were asked.
+    distance_ms
+        Mean distance of the picked frames from the requested ones.
+    """
+
+    visible: int
+    planted: int
+    right: int
+    asked: int
+    distance_ms: float
+
+
+def picked_frames(data: CellData) -> dict[str, PickedFrames]:
+    """Return the picked frames of the baseline and every treatment arm; empty without video."""
+    arms = [data.baseline, *data.treatment_arms]
+    first: dict[str, Record] = {}
+    for record in data.records:
+        if record.ok and any("video" in case.notes for case in record.cases):
+            first.setdefault(record.arm, record)
+    return {arm: _of_record(first[arm]) for arm in arms if arm in first}
+
+
+def _of_record(record: Record) -> PickedFrames:
+    notes = [case.notes for case in record.cases if "video" in case.notes]
+    events = [kind for note in notes for kind in note.get("evidence", {}).values()]
+    answers: Mapping[str, Any] = record.notes.get("answers", {})
+    return PickedFrames(
+        sum(kind["visible"] for kind in events),
+        sum(kind["planted"] for kind in events),
+        answers.get("right", 0),
+        answers.get("asked", 0),
+        fmean(note["video"]["distance_ms"] or 0.0 for note in notes),
+    )

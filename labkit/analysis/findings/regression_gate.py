@@ -26,11 +26,7 @@ WORDS = {
     "worse": Outcome.worse,
     **dict.fromkeys(("better", "equivalent", "trivial"), Outcome.no_worse),
 }
-TITLES = {
-    Outcome.no_worse: "No worse",
-    Outcome.worse: "Worse",
-    Outcome.undecided: "Undecided",
-}
+TITLES = {Outcome.no_worse: "No worse", Outcome.worse: "Worse", Outcome.undecided: "Undecided"}
 HALF_WIDTH = 24  # of the picture, in characters on either side of 0
 
 

@@ -110,7 +110,6 @@ def _compared(findings: Findings) -> Pieces:
 
 
 def _effects(group: Group, findings: Findings, where: str = "", verb: str | None = None) -> Pieces:
-    """Return an arm with its effects in percent."""
     effects = [one.effect for one in group.all]
     amount, differences = amount_of(group.all), differences_of(group.all)
     than, subject = arm_text(findings.baseline), Piece(arm_text(group.arm))
@@ -121,7 +120,6 @@ def _effects(group: Group, findings: Findings, where: str = "", verb: str | None
 
 
 def _one_arm(group: Group, findings: Findings) -> Pieces:
-    """Return the answer for one arm, in one row or in several."""
     arm, baseline, total = arm_text(group.arm), arm_text(findings.baseline), len(group.all)
     changed, same, metric = group.those((*CHANGED, "computed")), group.those(SAME), group.metric
     rest, effects = optional(_rest(group.all), NO_COUNT), [one.effect for one in changed]
@@ -246,7 +244,6 @@ def _price(findings: Findings, better: bool) -> Pieces:
 
 
 def _no_change(groups: Sequence[Group], findings: Findings, rest: Piece) -> Pieces:
-    """Return the answer for several arms of which none is known to differ."""
     baseline = arm_text(findings.baseline)
     same = [one for group in groups for one in group.those(SAME)]
     if not same:
@@ -299,7 +296,6 @@ def _computed_values(findings: Findings) -> Pieces:
 
 
 def _out_of_memory(findings: Findings) -> Pieces:
-    """Return the arms that ran out of memory, as they claim, and the answer for the others."""
     died = join_names([arm_text(arm) for arm in findings.out_of_memory])
     start = Piece(f"Out of memory: {died}.")
     decided = [one for one in findings.lead if one.word in CHANGED]
@@ -312,7 +308,6 @@ def _out_of_memory(findings: Findings) -> Pieces:
 
 
 def _best_setting(findings: Findings) -> Pieces:
-    """Return the answer to a sweep, by its first row."""
     count = findings.num_settings
     one = findings.best[0] if findings.best else None
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
@@ -336,7 +331,6 @@ def _best_setting(findings: Findings) -> Pieces:
 
 
 def _alone(findings: Findings) -> Pieces:
-    """Return the answer for a cell without an arm to compare."""
     baseline = arm_text(findings.baseline)
     row = findings.alone
     median = None if row is None else row.median(findings.baseline)

@@ -16,7 +16,8 @@ from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.model.time_model import TimeDivision
 from labkit.analysis.number_format import slug
-from labkit.analysis.statistics.block_jackknife import CONFIDENCE
+from labkit.analysis.statistics.block_jackknife import CONFIDENCE, Interval
+from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
@@ -29,6 +30,32 @@ class CellArm:
     role: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
+
+
+class ArmsByRole:
+    """The names of arms by their roles; the baseline is the first arm."""
+
+    arms: tuple[Any, ...]
+
+    @property
+    def baseline(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return str(self.arms[0].name)
+
+    @property
+    def control(self) -> str | None:
+        """Name of the A/A arm, or None."""
+        return next((arm.name for arm in self.arms if arm.role == "control"), None)
+
+    @property
+    def real_arms(self) -> list[str]:
+        """Names of all arms except the A/A control, the baseline first."""
+        return [arm.name for arm in self.arms if arm.role != "control"]
+
+    @property
+    def treatment_arms(self) -> list[str]:
+        """Names of the arms under test: all but the baseline and the control."""
+        return [arm.name for arm in self.arms if arm.role == "arm"]
 
 
 @dataclass(frozen=True)
@@ -56,23 +83,36 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Look:
-    """A predeclared interim look: after how many blocks, and the alpha that it spends."""
-
-    blocks: int
-    alpha: float
-
-
-@dataclass(frozen=True)
 class CellDesign:
     """The design. ``keys`` holds it as in ``cell.json``, with the keys of its version of labkit."""
 
     keys: Mapping[str, Any]
+    seed: int | None = None  # of the random order
+    blocks: int = 0  # of the whole design
+    runs_per_block: int = 0  # of each arm
+    alpha: float = 0.0  # the significance level of the whole cell
+    margin_pct: float = 0.0  # differences smaller than this do not matter
+    isolation: str = "process"  # or ``in_process`` or ``live``
+    # What is known of runs that another tool measured (:mod:`labkit.importers`): the caveats
+    # ``could_change`` and ``for_the_record``, and whether the runs were ``in_sequence``, so that a
+    # drift of the machine would look like an effect.
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    time_s: float | None = None  # the time from which blocks or rounds followed
+    # By case for which the time did not suffice, the seconds that deciding it would take.
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    units: int | None = None  # requests or windows of every run, if the number followed from time
+    quality_confidence: float = CONFIDENCE  # higher if looks decided how much was scored
+    across_hosts: bool = False  # whether the host may change from block to block
+    declared: bool = True  # False if ``cell.json`` was lost
+    metrics: tuple[str, ...] = ()  # the declared primary metrics, the most important first
+    order: Sequence[Sequence[str]] = ()  # the arms of each block in the order in which they ran
+    looks_taken: tuple[Mapping[str, Any], ...] = ()  # as the runner noted them
+    shown: tuple[int, ...] = ()  # numbers of finished blocks when results were shown
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellDesign:
         """Read the ``design`` of a ``cell.json``."""
-        return cls(data)
+        return from_json(cls, {**{k: v for k, v in data.items() if v is not None}, "keys": data})
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``design`` of ``cell.json``."""
@@ -80,109 +120,17 @@ class CellDesign:
 
     def with_keys(self, **keys: Any) -> CellDesign:
         """Return the design with other or further keys."""
-        return CellDesign({**self.keys, **keys})
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the random order."""
-        return self.keys.get("seed")
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks of the whole design."""
-        return int(self.keys["blocks"])
-
-    @property
-    def runs_per_block(self) -> int:
-        """Runs of each arm in a block."""
-        return int(self.keys["runs_per_block"])
-
-    @property
-    def alpha(self) -> float:
-        """The significance level of the whole cell."""
-        return float(self.keys["alpha"])
-
-    @property
-    def margin_pct(self) -> float:
-        """Differences smaller than this do not matter (percent)."""
-        return float(self.keys["margin_pct"])
-
-    @property
-    def isolation(self) -> str:
-        """``process``, ``in_process`` or ``live``."""
-        return str(self.keys.get("isolation", "process"))
-
-    @property
-    def imported(self) -> Mapping[str, Any]:
-        """What is known of runs that another tool measured (:mod:`labkit.importers`), else empty.
-
-        ``could_change`` and ``for_the_record`` are caveats; ``in_sequence`` says whether a drift of
-        the machine would look like an effect.
-        """
-        return self.keys.get("imported") or {}
-
-    @property
-    def time_s(self) -> float | None:
-        """The time from which blocks or rounds followed; None if both were fixed."""
-        time_s = self.keys.get("time_s")
-        return None if time_s is None else float(time_s)
-
-    @property
-    def estimates(self) -> Mapping[str, float]:
-        """By case for which the time did not suffice, the seconds that deciding it would take."""
-        return {case: float(s) for case, s in self.keys.get("estimates", {}).items()}
-
-    @property
-    def units(self) -> int | None:
-        """The requests or windows of every run, if their number followed from the time."""
-        units = self.keys.get("units")
-        return None if units is None else int(units)
-
-    @property
-    def quality_confidence(self) -> float:
-        """The confidence of intervals of quality, higher if looks decided how much was scored."""
-        return float(self.keys.get("quality_confidence", CONFIDENCE))
-
-    @property
-    def across_hosts(self) -> bool:
-        """Whether the host may change from block to block."""
-        return bool(self.keys.get("across_hosts", False))
-
-    @property
-    def declared(self) -> bool:
-        """Whether the design was declared; False if ``cell.json`` was lost."""
-        return bool(self.keys.get("declared", True))
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, the most important first; empty if none were declared."""
-        return tuple(self.keys.get("metrics", ()))
-
-    @property
-    def order(self) -> Sequence[Sequence[str]]:
-        """The arms of each block in the order in which they ran."""
-        order: Sequence[Sequence[str]] = self.keys["order"]
-        return order
+        return CellDesign.from_json({**self.keys, **keys})
 
     @property
     def num_runs(self) -> int:
         """Number of runs that left a record."""
         return sum(len(arms) for arms in self.order)
 
-    @property
-    def looks(self) -> tuple[Look, ...]:
-        """The predeclared interim looks."""
-        return tuple(from_json(Look, look) for look in self.keys.get("looks") or ())
-
-    @property
-    def looks_taken(self) -> Sequence[Mapping[str, Any]]:
-        """The interim looks that were taken, as the runner noted them."""
-        return tuple(self.keys.get("looks_taken", ()))
-
-    @property
-    def shown(self) -> tuple[int, ...]:
-        """How many blocks were finished each time that results were shown."""
-        return tuple(int(blocks) for blocks in self.keys.get("shown", ()))
+    @cached_property
+    def looks(self) -> tuple[InterimLook, ...]:
+        """The predeclared interim looks; empty if there are none."""
+        return parse_looks(self.keys.get("looks"), self.alpha)
 
 
 @dataclass(frozen=True)
@@ -264,45 +212,54 @@ class Published:
 
 
 @dataclass(frozen=True)
-class QualityInterval:
-    """An estimate over windows of text with its 95 % interval."""
-
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class ArmQuality:
-    """An arm's quality compared with the baseline's, over windows of text, by metric."""
+    """An arm's quality over windows of text, and the number of their predicted tokens.
+
+    ``metrics`` holds each metric with its interval over windows:
+
+    - ``perplexity``: exp of the mean negative log likelihood per token; ``perplexity_ratio``: that
+      of the arm divided by the baseline's on the same tokens;
+    - ``kl_mean``, ``kl_p50``, ...: KL divergence from the baseline per position, in nats: its mean
+      and quantiles, which are within .05 % of the exact ones (``labkit.records.kl_histogram``);
+    - ``top1_agreement``: share of positions whose likeliest token is that of the baseline;
+    - ``probability_change``: root mean square difference from the baseline in the probability of
+      the text's next token.
+    """
 
     arm: str
     windows: int
     tokens: int
-    metrics: Mapping[str, QualityInterval]
+    metrics: Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
 class BestInRow(EffectInPercent):
-    """The best setting of a sweep in one row.
+    """The best setting of a sweep in one row; unknown values are None.
 
-    The fields are those of :class:`labkit.analysis.comparison.best_setting.BestSetting`.
+    ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
+    estimated within blocks. ``reference`` is the baseline, or the second best arm if the baseline
+    is the best. ``effect_pct`` is the difference of the best arm from the reference, corrected for
+    having chosen the best, and ``level`` the confidence level of its interval. ``possibly_best``
+    are the arms that may be the best, ordered from the best mean to the worst. ``excluded`` maps
+    each arm without a valid result to the reason. ``dropped`` maps each arm that an interim look
+    dropped, because another arm was better, to the number of blocks it ran. ``withheld`` is the
+    reason why nothing is claimed and the numbers are only estimates, or None.
     """
 
     case: str
     metric: str | None
     unit: str | None
     better: str | None
-    values: Mapping[str, float]
-    excluded: Mapping[str, str]
-    best: str | None
-    reference: str | None
-    effect_pct: float | None
-    ci_low_pct: float | None
-    ci_high_pct: float | None
-    level: float | None
-    possibly_best: tuple[str, ...]
-    withheld: str | None
+    values: Mapping[str, float] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    best: str | None = None
+    reference: str | None = None
+    effect_pct: float | None = None
+    ci_low_pct: float | None = None
+    ci_high_pct: float | None = None
+    level: float | None = None
+    possibly_best: tuple[str, ...] = ()
+    withheld: str | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -317,7 +274,7 @@ class BestInRow(EffectInPercent):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(ArmsByRole):
     """A cell's results."""
 
     schema_version: int
@@ -368,26 +325,6 @@ class Cell:
         return f"{slug(self.cell)}--{picture}"
 
     @property
-    def baseline(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.arms[0].name
-
-    @property
-    def control(self) -> str | None:
-        """Name of the A/A arm, or None."""
-        return next((arm.name for arm in self.arms if arm.role == "control"), None)
-
-    @property
-    def real_arms(self) -> list[str]:
-        """Names of all arms except the A/A control, the baseline first."""
-        return [arm.name for arm in self.arms if arm.role != "control"]
-
-    @property
-    def treatment_arms(self) -> list[str]:
-        """Names of the arms under test: all but the baseline and the control."""
-        return [arm.name for arm in self.arms if arm.role == "arm"]
-
-    @property
     def compared_arms(self) -> list[str]:
         """The arms under test, or the control if there is no other arm."""
         return self.treatment_arms or [arm for arm in [self.control] if arm is not None]
@@ -403,9 +340,14 @@ class Cell:
         return [row for row in self.rows if row.primary]
 
     @property
+    def compared(self) -> Iterator[tuple[Row, Comparison]]:
+        """Every comparison with its row."""
+        return ((row, one) for row in self.rows for one in row.comparisons)
+
+    @property
     def comparisons(self) -> Iterator[Comparison]:
         """The comparisons of all rows."""
-        return (one for row in self.rows for one in row.comparisons)
+        return (one for _, one in self.compared)
 
     @property
     def level_text(self) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.model.row_model import EffectInPercent
+from labkit.analysis.number_format import machine_words
 from labkit.analysis.statistics.replication_test import ReplicationWord
-from labkit.records import MACHINE_FIELDS, RecordError, StudyPath, read_json
+from labkit.records import RecordError, StudyPath, read_json
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,11 @@ class ReplicationSide:
     @property
     def machine_text(self) -> str:
         """The kind of machine: ``AMD EPYC, 2 cores, 24 GiB, Linux``."""
-        cpu, cores, memory, *others = (self.machine.get(name) for name in MACHINE_FIELDS)
-        sizes = (cores and f"{cores} cores", memory and f"{memory / 2**30:.0f} GiB")
-        return ", ".join(str(part) for part in (cpu, *sizes, *others) if part) or "unknown"
+        return ", ".join(machine_words(self.machine)) or "unknown"
 
 
 @dataclass(frozen=True)
-class MeasuredEffect:
+class MeasuredEffect(EffectInPercent):
     """An arm's effect in one study: medians in the metric's unit, the rest in percent."""
 
     baseline_median: float | None = None

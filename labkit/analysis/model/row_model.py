@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from labkit.analysis.model.json_form import absent
-from labkit.records import parse_run_name
+from labkit.analysis.number_format import round_significant
+from labkit.analysis.statistics.effect_size import Equivalence
 from labkit.records.metric_registry import MetricDefinition, metric_definition
+
+# Numbers of a comparison that are rounded in files.
+ROUNDED = (
+    "effect_pct", "ci_low_pct", "ci_high_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct", "p",
+    "p_adjusted", "mde_pct", "alpha_row", "sd", "as_measured_pct",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -16,21 +24,6 @@ class RunResult:
 
     file: str
     value: float
-
-    @property
-    def run(self) -> str:
-        """The run's name, such as ``b00-p02-ARM``."""
-        return self.file.removeprefix("runs/").removesuffix(".json")
-
-    @property
-    def block(self) -> int:
-        """The run's block."""
-        return parse_run_name(self.run)[0]
-
-    @property
-    def position(self) -> int:
-        """The run's position in its block."""
-        return parse_run_name(self.run)[1]
 
 
 @dataclass(frozen=True)
@@ -67,10 +60,19 @@ class EffectInPercent:
 class Comparison(EffectInPercent):
     """An arm compared with the baseline in one row, and the verdict; unknown numbers are None.
 
-    The numbers are those of :class:`labkit.analysis.comparison.arm_comparison.ArmComparison`,
-    rounded to 10 digits. ``difference``, in the metric's unit, takes the place of effect and
-    interval if the baseline is 0 in every run. ``as_measured_pct`` is the effect with stalls, or of
-    the mean of all launches, if it lies outside the interval.
+    ``effect_pct`` is above 0 if the metric is larger than the baseline's. The interval (``ci``) and
+    ``p_adjusted`` belong to one test, adjusted over rows and arms: the interval is simultaneous and
+    excludes 0 if and only if ``p_adjusted`` is at most alpha. The interval ``ci_raw`` and ``p``
+    come from the test of this row alone, unadjusted. ``level`` is the confidence level of both
+    intervals (0.95, or 0.99 at an interim look that spends 0.01). ``p_floor`` is the smallest
+    possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of this
+    design would detect it if they tested the row at level ``alpha_row``. ``sd`` is the standard
+    deviation between runs, on the log scale. ``wins`` is the number of blocks in which the arm is
+    better. ``difference``, in the metric's unit, takes the place of effect and interval if the
+    baseline is 0 in every run, so that they have no percentage. ``as_measured_pct`` is the effect
+    with stalls, or of the mean of all launches, if it lies outside the interval.
+
+    The test of equivalence and the adjusted interval of ``difference`` are not in files.
     """
 
     arm: str
@@ -93,6 +95,13 @@ class Comparison(EffectInPercent):
     reason: str | None = None
     difference: float | None = absent()
     as_measured_pct: float | None = absent()
+    equivalence: Equivalence | None = absent()
+    difference_ci: tuple[float, float] | None = absent()
+
+    def rounded(self) -> Comparison:
+        """Return the comparison as files hold it."""
+        numbers: dict[str, Any] = {name: round_significant(getattr(self, name)) for name in ROUNDED}
+        return replace(self, equivalence=None, difference_ci=None, **numbers)
 
     @property
     def ci_raw_pct(self) -> tuple[float, float] | None:

@@ -49,7 +49,7 @@ class ArmTime:
     """An arm's time per output token by part.
 
     ``total``: the whole time, as a part. ``cause``: the first cause of an effect that the study
-    claims: a part, or the work that explains it (:mod:`labkit.analysis.comparison.counted_work`);
+    claims: a part, or the work that explains it (:mod:`labkit.analysis.comparison.step_parts`);
     None if there is none. ``counts``: sentences about counters that differ.
     """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from labkit.analysis.document.report_parts import templates
 from labkit.analysis.pages.article_placeholders import (
     ArticleBlock,
     ArticleError,
@@ -19,7 +20,7 @@ from labkit.analysis.pages.article_placeholders import (
     repeat_line,
     require,
 )
-from labkit.analysis.pages.html_report import TEMPLATES
+from labkit.analysis.pages.markdown_report import markdown_html
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.records import RecordError
 
@@ -145,15 +146,7 @@ def html(text: str, max_width: str = "46rem", pictures: bool = True) -> str:
 
     ``pictures``: False for texts of others, whose pictures are not loaded.
     """
-    from jinja2 import Environment, FileSystemLoader
-    from markdown_it import MarkdownIt
-
     plain = COMMENT.sub(lambda match: match["code"] or "", text)
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    body = (markdown if pictures else markdown.disable("image")).render(plain)
     title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
-    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
-    return (
-        pages.get_template("article.html.j2").render(title=title, body=body, max_width=max_width)
-        + "\n"
-    )
+    page, body = templates().get_template("article.html.j2"), markdown_html(plain, pictures)
+    return str(page.render(title=title, body=body, max_width=max_width))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
-from urllib.parse import quote
 
 from labkit.analysis.document.report_parts import TablePart
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
@@ -28,11 +27,10 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
-from labkit.analysis.pages.report_files import PAGES, report_dir
+from labkit.analysis.pages.report_files import PAGES, report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_answer import study_answer
-from labkit.analysis.studies.study_cell import study_cell
+from labkit.analysis.studies.study_cell import study_answer, study_cell
 from labkit.analysis.tables.published_table import published_source
 from labkit.analysis.tables.results_table import ResultLine, verdict_text
 from labkit.config.option_index import did_you_mean
@@ -199,7 +197,8 @@ class PlaceholderFunctions:
             known = report.cell.counters[named or arms[0]]
             return ArticleLink(_number_text(known[_one_of("counter", what, known)]), page)
         index, row = _row(report.cell, case, metric)
-        text = _row_number(report, row, named or _default_arm(row, arms), what)
+        compared = (one.arm for one in row.comparisons)
+        text = _row_number(report, row, named or next(compared, arms[0]), what)
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
@@ -221,7 +220,6 @@ class PlaceholderFunctions:
         return reports[name], self._page(study, folder)
 
     def _page(self, study: str, folder: Path) -> str:
-        """Return a link to the page with a study's records."""
         page = report_dir(folder) / "report.html"
         if not page.is_file() and folder.is_file():
             page = folder  # the archive has the records
@@ -258,7 +256,7 @@ class PlaceholderFunctions:
         return os.path.relpath(article.resolve(), root).replace(os.sep, "/")
 
     def _link(self, path: Path) -> str:
-        return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
+        return url(os.path.relpath(path, self._folder).replace(os.sep, "/"))
 
 
 def repeat_line(source: str) -> str:
@@ -280,7 +278,7 @@ def _compares(report: CellReport) -> bool:
 
 
 SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
-    "question": lambda report: report.title,
+    "question": lambda report: report.cell.title,
     "answer": lambda report: f"**{report.answer}**",
     "control": lambda report: next((x for x in report.notes if x.startswith("A/A control")), None),
     "machine": lambda report: report.machine[0],
@@ -289,7 +287,6 @@ SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
 
 
 def _require_valid(report: CellReport, study: str) -> None:
-    """Raise :class:`ArticleError` if a cell is incomplete or a gate failed."""
     for name, gate in report.analysis.cell.gates.items():
         why = "; ".join(gate.reasons[:1])
         require(gate.status != "fail", f"{study}: the gate {name} failed: {why}")
@@ -309,10 +306,6 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
     index, row = next(((i, row) for i, row in matches if row.primary), matches[0])
     require(row.skipped is None, f"{case}: skipped: {row.skipped}")
     return index, row
-
-
-def _default_arm(row: Row, arms: Sequence[str]) -> str:
-    return next((str(comparison.arm) for comparison in row.comparisons), arms[0])
 
 
 def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
@@ -355,7 +348,6 @@ COMPARISON_FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 
 def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
-    """Return the numbers that the source article published for an arm in a row, as text."""
     rows = (r for r in cell.published_rows if (r.case, r.metric) == (row.case, row.metric))
     published = next(rows, None)
     texts: dict[str, str] = {}
@@ -402,7 +394,6 @@ def _selected_lines(table: Table[Any], rows: Sequence[str]) -> Iterator[Any]:
 
 
 def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
-    """Return the column with each number linked to its runs on the page."""
     if column.link is None:
         return column
     link, text = column.link, column.text

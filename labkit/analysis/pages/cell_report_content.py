@@ -12,15 +12,18 @@ from labkit.analysis.charts.interval_bars import CardBars, card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
 from labkit.analysis.document import svg_elements
-from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.report_parts import CellSource
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.next_command import NextCommand
 from labkit.analysis.findings.short_text import short_text
-from labkit.analysis.findings.summary_verdict import SummaryVerdict, summary_verdict
-from labkit.analysis.findings.verdict_sentences import control_sentence
+from labkit.analysis.findings.verdict_sentences import (
+    SummaryVerdict,
+    control_sentence,
+    summary_verdict,
+)
+from labkit.analysis.number_format import machine_words
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import RankedCaveats, machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -43,16 +46,6 @@ MAX_SHOWN_DISTURBANCES = 2  # per block
 @dataclass(frozen=True)
 class CellReport(CellSource):
     """The content of a cell's report."""
-
-    @property
-    def title(self) -> str:
-        """The cell's question (or its name, if it has none) and its scale."""
-        return self.cell.title
-
-    @property
-    def name(self) -> str:
-        """The cell's overrides in full, or the name of its folder if they are not recorded."""
-        return self.cell.name
 
     @cached_property
     def findings(self) -> Findings:
@@ -116,11 +109,6 @@ class CellReport(CellSource):
         return card_bars(self.analysis)
 
     @cached_property
-    def next_command(self) -> NextCommand | None:
-        """The command that would answer what the cell leaves open, or None."""
-        return self.findings.next
-
-    @cached_property
     def machine_states(self) -> dict[str, list[str]]:
         """The states of the machine that the card shows, such as ``busy machine``, with reasons."""
         return machine_states(self.analysis)
@@ -158,16 +146,13 @@ class CellReport(CellSource):
 
 def environment_line(environment: Json) -> str:
     """Return a line with the machine's CPU, memory, OS and accelerator and the library versions."""
-    memory = environment.get("memory_bytes")
-    parts = [
-        environment.get("cpu_model"),
-        f"{environment['cores']} cores" if environment.get("cores") else None,
-        f"{memory / 2**30:.0f} GiB" if memory else None,
-        " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k)) or None,
-        environment.get("accelerator"),
-        *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
+    system = " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k))
+    versions = (environment.get("versions") or {}).items()
+    words = [
+        *machine_words({**environment, "os": system}),
+        *(f"{name} {v}" for name, v in versions),
     ]
-    return f"Machine: {', '.join(str(part) for part in parts if part) or 'not known'}."
+    return f"Machine: {', '.join(words) or 'not known'}."
 
 
 def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:

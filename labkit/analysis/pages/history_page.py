@@ -8,17 +8,16 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import quote
 
 from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.report_parts import templates
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import effect_phrase
 from labkit.analysis.findings.short_text import capitalised
 from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
-from labkit.analysis.pages.html_report import TEMPLATES
-from labkit.analysis.pages.markdown_report import markdown_table
-from labkit.analysis.pages.report_files import report_dir, write_text
+from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
+from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.statistics.change_points import MIN_VALUES
 from labkit.analysis.studies.metric_history import (
     HistoryPoint,
@@ -70,21 +69,12 @@ class HistoryPage:
 
     def html(self) -> str:
         """Return the page in HTML, with a chart for each series of two studies or more."""
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markdown_it import MarkdownIt
-
-        pages = Environment(
-            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
-        )
-        table = MarkdownIt("commonmark", {"html": False}).enable("table").render
         sections = [
-            (one, _verdict(one), _chart(one), table(markdown_table(_table(self.root, one))))
+            (one, _verdict(one), _chart(one), markdown_html(markdown_table(_table(self.root, one))))
             for one in self.series
         ]
-        return (
-            pages.get_template("history.html.j2").render(page=self, note=NOTE, sections=sections)
-            + "\n"
-        )
+        page = templates().get_template("history.html.j2")
+        return str(page.render(page=self, note=NOTE, sections=sections))
 
 
 NOTE = (
@@ -128,7 +118,7 @@ def _table(root: Path, series: Series) -> Table[HistoryPoint]:
         (
             Column("date", lambda point: point.started[:16].replace("T", " "), numeric=False),
             Column("commit", lambda point: point.commit, numeric=False),
-            Column("study", lambda point: _link(root, point.study), numeric=False),
+            Column("study", lambda point: study_link(root, point.study), numeric=False),
             Column(unit, lambda point: value(point.value)),
             Column("quartiles", lambda point: f"{value(point.low)} to {value(point.high)}"),
             Column("runs", lambda point: point.runs),
@@ -136,13 +126,6 @@ def _table(root: Path, series: Series) -> Table[HistoryPoint]:
         ),
         series.points,
     )
-
-
-def _link(root: Path, study: Path) -> str:
-    name = study.relative_to(root).as_posix() if study != root else study.resolve().name
-    page = report_dir(study) / "report.html"
-    target = page if page.is_file() else study
-    return f"[{name}]({quote(target.relative_to(root).as_posix(), safe='/=,+~._-')})"
 
 
 def _chart(series: Series) -> str:

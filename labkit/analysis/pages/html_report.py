@@ -10,24 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis.document.chart import Chart, changes
-from labkit.analysis.document.report_parts import ReportPart
+from labkit.analysis.document.report_parts import TEMPLATES, Chapter, Parts, Section, templates
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.cell_labels import cell_labels
-from labkit.analysis.studies.study_answer import study_answer, study_question
-from labkit.analysis.studies.study_cell import StudyCell
+from labkit.analysis.studies.study_cell import StudyCell, cell_labels, study_answer, study_question
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-TEMPLATES = Path(__file__).parent / "templates"
 MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
 MAX_LINES = 300  # of a table that explains results; tables of results are complete
 MAX_PICTURES = 6  # charts of rows that a reader without JavaScript sees
@@ -35,35 +27,15 @@ SCRIPTS = ("charts.js", "report.js")  # in this order
 
 
 @dataclass(frozen=True)
-class PageSection:
-    """A section with its parts. ``is_folded``: whether only its title is shown at first."""
-
-    title: str
-    parts: Sequence[ReportPart]
-    is_folded: bool
-
-
-@dataclass(frozen=True)
-class PageChapter:
-    """A chapter of the page; its sections all have parts."""
-
-    name: str
-    sections: Sequence[PageSection]
-    is_open: bool
-
-    @property
-    def anchor(self) -> str:
-        """The chapter's part of its HTML anchor; the cell's prefix comes before it."""
-        return self.name.lower()
-
-
-@dataclass(frozen=True)
 class PageCell:
-    """A cell on the page: its report, its label among the study's cells, and its chapters."""
+    """A cell on the page: its report, its label among the study's cells, and its chapters.
+
+    Each chapter has its sections with the parts that the page can show.
+    """
 
     report: CellReport
     label: str
-    chapters: Sequence[PageChapter]
+    chapters: Sequence[tuple[Chapter, Sequence[tuple[Section, Parts]]]]
 
 
 @dataclass
@@ -116,7 +88,7 @@ def cell_html(study: str, cell: StudyCell, report: CellReport, markdown: str) ->
 
     ``markdown``: the file beside it with all lines of all tables.
     """
-    shown = [_page_cell(report, report.name)]
+    shown = [_page_cell(report, report.cell.name)]
     return _page(study, [cell], shown, [], home="../report.html", markdown=markdown)
 
 
@@ -130,7 +102,7 @@ def _page(
     home: str = "",
     markdown: str = "report.md",
 ) -> str:
-    return _template().render(
+    page: str = _template("report.html.j2").render(
         study=study,
         question=study_question(cells),
         answer=study_answer(cells),
@@ -150,6 +122,7 @@ def _page(
         style=(TEMPLATES / "report.css").read_text("utf-8"),
         scripts=[(TEMPLATES / name).read_text("utf-8") for name in SCRIPTS],
     )
+    return page
 
 
 def _machine_states(cells: Sequence[StudyCell]) -> dict[str, list[str]]:
@@ -165,42 +138,19 @@ def _page_cell(report: CellReport, label: str) -> PageCell:
     chapters = []
     for chapter in HTML_CHAPTERS:
         sections = [
-            PageSection(section.title, parts, section in chapter.folded_sections)
+            (section, parts)
             for section in (*chapter.sections, *chapter.folded_sections)
             if (parts := _shown(section.parts(report)))
         ]
         if sections:
-            chapters.append(PageChapter(chapter.name, sections, chapter.is_open))
+            chapters.append((chapter, sections))
     return PageCell(report, label, chapters)
 
 
-def _shown(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """Return the parts that the page can show."""
-    return [part for part in parts if hasattr(_macros(), part.kind)]
+def _shown(parts: Parts) -> Parts:
+    macros = _template("report_parts.html.j2").module  # a macro for each kind of part
+    return [part for part in parts if hasattr(macros, part.kind)]
 
 
-@cache
-def _environment() -> Any:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-
-
-@cache
-def _macros() -> Any:
-    """Return the template module; its attributes are the macros that show parts."""
-    return _environment().get_template("report_parts.html.j2").module
-
-
-@cache
-def _template() -> Template:
-    """Return the compiled template. It is cached, because compiling takes as long as rendering."""
-    template: Template = _environment().get_template("report.html.j2")
-    return template
+def _template(name: str) -> Any:
+    return templates(trim_blocks=True, lstrip_blocks=True).get_template(name)

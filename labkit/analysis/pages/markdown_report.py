@@ -17,8 +17,7 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.study_answer import study_answer, study_question
-from labkit.analysis.studies.study_cell import StudyCell
+from labkit.analysis.studies.study_cell import StudyCell, study_answer, study_question
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -27,6 +26,18 @@ def markdown_table(table: Table[Any]) -> str:
     alignment = ["---:" if column.numeric else "---" for column in table.columns]
     lines = [headings, alignment, *map(table.cells, table.lines)]
     return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
+
+
+def markdown_html(text: str, pictures: bool = True) -> str:
+    """Return Markdown as HTML; HTML in it is shown as text.
+
+    ``pictures``: False for texts of others, whose pictures are not loaded.
+    """
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    html: str = (markdown if pictures else markdown.disable("image")).render(text)
+    return html
 
 
 def _escaped(text: str) -> str:
@@ -46,7 +57,7 @@ def study_markdown(
         lines += _overview_lines(overview)
     for report in reports:
         if len(cells) > 1:
-            lines += [f"## {report.title}", "", f"**{report.short_answer}**", ""]
+            lines += [f"## {report.cell.title}", "", f"**{report.short_answer}**", ""]
         lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.document.arm_styles import COLOURS, CONTROL_COLOUR
 from labkit.analysis.document.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
 from labkit.analysis.document.report_parts import ChartPart, PictureFile
+from labkit.analysis.document.svg_elements import COLOURS, CONTROL_COLOUR
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.records.atomic_write import atomic_write
 
@@ -133,7 +133,6 @@ def chart_figure(parts: Sequence[ChartPart], columns: int = 1) -> Figure:
 
 
 def _height(chart: Chart) -> float:
-    """Return the height of a chart's panel in inches, with its labels."""
     height = len(chart.rows) * chart.row_height if chart.rows else chart.height
     return 0.9 + height / UNITS_PER_INCH
 
@@ -183,7 +182,6 @@ def _draw_axes(panel: Axes, chart: Chart) -> None:
 
 
 def _draw_mark(panel: Axes, mark: Mark, log_scale: bool) -> Any:
-    """Draw one mark and return matplotlib's own object."""
     from matplotlib.collections import PolyCollection
 
     match mark:

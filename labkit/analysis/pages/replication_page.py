@@ -8,13 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from labkit.analysis.document.chart import Chart, padded_range
+from labkit.analysis.document.report_parts import templates
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.model.replication_model import (
-    MeasuredEffect,
-    ReplicatedRow,
-    Replication,
-)
+from labkit.analysis.model.replication_model import MeasuredEffect, ReplicatedRow, Replication
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -25,12 +22,10 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.analysis.pages.article import html
-from labkit.analysis.pages.html_report import TEMPLATES
-from labkit.analysis.pages.markdown_report import markdown_table
+from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord
-from labkit.analysis.studies.study_analysis import is_cell
-from labkit.analysis.studies.study_index import study_dirs
+from labkit.analysis.studies.study_analysis import is_cell, study_dirs
 from labkit.config import count_text
 from labkit.records import RecordError, write_json
 
@@ -123,10 +118,9 @@ def _picture(page: Replication) -> Chart | None:
     if not rows:
         return None
     sides = [side for row in rows for side in (row.author, row.reader)]
-    ends = [end for one in sides for end in (one.effect_pct, one.ci_low_pct, one.ci_high_pct)]
     chart = Chart(
         title="effects of the author and of the reader, with their intervals",
-        x=padded_range([*(end for end in ends if end is not None), 0.0]),
+        x=padded_range([*(end for one in sides for end in one.known_pct), 0.0]),
         y=(0.0, float(len(rows))),
         x_label="difference from the baseline (%)",
         rows=tuple(map(page.name_of, rows)),
@@ -135,8 +129,8 @@ def _picture(page: Replication) -> Chart | None:
     chart.line([(0.0, 0.0), (0.0, float(len(rows)))], "zero")
     for place, side in enumerate(sides):
         style, y = STYLES[place % 2], len(rows) - place // 2 - (0.32, 0.68)[place % 2]
-        if side.ci_low_pct is not None and side.ci_high_pct is not None:
-            chart.line([(side.ci_low_pct, y), (side.ci_high_pct, y)], style)
+        if side.ci_pct is not None:
+            chart.line([(end, y) for end in side.ci_pct], style)
         if side.effect_pct is not None:
             tip = f"{style}: {side.effect_pct:+.2f} % ({side.verdict})"
             chart.dot(side.effect_pct, y, style, tip=tip)
@@ -145,25 +139,19 @@ def _picture(page: Replication) -> Chart | None:
 
 def replication_html(page: Replication) -> str:
     """Return the page in HTML. It loads nothing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markdown_it import MarkdownIt
-
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    render = markdown.render
-    pages = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
-    return (
-        pages.get_template("replication.html.j2").render(
+    text: str = (
+        templates()
+        .get_template("replication.html.j2")
+        .render(
             page=page,
-            head=render(_head(page)),
-            body=render(_body(page)),
+            head=markdown_html(_head(page), pictures=False),
+            body=markdown_html(_body(page), pictures=False),
             picture="" if chart is None else chart_svg(chart),
             more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
         )
-        + "\n"
     )
+    return text
 
 
 def write_replication(folder: Path, page: Replication) -> None:

@@ -9,8 +9,15 @@ from typing import Any
 from urllib.parse import quote
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.exports.csv_latex import csv_text, latex_text
-from labkit.analysis.exports.tool_exports import FormatError, benchstat, github, pyperf, vllm
+from labkit.analysis.exports.tool_exports import (
+    FormatError,
+    benchstat,
+    csv_text,
+    github,
+    latex_text,
+    pyperf,
+    vllm,
+)
 from labkit.analysis.model.study_model import Study
 from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
@@ -73,6 +80,19 @@ def report_dir(study: str | Path) -> Path:
     """Return the folder of a study's reports: its own, or ``STUDY.report`` beside an archive."""
     path = Path(study)
     return path.with_suffix(".report") if path.is_file() else path
+
+
+def study_link(root: Path, study: Path) -> str:
+    """Return a Markdown link from a folder to the report of a study in it, or to the study."""
+    name = study.relative_to(root).as_posix() if study != root else study.resolve().name
+    pages = (report_dir(study) / page for page in ("report.html", "report.md"))
+    target = next((page for page in pages if page.is_file()), study)
+    return f"[{name}]({url(target.relative_to(root).as_posix())})"
+
+
+def url(path: str) -> str:
+    """Return a relative path as a link."""
+    return quote(path, safe="/=,+~._-")
 
 
 def write_study(
@@ -140,7 +160,7 @@ def _write_many(
     study = summarise_study(opened, cells, known)
     if study != known:
         write_json(folder / "study.json", study.to_json())
-    links = [quote(f"{PAGES}/{path.name}.html", safe="/=,+~._-") for path in paths]
+    links = [url(f"{PAGES}/{path.name}.html") for path in paths]
     write_text(folder / "report.html", overview_html(study.study, cells, links, PAGES_NOTE))
     write_text(folder / "report.md", study_markdown(cells, (), PAGES_NOTE))
     if plots:
@@ -202,7 +222,7 @@ def _write_tables(report: CellReport, folder: Path) -> None:
     stem = folder / slug(report.cell.cell)
     write_text(Path(f"{stem}.csv"), csv_text([report.cell]))
     write_text(Path(f"{stem}.md"), markdown_table(report.results) + "\n")
-    write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
+    write_text(Path(f"{stem}.tex"), latex_text(report.results, report.cell.title))
 
 
 def _write_plots(cells: Sequence[StudyCell], reports: Sequence[CellReport], folder: Path) -> None:
@@ -233,18 +253,14 @@ def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
 
 def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     reports = map(CellReport, analyses)
-    return "\n".join(latex_text(report.results, report.title) for report in reports)
-
-
-def _csv(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return csv_text([analysis.cell for analysis in analyses])
+    return "\n".join(latex_text(report.results, report.cell.title) for report in reports)
 
 
 _RENDERERS: dict[str, Callable[[StudyPath, Sequence[CellAnalysis]], str]] = {
     "md": _markdown,
     "html": _html,
     "tex": _latex,
-    "csv": _csv,
+    "csv": lambda folder, analyses: csv_text([analysis.cell for analysis in analyses]),
     "benchstat": lambda folder, analyses: benchstat(analyses),
     "pyperf": lambda folder, analyses: pyperf(analyses),
     "vllm": lambda folder, analyses: vllm(analyses),

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.analysis.charts import html_charts
-from labkit.analysis.charts.effects_chart import effects_section
-from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
+from labkit.analysis.charts.html_charts import (
+    effects_section,
+    paired_differences,
+    variation_sentence,
+)
 from labkit.analysis.charts.latency_throughput_chart import frontier_section
 from labkit.analysis.charts.metric_matrix import matrix_section
-from labkit.analysis.charts.peak_kv_memory_chart import kv_utilization_section
 from labkit.analysis.charts.run_timeline_charts import (
+    kv_utilization_section,
     memory_timeline_section,
     request_timeline_section,
 )
@@ -47,7 +50,6 @@ from labkit.analysis.tables.counter_tables import (
 )
 from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.results_table import medians_section
-from labkit.analysis.tables.run_list import runs_section
 from labkit.analysis.tables.serving_tables import (
     hit_and_acceptance_section,
     http_section,
@@ -60,6 +62,7 @@ from labkit.analysis.tables.validity_tables import (
     failures_section,
     gates_section,
     outputs_section,
+    runs_section,
     sensitivity_table,
 )
 from labkit.analysis.tables.video_tables import (
@@ -76,13 +79,13 @@ SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
 @section("How it was measured")
 def _design(report: CellReport) -> Parts:
-    line = f"Cell `{report.name}`: {_design_line(report)} Gates: {report.gates}."
+    line = f"Cell `{report.cell.name}`: {_design_line(report)} Gates: {report.gates}."
     return [Prose([line]), Prose(report.machine)]
 
 
 @section("How it was measured")
 def _measured(report: CellReport) -> Parts:
-    return [Prose([f"Cell {report.name}: {_design_line(report)}", *report.machine])]
+    return [Prose([f"Cell {report.cell.name}: {_design_line(report)}", *report.machine])]
 
 
 def _design_line(report: CellReport) -> str:
@@ -121,7 +124,6 @@ def _latencies(report: CellReport) -> Iterator[ReportPart]:
 
 @section("Differences by block")
 def _pairs(report: CellReport) -> Parts:
-    """Show the differences between each arm and the baseline block by block."""
     cell, data = report.cell, report.analysis.data
     shown, parts = [], []
     for index, row in enumerate(cell.rows):
@@ -137,8 +139,8 @@ def _pairs(report: CellReport) -> Parts:
 def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
     baseline = cell.baseline
     arms = [*cell.real_arms[1:], *filter(None, [cell.control])]
-    pairs = (paired_differences(row, arm, baseline, runs) for arm in arms)
-    sentences = (variation_sentence(row, baseline, each) for each in pairs if each is not None)
+    pairs = ((arm, paired_differences(row, arm, baseline, runs)) for arm in arms)
+    sentences = (variation_sentence(row, baseline, arm, of.values()) for arm, of in pairs)
     name = row.metric if row.case == "all" else row.case
     return f"{name}: {next(filter(None, sentences), 'differences within blocks')}"
 
@@ -201,32 +203,30 @@ def _for_the_record(report: CellReport) -> Parts:
     return [PageList(lines)] if lines else []
 
 
-WORK_SECTIONS = (
-    time_section,
-    launch_work_section,
-    quality_section,
-    dispatch_section,
-    engine_counters_section,
-    hit_and_acceptance_section,
-    kv_utilization_section,
-    request_outcomes_section,
-    http_section,
+WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)
+VIDEO_SECTIONS = (
     decode_times_section,
     clip_work_section,
     picked_frames_section,
     visible_events_section,
-    published_section,
-    launch_queue_section,
-    host_times_section,
-    roofline_section,
 )
+HOST_SECTIONS = (launch_queue_section, host_times_section, roofline_section)
 MARKDOWN_SECTIONS = (
     curves_section,
     effects_section,
     _design,
     _row_by_row,
     _other_metrics,
+    time_section,
+    launch_work_section,
+    quality_section,
     *WORK_SECTIONS,
+    kv_utilization_section,
+    request_outcomes_section,
+    http_section,
+    *VIDEO_SECTIONS,
+    published_section,
+    *HOST_SECTIONS,
     outputs_section,
     medians_section,
     _noise_alone,
@@ -248,18 +248,7 @@ HTML_CHAPTERS = (
             published_section,
             quality_section,
         ),
-        (
-            dispatch_section,
-            engine_counters_section,
-            hit_and_acceptance_section,
-            decode_times_section,
-            clip_work_section,
-            picked_frames_section,
-            visible_events_section,
-            launch_queue_section,
-            host_times_section,
-            roofline_section,
-        ),
+        (*WORK_SECTIONS, *VIDEO_SECTIONS, *HOST_SECTIONS),
         is_open=True,
     ),
     Chapter(

@@ -15,13 +15,16 @@ from labkit.analysis.charts.latency_throughput_chart import (
 )
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
-from labkit.analysis.studies.cell_labels import cell_labels
-from labkit.analysis.studies.latency_throughput import LoadCurve, load_curves
-from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.studies.study_cell import StudyCell
+from labkit.analysis.studies.serving_capacity import (
+    LOAD_OPTIONS,
+    LoadCurve,
+    ServingCapacity,
+    load_curves,
+    serving_capacities,
+)
+from labkit.analysis.studies.study_cell import StudyCell, cell_labels
 from labkit.analysis.tables.serving_tables import capacity_chart, capacity_table
 
 NOT_COMPARED = (
@@ -106,7 +109,7 @@ def machine_overviews(
         overview = MachineOverview(
             group.name if len(groups) > 1 else None,
             cells_table([lines[index] for index in group.cells]) if len(cells) > 1 else None,
-            load_curves(own),
+            load_curves(own, cell_labels(own, LOAD_OPTIONS)),
             stem if number == 1 else f"{stem}-{number}",
             serving_capacities(own),
         )
@@ -122,11 +125,6 @@ class CellLine:
     label: str
     cell: StudyCell
 
-    @property
-    def entry(self) -> CellEntry:
-        """The cell's entry in ``study.json``."""
-        return self.cell.entry
-
 
 def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
     """Return a table of cells, each with its answer and gates.
@@ -137,8 +135,8 @@ def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
     columns: tuple[Column[CellLine], ...] = (
         Column("cell", lambda c: c.label, numeric=False, link=lambda c: c.link),
         *values,
-        Column("answer", lambda c: c.entry.answer, numeric=False),
-        Column("gates", lambda c: c.entry.gates, gates_text, numeric=False),
+        Column("answer", lambda c: c.cell.entry.answer, numeric=False),
+        Column("gates", lambda c: c.cell.entry.gates, gates_text, numeric=False),
     )
     return Table(columns, tuple(lines), (NOT_COMPARED,) if values else (), prose=True)
 

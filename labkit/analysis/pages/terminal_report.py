@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from labkit.analysis.document.table_model import Column, Table, broken_name
 from labkit.analysis.number_format import interval_text, p_text, percent_text, value_text
@@ -64,7 +65,7 @@ def print_cell(
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
     out.print()
-    out.print(Text(report.title))
+    out.print(Text(report.cell.title))
     out.print(Text(report.short_answer, style="bold"))
     if report.answer != report.short_answer:
         out.print(Text(report.answer))
@@ -91,7 +92,6 @@ def print_cell(
 
 
 def _rich_settings(table: Table[Values], width: int) -> RenderableType:
-    """Return the table of a sweep's settings for a terminal of ``width`` characters."""
     from rich.text import Text
 
     columns = [TerminalColumn(c.heading, c.heading, c.numeric) for c in table.columns]
@@ -107,14 +107,13 @@ def _marked(cell: Text) -> Text:
 def _design_line(report: CellReport) -> str:
     design = report.cell.design
     return (
-        f"{report.name}: {count_text(design.blocks, 'block')} of "
+        f"{report.cell.name}: {count_text(design.blocks, 'block')} of "
         f"{count_text(design.runs_per_block, 'run')} per arm, "
         f"margin ±{design.margin_pct:g} %; gates: {report.gates}"
     )
 
 
 def _rich_table(table: Table[ResultLine], width: int) -> RenderableType:
-    """Return the results for a terminal of ``width`` characters."""
     from rich.text import Text
 
     columns = [column for column in table.columns if width >= column.min_width]
@@ -158,7 +157,7 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
     columns = [column for column in CHANGE_COLUMNS if out.width >= column.min_width]
     lines = []
     for change in comparison.changes:
-        style = VERDICT_STYLES[change.verdict.word]
+        style = VERDICT_STYLES[change.comparison.verdict]
         lines.append([Text(c.text(change), style=style if c.is_verdict else "") for c in columns])
     headings = [TerminalColumn(c.heading, c.heading.replace("\n", " "), c.numeric) for c in columns]
     out.print(terminal_table(headings, lines, out.width))
@@ -170,17 +169,16 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
 
 
 def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
-    """Return the names of rows by verdict and reason, in order of first appearance."""
     rows: dict[str, list[str]] = {}
     for change in changes:
-        if change.verdict.reason is not None:
-            reason = f"{_change_verdict(change)}: {change.verdict.reason}"
+        if change.comparison.reason is not None:
+            reason = f"{_change_verdict(change)}: {change.comparison.reason}"
             rows.setdefault(reason, []).append(f"{_row_name(change)}, {change.arm}")
     return rows
 
 
 def _change_verdict(change: RowChange) -> str:
-    word = change.verdict.word
+    word = change.comparison.verdict
     return "not comparable in time" if word == "not_comparable" else _word(word)
 
 
@@ -193,11 +191,6 @@ def _row_name(change: RowChange) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case
 
 
-def _compared(key: str) -> Callable[[RowChange], Any]:
-    """Return a function that reads field ``key`` of a change's comparison; None without one."""
-    return lambda change: None if change.comparison is None else getattr(change.comparison, key)
-
-
 def _measured(key: str) -> Callable[[RowChange], str]:
     return lambda change: value_text(getattr(change, key), change.row.unit)
 
@@ -207,13 +200,15 @@ CHANGE_COLUMNS: tuple[Column[RowChange], ...] = (
     Column("arm", lambda change: change.arm, numeric=False),
     Column("old", _measured("old"), min_width=100),
     Column("new", _measured("new"), min_width=100),
-    Column("change\n%", _compared("effect_pct"), lambda pct: percent_text(pct).rstrip("%")),
+    Column(
+        "change\n%", attrgetter("comparison.effect_pct"), lambda pct: percent_text(pct).rstrip("%")
+    ),
     Column(
         "adjusted\nCI %",
-        _compared("ci_pct"),
+        attrgetter("comparison.ci_pct"),
         lambda ci: interval_text(*(ci or (None, None))).replace(" to ", ", "),
     ),
-    Column("adjusted\np", _compared("p_adjusted"), p_text),
+    Column("adjusted\np", attrgetter("comparison.p_adjusted"), p_text),
     Column("verdict", _change_verdict, numeric=False, is_verdict=True),
 )
 

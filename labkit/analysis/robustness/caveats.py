@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.served_requests import sustained
+from labkit.analysis.comparison.served_requests import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.number_format import p_text
 from labkit.analysis.robustness.disturbed_runs import (
@@ -36,7 +36,6 @@ from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
 from labkit.records import Record, describe_last_session
-from labkit.records.record_notes import TrafficNote
 
 MAX_STEAL_SHARE = 0.01
 MAX_FOREIGN_CORES = 0.25
@@ -170,7 +169,7 @@ def _isolation(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _noise(analysis: CellAnalysis) -> Iterator[str]:
-    withheld = sum(one.verdict.reason == NOISE_EXCEEDS_MARGIN for one in analysis.judged)
+    withheld = sum(one.reason == NOISE_EXCEEDS_MARGIN for one in analysis.cell.comparisons)
     margin = analysis.data.criteria.margin_pct
     if withheld:
         yield (
@@ -184,10 +183,10 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
 def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     control = analysis.data.control
     rows = [
-        (p, one.row.case)
-        for one in analysis.judged
-        if one.row.primary and one.comparison.arm == control
-        if (p := one.comparison.p_adjusted) is not None and p <= analysis.data.criteria.alpha
+        (p, row.case)
+        for row in analysis.cell.primary_rows
+        if (one := row.comparison(control)) is not None
+        if (p := one.p_adjusted) is not None and p <= analysis.data.criteria.alpha
     ]
     if rows:
         p, worst = min(rows)
@@ -200,24 +199,13 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 
 def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
     """Yield a caveat on each prefix-hit, acceptance or padding rate that cannot be right."""
-    names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
+    names = analysis.data.real_arms
     for one in hit_and_acceptance_rates(names, analysis.data.records):
         yield from one.impossible_counts()
 
 
-def _traffic(analysis: CellAnalysis) -> dict[str, list[TrafficNote]]:
-    """Return the ``traffic`` notes of all runs, by arm: the outcomes and times of requests."""
-    noted: dict[str, list[TrafficNote]] = {}
-    for record in analysis.data.records:
-        for case in record.cases:
-            if "traffic" in case.known_notes:
-                noted.setdefault(record.arm, []).append(case.known_notes["traffic"])
-    return noted
-
-
 def _unserved(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each arm that refused some requests or failed to serve them."""
-    for arm, notes in _traffic(analysis).items():
+    for arm, notes in traffic_notes(analysis.data.records).items():
         unserved = [one for note in notes for one in note.get("unserved", ())]
         if unserved:
             refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
@@ -232,7 +220,7 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
 
 def _unsustained(analysis: CellAnalysis) -> Iterator[str]:
     """Yield a caveat on each arm with a run whose requests were sent more slowly than drawn."""
-    for arm, notes in _traffic(analysis).items():
+    for arm, notes in traffic_notes(analysis.data.records).items():
         slow = [note for note in notes if not sustained(note)]
         if slow:
             sent, due = (
@@ -250,7 +238,7 @@ def _waits(analysis: CellAnalysis) -> Iterator[str]:
 
     In older records, latencies begin when a request is sent.
     """
-    for arm, notes in _traffic(analysis).items():
+    for arm, notes in traffic_notes(analysis.data.records).items():
         queued = [note for note in notes if "queue_ms" in note]
         waits = [note["queue_ms"]["p50"] for note in queued]
         if waits and statistics.median(waits) > 0:
@@ -272,7 +260,6 @@ def _emulated(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield one line per reason for skipping, with the rows to which the reason applies."""
     reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
         if row.skipped is not None:
@@ -282,7 +269,6 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _machine_changes(records: Sequence[Record]) -> Iterator[str]:
-    """Yield a caveat if settings of the machine changed between the runs."""
     changed = _changed_settings(records)
     if changed:
         yield f"machine settings changed between runs: {changed}"

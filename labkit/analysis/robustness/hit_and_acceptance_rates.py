@@ -13,11 +13,7 @@ MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by c
 # Counters of layouts that pad a batch: their padding is shown even if it is 0.
 PADDING_LAYOUTS = ("layout.padded", "engine.mlx_lm")
 # Counters of decode shapes that add rows even if all requests have the same length.
-PADDED_SHAPES = (
-    "decode_shape.bucketed",
-    "decode_shape.captured",
-    "decode_shape.fixed",
-)
+PADDED_SHAPES = ("decode_shape.bucketed", "decode_shape.captured", "decode_shape.fixed")
 
 
 @dataclass(frozen=True)

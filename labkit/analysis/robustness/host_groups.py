@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
-from labkit.analysis.number_format import percent_text
+from labkit.analysis.number_format import machine_words, percent_text
 from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 
 ANY_HOST = "any host (design.across_hosts=true)"
@@ -37,16 +37,7 @@ def machine_name(analysis: CellAnalysis) -> str | None:
         return ANY_HOST
     if not environment:
         return None
-    memory = environment.get("memory_bytes")
-    parts = (
-        f"host {environment.get('host')}",
-        environment.get("cpu_model"),
-        f"{environment['cores']} cores" if environment.get("cores") else None,
-        f"{memory / 2**30:.0f} GiB" if memory else None,
-        environment.get("os"),
-        environment.get("accelerator"),
-    )
-    return ", ".join(str(part) for part in parts if part)
+    return ", ".join((f"host {environment.get('host')}", *machine_words(environment)))
 
 
 def host_groups(names: Sequence[str | None]) -> list[HostGroup]:

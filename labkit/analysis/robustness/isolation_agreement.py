@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.comparison.arm_comparison import ArmComparison
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.host_groups import on_same_machine
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.records import PROCESSES_SUFFIX
@@ -63,7 +63,7 @@ def compare_isolations(
 
 
 def compare_effects(
-    case: str, arm: str, interleaved: ArmComparison | None, separate: ArmComparison | None
+    case: str, arm: str, interleaved: Comparison | None, separate: Comparison | None
 ) -> IsolationAgreement | None:
     """Compare an arm's effects under two designs; None if one of them has no effect."""
     if interleaved is None or separate is None:
@@ -87,13 +87,9 @@ def compare_effects(
         separate_pct=separate.effect_pct,
         difference_pct=None
         if undetected is None
-        else to_percent(abs(one - other)) * _sign(one - other),
+        else math.copysign(to_percent(abs(one - other)), one - other),
         undetected_pct=undetected,
     )
-
-
-def _sign(value: float) -> int:
-    return -1 if value < 0 else 1
 
 
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:

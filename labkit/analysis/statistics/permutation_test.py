@@ -146,7 +146,6 @@ def _block_relabellings(runs: int) -> NDArray[np.int8]:
 
 
 def _possible_relabellings(blocks: int, runs: int) -> int:
-    """Return the number of all relabellings of a design."""
     return int(math.comb(2 * runs, runs) ** blocks)
 
 

@@ -21,12 +21,10 @@ import numpy as np
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import MIN_VALUES, change_points
 from labkit.analysis.studies.data_frames import config_options
-from labkit.analysis.studies.study_analysis import cell_dirs
-from labkit.analysis.studies.study_index import study_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
 from labkit.config.option_index import did_you_mean
 from labkit.records import (
     MACHINE_FIELDS,
-    Metric,
     Record,
     RecordError,
     StudyPath,
@@ -122,7 +120,10 @@ def metric_history(root: Path, metric: str) -> list[Series]:
             f"; the metrics are: {', '.join(sorted(known))}" if known else ""
         )
         raise RecordError(f"{root}: no study has the metric {metric!r}{hint}")
-    series = [one for group in _groups(samples).values() for one in _series(metric, group)]
+    groups: dict[tuple[str, ...], list[_Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.key, []).append(sample)
+    series = [one for group in groups.values() for one in _series(metric, group)]
     long = sum(one.is_long_enough for one in series)
     tested = [_with_changes(one, ALPHA / max(1, long)) for one in series]
     return sorted(tested, key=lambda one: (-len(one.points), one.name, one.machine))
@@ -152,13 +153,9 @@ def _values(
     for record in records:
         for case in record.cases:
             known.update(m.name for m in case.metrics)
-            for m in _of_name(case.metrics, metric):
+            for m in (m for m in case.metrics if m.name == metric):
                 values.setdefault((case.case, m.unit, m.better), []).append(run_value(m.repeats))
     return values
-
-
-def _of_name(metrics: Sequence[Metric], name: str) -> Iterator[Metric]:
-    return (metric for metric in metrics if metric.name == name)
 
 
 def _point(
@@ -194,13 +191,6 @@ def _machine(environment: Mapping[str, Any]) -> str:
     words += [f"{cores} cores"] if cores else []
     words += [f"{memory / 2**30:.0f} GiB"] if memory else []
     return ", ".join(words) or "unknown machine"
-
-
-def _groups(samples: Sequence[_Sample]) -> dict[tuple[str, ...], list[_Sample]]:
-    groups: dict[tuple[str, ...], list[_Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.key, []).append(sample)
-    return groups
 
 
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.analysis.comparison.cell_analysis import CellAnalysis, JudgedComparison
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.model.replication_model import (
     MeasuredEffect,
@@ -20,6 +20,7 @@ from labkit.analysis.model.replication_model import (
     Replication,
     ReplicationSide,
 )
+from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import (
     interval_text,
     magnitude_text,
@@ -37,11 +38,9 @@ from labkit.analysis.statistics.replication_test import (
     region_of,
     times_as_long,
 )
-from labkit.analysis.studies.cell_labels import cell_labels
 from labkit.analysis.studies.study_analysis import study_name
-from labkit.analysis.studies.study_answer import study_question
-from labkit.analysis.studies.study_cell import study_cell
-from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled, median_of
+from labkit.analysis.studies.study_cell import cell_labels, study_cell, study_question
+from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
     MACHINE_FIELDS,
@@ -58,37 +57,48 @@ FACTS = (*MACHINE_FIELDS, "cores_usable", "os_release", "architecture", "python"
 
 @dataclass(frozen=True)
 class _Pair:
-    """One comparison of the author's, and the reader's of the same row, if there is one."""
+    """One comparison of the author's in a row, and the reader's same row, if there is one."""
 
     author: CellAnalysis
     reader: CellAnalysis | None
-    one: JudgedComparison
-    other: JudgedComparison | None
+    row: Row
+    one: Comparison
+    here: Row | None
+
+    @property
+    def other(self) -> Comparison | None:
+        """The reader's comparison."""
+        return None if self.here is None else self.here.comparison(self.one.arm)
 
     @property
     def claimed(self) -> Interval | None:
         """The author's interval in percent, or None if the author claims nothing."""
-        return self.one.comparison.ci_pct if self.one.verdict.word in DECIDED_WORDS else None
+        return self.one.ci_pct if self.one.verdict in DECIDED_WORDS else None
 
     @property
     def effects(self) -> list[float]:
         """The known effects, as log ratios."""
-        both = [one.comparison.effect_pct for one in (self.one, self.other) if one is not None]
+        both = [one.effect_pct for one in (self.one, self.other) if one is not None]
         return [to_log_ratio(effect) for effect in both if effect is not None and effect > -100]
 
     @property
     def reason(self) -> str | None:
         """Why nothing can be decided, or None."""
         reader, other = self.reader, self.other
-        if reader is None or other is None or other.row.skipped is not None:
-            skipped = other.row.skipped if other is not None else None
+        if reader is None or other is None or self.here is None or self.here.skipped is not None:
+            skipped = self.here.skipped if self.here is not None and other is not None else None
             return f"not measured here{f': {skipped}' if skipped else ''}"
-        causes = reader.causes(self.one.comparison.arm, self.one.row.metric)
+        causes = reader.causes(self.one.arm, self.row.metric)
         if not causes and reader.data.withheld_reason is not None:
             causes = [reader.data.withheld_reason]
-        if not causes and other.verdict.word in ("estimate_only", "invalid"):
-            causes = [other.verdict.reason or other.verdict.word]
+        if not causes and other.verdict in ("estimate_only", "invalid"):
+            causes = [other.reason or other.verdict]
         return "; ".join(causes) or None
+
+    @property
+    def key(self) -> tuple[str | None, ...]:
+        """The case, metric and arm."""
+        return self.row.case, self.row.metric, self.one.arm
 
 
 def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> Iterator[_Pair]:
@@ -97,14 +107,11 @@ def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> It
         if cell.data.dir.name.endswith(PROCESSES_SUFFIX):  # it only confirms another
             continue
         other = here.get(cell.data.dir.name)
-        others = {_key(one): one for one in (other.judged if other is not None else ())}
-        for one in cell.judged:
-            if one.row.primary and one.comparison.arm in cell.data.treatment_arms:
-                yield _Pair(cell, other, one, others.get(_key(one)))
-
-
-def _key(one: JudgedComparison) -> tuple[Any, ...]:
-    return one.row.case, one.row.metric, one.comparison.arm
+        rows = {(r.case, r.metric): r for r in (other.cell.rows if other is not None else ())}
+        for row in cell.cell.primary_rows:
+            for one in row.comparisons:
+                if one.arm in cell.data.treatment_arms:
+                    yield _Pair(cell, other, row, one, rows.get((row.case, row.metric)))
 
 
 def _labels(author: Sequence[CellAnalysis]) -> dict[str, str]:
@@ -122,12 +129,12 @@ def _test_row(pair: _Pair) -> ReplicationRow | None:
     stalls = may_have_stalled(pair.author, pair.reader)
     for analysis in (pair.author, pair.reader):
         for row in analysis.rows_by_stalls(included=stalls):
-            if (row.case, row.metric) == (pair.one.row.case, pair.one.row.metric):
-                effect = arm_effect(analysis, row, pair.one.comparison.arm)
+            if (row.case, row.metric) == (pair.row.case, pair.row.metric):
+                effect = arm_effect(analysis, row, pair.one.arm)
                 effects += [effect[0]] if effect is not None else []
     if len(effects) < 2:
         return None
-    here = other.comparison.ci_pct
+    here = other.ci_pct
     return ReplicationRow(
         (effects[0], effects[1]),
         effect_change(effects[0], effects[1]),
@@ -161,28 +168,28 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
     for pair in claims:
         one, criteria, limits = pair.one, pair.author.data.criteria, pair.claimed
         cell = labels[pair.author.data.dir.name] if len(labels) > 1 else None
-        found = arm_effect(pair.author, one.row, one.comparison.arm)
+        index = pair.author.cell.rows.index(pair.row)
+        found = arm_effect(pair.author, pair.author.rows[index], one.arm)
         if found is None or limits is None:
             continue
         region = region_of(found[0], _logs(limits), to_log_ratio(criteria.margin_pct))
-        equal, level = one.verdict.word in ("equivalent", "trivial"), criteria.alpha / len(claims)
+        equal, level = one.verdict in ("equivalent", "trivial"), criteria.alpha / len(claims)
         blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
         need = "the author's study is too short to show it; a large change can be shown"
         if blocks <= MAX_BLOCKS:
             count = count_text(max(1, math.ceil(blocks)), "block")
             need = f"about {count} as noisy as the author's can show it"
         yield (
-            f"{', '.join(filter(None, (cell, *_key(one))))}: "
-            f"the author has "
-            f"{percent_text(one.comparison.effect_pct)} ({interval_text(*limits)}); replicated if "
+            f"{', '.join(filter(None, (cell, *pair.key)))}: the author has "
+            f"{percent_text(one.effect_pct)} ({interval_text(*limits)}); replicated if "
             f"the same within ±{magnitude_text(to_percent(region))} %: {need}"
         )
 
 
 def _untested(pair: _Pair) -> ReplicationDecision:
     """Decide a row without a test: the author claims nothing, or values are computed."""
-    logs, effect = pair.effects, pair.one.comparison.effect_pct
-    computed = pair.one.verdict.word == "computed" and effect is not None and effect > -100
+    logs, effect = pair.effects, pair.one.effect_pct
+    computed = pair.one.verdict == "computed" and effect is not None and effect > -100
     word = ReplicationWord.not_decided if pair.claimed or computed else ReplicationWord.no_claim
     if computed and len(logs) == 2 and pair.reason is None:
         word = ReplicationWord.not_replicated
@@ -199,12 +206,12 @@ def _row(
     logs, undecided = pair.effects, decision.word is ReplicationWord.not_decided
     row = ReplicatedRow(
         cell=cell,
-        case=pair.one.row.case,
-        metric=pair.one.row.metric or "",
-        unit=pair.one.row.unit or "",
-        arm=pair.one.comparison.arm,
-        author=_measured(pair.one, pair.author),
-        reader=_measured(pair.other, pair.reader),
+        case=pair.row.case,
+        metric=pair.row.metric or "",
+        unit=pair.row.unit or "",
+        arm=pair.one.arm,
+        author=_measured(pair.row, pair.one.arm),
+        reader=_measured(pair.here, pair.one.arm),
         verdict=decision.word.value,
         reason=pair.reason if undecided else None,
         ratio=round_significant(logs[1] / logs[0]) if len(logs) == 2 and logs[0] else None,
@@ -231,17 +238,17 @@ def _percent(log_ratio: float | None) -> float | None:
     return None if log_ratio is None else round_significant(to_percent(log_ratio))
 
 
-def _measured(one: JudgedComparison | None, analysis: CellAnalysis | None) -> MeasuredEffect:
-    if one is None or analysis is None:
+def _measured(row: Row | None, arm: str) -> MeasuredEffect:
+    one = None if row is None else row.comparison(arm)
+    if row is None or one is None:
         return MeasuredEffect()
-    low, high = one.comparison.ci_pct or (None, None)
     return MeasuredEffect(
-        round_significant(median_of(one.row, analysis.data.baseline)),
-        round_significant(median_of(one.row, one.comparison.arm)),
-        round_significant(one.comparison.effect_pct),
-        round_significant(low),
-        round_significant(high),
-        one.verdict.word,
+        round_significant(row.median(one.baseline)),
+        round_significant(row.median(arm)),
+        one.effect_pct,
+        one.ci_low_pct,
+        one.ci_high_pct,
+        one.verdict,
     )
 
 
@@ -298,7 +305,6 @@ def _side(study: StudyPath, analyses: Sequence[CellAnalysis]) -> ReplicationSide
 
 
 def _differences(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> Iterator[str]:
-    """Yield what differs between the machines and their software, one text each."""
     facts = [
         {key: one.get(key) for key in FACTS} | (one.get("versions") or {})
         for one in map(_environment, (author, reader))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from labkit.analysis.model.study_model import FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
-from labkit.analysis.statistics.multiple_comparisons import RowPermutations, joint_p_values
+from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.studies.serving_capacity import rate_is_decided
-from labkit.analysis.studies.study_cell import StudyCell, TestedArm
+from labkit.analysis.studies.study_cell import StudyCell
 from labkit.config import count_text
 from labkit.records import (
+    ARCHIVE_SUFFIX,
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
     ArchivePath,
@@ -33,8 +34,10 @@ from labkit.records import (
     read_json,
 )
 
+T = TypeVar("T")
 Stamp = frozenset[tuple[str, int, int]]
 MAX_RECORDS = 1000  # with their analyses, up to 0.5 GB
+MAX_DEPTH = 3  # folders between the index and a study, such as outputs/2026-11-24/12-00-00
 
 
 class AnalysisCache:
@@ -70,9 +73,9 @@ class AnalysisCache:
         """Count a cell's records without a digest, and all of its records, for :meth:`notes`."""
         self._counts[cell_dir] = unlisted, records
 
-    def lazily(self, study_dir: StudyPath) -> StudyAnalyses:
+    def lazily(self, study_dir: StudyPath) -> Lazily[CellAnalysis]:
         """Return the analyses of a study's cells, each of which is read when it is asked for."""
-        return StudyAnalyses(self, cell_dirs(study_dir))
+        return Lazily(cell_dirs(study_dir), self.cell)
 
     def study(self, study_dir: StudyPath) -> list[CellAnalysis]:
         """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
@@ -93,11 +96,16 @@ class AnalysisCache:
             return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
         arms = set(analysis.data.treatment_arms) - claimed
-        judged = [one for one in analysis.judged if one.row.primary and one.comparison.arm in arms]
+        judged = [
+            (row.case, one.verdict)
+            for row in analysis.cell.primary_rows
+            for one in row.comparisons
+            if one.arm in arms
+        ]
         if not judged:  # a baseline alone has nothing to decide but its capacity
             return [] if rate_is_decided(analysis) else primary
         decided = DECIDED_WORDS | {"computed"}
-        return [one.row.case for one in judged if one.verdict.word not in decided]
+        return [case for case, word in judged if word not in decided]
 
     def limits_decided(
         self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
@@ -159,24 +167,24 @@ class AnalysisCache:
         return self.cell(other) if has_runs else None
 
 
-class StudyAnalyses(Sequence[CellAnalysis]):
-    """The analyses of a study's cells, which an :class:`AnalysisCache` reads when they are used."""
+class Lazily(Sequence[T]):
+    """A sequence whose elements are read from ``items`` each time that they are used."""
 
-    def __init__(self, cache: AnalysisCache, cells: Sequence[StudyPath]) -> None:
-        self._cache, self.cells = cache, cells
+    def __init__(self, items: Sequence[Any], read: Callable[[Any], T]) -> None:
+        self.items, self._read = items, read
 
     def __len__(self) -> int:
-        return len(self.cells)
+        return len(self.items)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._cache.cell(self.cells[index])
+        return self._read(self.items[index])
 
 
 def cell_names(analyses: Sequence[CellAnalysis]) -> list[str]:
     """Return the names of a study's cells, without analysing those that are read lazily."""
-    if not isinstance(analyses, StudyAnalyses):
+    if not isinstance(analyses, Lazily):
         return [analysis.name for analysis in analyses]
-    files = [cell / "cell.json" for cell in analyses.cells]
+    files = [cell / "cell.json" for cell in analyses.items]
     return [
         str(read_json(path).get("cell", path.parent.name)) if path.is_file() else path.parent.name
         for path in files
@@ -228,6 +236,31 @@ def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
     return sorted(cells, key=lambda path: name_order(path.name))
 
 
+def holds_studies(folder: Path) -> bool:
+    """Return whether a folder is neither a study nor a cell, but holds studies."""
+    if not folder.is_dir() or is_cell(folder):
+        return False
+    return folder not in (studies := list(study_dirs(folder))) and bool(studies)
+
+
+def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Yield the folders and archives of studies below ``root``, at most ``depth`` levels down.
+
+    If ``root`` is itself a study, it is the only result.
+
+    Raises :class:`RecordError` if ``root`` is not a folder.
+    """
+    if not root.is_dir():
+        raise RecordError(f"{root}: no such directory")
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    if any(is_cell(path) for path in folders):
+        yield root
+        return
+    yield from (path for path in root.iterdir() if path.suffix == ARCHIVE_SUFFIX)
+    for path in folders if depth else ():
+        yield from study_dirs(path, depth - 1)
+
+
 def exit_code(study_dir: str | Path) -> int:
     """Return a study's exit code: 0 if all cells ran and every gate held, else 1.
 
@@ -266,19 +299,6 @@ def summarise_study(
     )
 
 
-class _Families(Sequence[Sequence[RowPermutations]]):
-    """The tests of each arm of each cell, built when they are asked for and then forgotten."""
-
-    def __init__(self, arms: Sequence[TestedArm]) -> None:
-        self._arms = arms
-
-    def __len__(self) -> int:
-        return len(self._arms)
-
-    def __getitem__(self, index: Any) -> Any:
-        return list(self._arms[index].tests().values())
-
-
 def study_family(cells: Sequence[StudyCell]) -> list[FamilyMember]:
     """Return the p-values of the primary rows of all cells, adjusted as one family.
 
@@ -287,7 +307,8 @@ def study_family(cells: Sequence[StudyCell]) -> list[FamilyMember]:
     """
     tested = [(cell.name, arm) for cell in cells for arm in cell.tested]
     most_arms = max(len(cell.findings.arms) for cell in cells)
-    adjusted = joint_p_values(_Families([arm for _, arm in tested])) if tested else []
+    tests = Lazily([arm for _, arm in tested], lambda arm: list(arm.tests().values()))
+    adjusted = joint_p_values(tests) if tested else []
     return [
         FamilyMember(name, case, metric, arm.arm, min(1.0, most_arms * p))
         for (name, arm), ps in zip(tested, adjusted, strict=True)

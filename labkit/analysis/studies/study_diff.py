@@ -11,20 +11,23 @@ If the probe's time changed by more than the margin, a claim must exceed that ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis.comparison import slow_launches
-from labkit.analysis.comparison.arm_comparison import (
-    ArmComparison,
-    DecisionCriteria,
-    interval_to_percent,
-)
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria, interval_to_percent
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.comparison.observations import (
+    MetricRow,
+    arm_values,
+    complete_blocks,
+    log_values,
+)
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
+from labkit.analysis.findings.outputs_text import quality_change_notes
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.number_format import magnitude_text, p_text, percent_text, signed_text
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,
@@ -41,7 +44,6 @@ from labkit.analysis.statistics.effect_size import (
 from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.study_analysis import cell_names
-from labkit.analysis.studies.study_quality_diff import quality_change_notes
 from labkit.config import count_text
 from labkit.config.engine.former_options import default_of, with_present_names
 from labkit.records import machine_difference
@@ -56,19 +58,22 @@ class StudiesNotComparable(ValueError):
 
 @dataclass(frozen=True)
 class RowChange:
-    """One arm in one row of both studies: its old and new median, the change and the verdict.
+    """One arm in one row of both studies: its old and new median, and the change with its verdict.
 
-    ``comparison`` describes the change of the arm's difference from the baseline. It is None for
-    the baseline itself, and if there is no complete block.
+    ``comparison`` describes the change of the arm's difference from the baseline. Its numbers are
+    unknown for the baseline itself, and if there is no complete block.
     """
 
     cell: str
     row: MetricRow
-    arm: str
     old: float | None
     new: float | None
-    comparison: ArmComparison | None
-    verdict: Verdict
+    comparison: Comparison
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return self.comparison.arm
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class StudyComparison:
     @property
     def decidable(self) -> bool:
         """Whether any arm was compared in any row."""
-        return any(item.comparison is not None for item in self.changes)
+        return any(item.comparison.p is not None for item in self.changes)
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def _match_studies(
 
 
 def _conclude(
-    matched: _MatchedStudies, comparisons: Mapping[int, ArmComparison], family: Sequence[_ArmPair]
+    matched: _MatchedStudies, comparisons: Mapping[int, Comparison], family: Sequence[_ArmPair]
 ) -> StudyComparison:
     """Return two studies' comparison. ``family``: all changes over which p-values are adjusted."""
     compared = matched.compared
@@ -240,12 +245,14 @@ def _conclude(
         if item.role == "control":
             continue
         row, comparison = item.old, comparisons.get(id(item))
-        old_median, new_median = (median_of(row, item.arm) for row in (item.old, item.new))
+        old_median, new_median = (
+            arm_values(row.arms.get(item.arm, ())).median for row in (item.old, item.new)
+        )
         control = noise.get((item.pair.name, row.case, row.metric))
         verdict = _judge(item, comparison, control)
-        changes.append(
-            RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
-        )
+        known = comparison or Comparison(item.arm, item.pair.baseline)
+        told = replace(known, verdict=verdict.word, reason=verdict.reason)
+        changes.append(RowChange(item.pair.name, row, old_median, new_median, told))
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
     quality = [note for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
@@ -257,9 +264,7 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
-        if item.verdict.word == "inconclusive"
-        and item.comparison
-        and item.comparison.mde_pct is not None
+        if item.comparison.verdict == "inconclusive" and item.comparison.mde_pct is not None
     ]
     if detectable:
         (low, low_row), (high, high_row) = min(detectable), max(detectable)
@@ -300,13 +305,7 @@ def _method_notes(
         )
 
 
-def median_of(row: MetricRow, arm: str) -> float | None:
-    """Return the median of an arm's values in a row, or None if there is none."""
-    values = [v.value for v in row.arms.get(arm, ())]
-    return float(np.median(values)) if values else None
-
-
-def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
+def _compare_family(items: Sequence[_ArmPair]) -> list[Comparison]:
     """Compare the changes of all rows and arms as one family.
 
     p-values are adjusted by the method of S. Holm (1979). Each interval is at the level at which
@@ -322,24 +321,27 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
     ]
 
 
-def _compare_control(item: _ArmPair) -> ArmComparison:
+def _compare_control(item: _ArmPair) -> Comparison:
     """Test a control's change. p is not adjusted, because the control only shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
 
-def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> ArmComparison:
+def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Comparison:
     assert item.change is not None
     change, criteria = item.change.effect(), item.pair.criteria
     points = breakpoints(change.null_distribution, change)
-    limits = points.interval(level)
+    low, high = interval_to_percent(points.interval(level)) or (None, None)
+    raw = interval_to_percent(points.interval(criteria.alpha)) or (None, None)
     equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
-    return ArmComparison(
+    return Comparison(
         arm=item.arm,
         baseline=item.pair.baseline,
         effect_pct=to_percent(change.estimate),
-        ci_pct=interval_to_percent(limits),
-        ci_raw_pct=interval_to_percent(points.interval(criteria.alpha)),
+        ci_low_pct=low,
+        ci_high_pct=high,
+        ci_raw_low_pct=raw[0],
+        ci_raw_high_pct=raw[1],
         level=1.0 - criteria.alpha,
         p=item.change.p,
         p_adjusted=adjusted,
@@ -350,9 +352,7 @@ def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Arm
     )
 
 
-def _judge(
-    item: _ArmPair, comparison: ArmComparison | None, control: ArmComparison | None
-) -> Verdict:
+def _judge(item: _ArmPair, comparison: Comparison | None, control: Comparison | None) -> Verdict:
     pair = item.pair
     if item.causes:
         return Verdict("invalid", "; ".join(item.causes))
@@ -372,7 +372,7 @@ def _judge(
     return verdict
 
 
-def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
+def _exceeds_machine_change(comparison: Comparison, pair: _CellPair) -> bool:
     """Return whether an arm's change is larger than the machine's change could explain.
 
     The arm and the baseline may depend on different parts of the machine. In the worst case the
@@ -510,7 +510,6 @@ def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | N
 
 
 def _unshared_rows(cell: str, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
-    """Yield a caveat for each primary row that only one of the studies measured."""
     old, new = (
         {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
         for a in analyses

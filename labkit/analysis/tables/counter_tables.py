@@ -19,7 +19,7 @@ from labkit.analysis.document.report_parts import (
     PictureFile,
     TablePart,
     section,
-    table_parts,
+    table_section,
 )
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
 from labkit.analysis.model.cell_model import Cell
@@ -88,10 +88,7 @@ def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] |
     return Table(columns, tuple(lines), (note,))
 
 
-@section("Work per dispatch")
-def dispatch_section(report: CellSource) -> Parts:
-    """Show the counters of one dispatch."""
-    return table_parts(dispatch_table(report.cell, report.records))
+dispatch_section = table_section("Work per dispatch", dispatch_table)
 
 
 def _counter_column(name: str, counters: Mapping[CaseAndArm, CounterValues]) -> Column[CaseAndArm]:
@@ -150,10 +147,7 @@ def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndAr
     return Table(columns, tuple(lines), (note,))
 
 
-@section("Queued launches")
-def launch_queue_section(report: CellSource) -> Parts:
-    """Show the times of launches in a chain and outside a chain."""
-    return table_parts(launch_queue_table(report.cell, report.records))
+launch_queue_section = table_section("Queued launches", launch_queue_table)
 
 
 def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
@@ -194,10 +188,9 @@ def engine_counters_table(cell: Cell) -> Table[str] | None:
     return Table(columns, (*_differing(counters), *_per_step_times(counters)), (note,))
 
 
-@section("Engine counters")
-def engine_counters_section(report: CellSource) -> Parts:
-    """Show the counters that differ between arms."""
-    return table_parts(engine_counters_table(report.cell))
+engine_counters_section = table_section(
+    "Engine counters", lambda cell, records: engine_counters_table(cell)
+)
 
 
 def _differing(counters: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
@@ -327,7 +320,4 @@ def host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None
     return Table(tuple(columns), tuple(cases), tuple(notes))
 
 
-@section("Host time to build the maps")
-def host_times_section(report: CellSource) -> Parts:
-    """Show the host's time per step to build the maps."""
-    return table_parts(host_times_table(report.cell, report.records))
+host_times_section = table_section("Host time to build the maps", host_times_table)

@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.comparison.output_identity import OutputAgreement
-from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import ROW_HEIGHT, Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
@@ -20,9 +19,10 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, PublishedRow
-from labkit.analysis.model.row_model import ArmValues, Comparison, Row
+from labkit.analysis.model.row_model import ArmValues, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.tables.counter_tables import host_times
 from labkit.records import Record, counter_registry
@@ -177,51 +177,24 @@ def published_section(report: CellSource) -> Iterator[ReportPart]:
         yield TablePart(table)
 
 
-@dataclass(frozen=True)
-class _PublishedDifference:
-    """A published difference in percent, and our comparison of the same row and arm, or None."""
-
-    row: str
-    arm: str
-    published_pct: float
-    comparison: Comparison | None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether we know the effect too."""
-        return self.comparison is not None and self.comparison.effect_pct is not None
-
-
-def _published_differences(cell: Cell) -> list[_PublishedDifference]:
-    """Return the published differences for this cell's arms and rows."""
-    rows, styles = cell.published_rows, arm_classes(cell)
-    several_metrics = len({row.metric for row in rows}) > 1
-    own = {(row.case, row.metric): row for row in cell.rows}
-    return [
-        _PublishedDifference(
-            f"{row.case}: {row.metric}" if several_metrics else row.case,
-            arm,
-            float(percent),
-            own[row.case, row.metric].comparison(arm),
-        )
-        for row in rows
+def _published_chart(cell: Cell) -> Chart | None:
+    """Return the chart, or None if no row has both a published difference and one of ours."""
+    styles, own = arm_classes(cell), {(row.case, row.metric): row for row in cell.rows}
+    several = len({row.metric for row in cell.published_rows}) > 1
+    found = [
+        (f"{row.case}: {row.metric}" if several else row.case, arm, float(percent), comparison)
+        for row in cell.published_rows
         if (row.case, row.metric) in own
         for arm, percent in row.delta_pct.items()
         if arm in styles
+        for comparison in [own[row.case, row.metric].comparison(arm)]
     ]
-
-
-def _published_chart(cell: Cell) -> Chart | None:
-    """Return the chart, or None if no row has both a published difference and one of ours."""
-    found = _published_differences(cell)
-    if not any(one.is_known for one in found):
+    if not any(one is not None and one.effect_pct is not None for *_, one in found):
         return None
-    names = list(dict.fromkeys(one.row for one in found))
-    arms = list(dict.fromkeys(one.arm for one in found))
-    known = [one.published_pct for one in found]
-    known += [
-        pct for one in found if one.comparison is not None for pct in one.comparison.known_pct
-    ]
+    names = list(dict.fromkeys(name for name, *_ in found))
+    arms = list(dict.fromkeys(arm for _, arm, *_ in found))
+    known = [percent for _, _, percent, _ in found]
+    known += [pct for *_, one in found if one is not None for pct in one.known_pct]
     chart = Chart(
         title="published differences beside ours",
         x=padded_range([*known, 0.0]),
@@ -232,21 +205,13 @@ def _published_chart(cell: Cell) -> Chart | None:
     )
     chart.line([(0.0, 0.0), (0.0, float(len(names)))], "zero")
     step = ARM_HEIGHT / chart.row_height
-    for one in found:
-        middle = len(names) - names.index(one.row) - 0.5
-        _draw(chart, cell, one, middle + ((len(arms) - 1) / 2 - arms.index(one.arm)) * step)
+    for name, arm, percent, one in found:
+        y = len(names) - names.index(name) - 0.5
+        y += ((len(arms) - 1) / 2 - arms.index(arm)) * step
+        if one is not None and one.effect_pct is not None:
+            chart.line([(percent, y), (one.effect_pct, y)], "link", arm)
+            tip = f"{name}, {arm}, measured here: {percent_text(one.effect_pct)}"
+            chart.effect(one.effect_pct, one.ci_pct, y, styles[arm], tip, arm)
+        tip = f"{name}, {arm}, published: {percent_text(percent)}"
+        chart.dot(percent, y, PUBLISHED, "diamond", tip, arm=arm)
     return chart
-
-
-def _draw(chart: Chart, cell: Cell, one: _PublishedDifference, y: float) -> None:
-    style, mark = arm_classes(cell)[one.arm]
-    comparison = one.comparison
-    if comparison is not None and comparison.effect_pct is not None:
-        ours = comparison.effect_pct
-        chart.line([(one.published_pct, y), (ours, y)], "link", one.arm)
-        if comparison.ci_pct is not None:
-            chart.line([(end, y) for end in comparison.ci_pct], f"line {style}", one.arm)
-        tip = f"{one.row}, {one.arm}, measured here: {percent_text(ours)}"
-        chart.dot(ours, y, style, mark, tip, arm=one.arm)
-    tip = f"{one.row}, {one.arm}, published: {percent_text(one.published_pct)}"
-    chart.dot(one.published_pct, y, PUBLISHED, "diamond", tip, arm=one.arm)

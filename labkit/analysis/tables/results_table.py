@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.document.report_parts import CellSource, Parts, section, table_parts
-from labkit.analysis.document.table_model import Column, Table, broken_name
+from labkit.analysis.document.report_parts import table_section
+from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.row_model import Comparison, Row
@@ -36,7 +36,6 @@ CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
 }
-RowAndArm = tuple[Row, str]
 MEDIANS_TITLE = "Medians and quartiles"
 
 
@@ -146,7 +145,6 @@ def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[Res
 def _baseline_only_column(
     cell: Cell, unit: str, link: Callable[[ResultLine], str]
 ) -> Column[ResultLine]:
-    """Return the baseline's column for a cell without an arm to compare."""
     baseline = cell.baseline
 
     def value(line: ResultLine) -> str:
@@ -165,7 +163,9 @@ def _arm_columns(
         if line.skipped is not None:
             return ""
         median = line.row.median(baseline)
-        return failures.get(baseline, UNKNOWN) if median is None else _value(median, line.row)
+        return (
+            failures.get(baseline, UNKNOWN) if median is None else value_text(median, line.row.unit)
+        )
 
     def delta(line: ResultLine) -> str:
         if line.skipped is not None:
@@ -203,8 +203,13 @@ def _arm_columns(
 
 
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
-    """Yield the columns of the arms' quality, if the cell's workload scores texts."""
     qualities = cell.qualities
+
+    def kl(value: float) -> str:
+        return significant_text(value, 3)
+
+    def share(value: float) -> str:
+        return f"{100 * value:.2f}"
 
     def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
         def of(line: ResultLine) -> float | None:
@@ -222,43 +227,26 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
 
     if qualities:
         yield Column(
-            "KL (nats)", value("kl_mean", "estimate"), _known(_kl_text), short_heading="KL\nnats"
+            "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
         )
-        yield Column("KL 95 % CI", interval("kl_mean", _kl_text), min_width=WIDTH_WITH_QUALITY)
+        yield Column("KL 95 % CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
         yield Column(
             "same next token (%)",
             value("top1_agreement", "estimate"),
-            _known(_share_text),
+            if_known(share),
             short_heading="same\nnext\n%",
         )
         yield Column(
             "same next token 95 % CI (%)",
-            interval("top1_agreement", _share_text),
+            interval("top1_agreement", share),
             short_heading="same next\n95 % CI, %",
             min_width=WIDTH_WITH_QUALITY,
         )
 
 
-def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: "" if value is None else form(value)
-
-
-def _kl_text(value: float) -> str:
-    return significant_text(value, 3)
-
-
-def _share_text(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _value(median: float, row: Row) -> str:
-    return value_text(median, row.unit)
-
-
 def _published_rows(
     cell: Cell, rows: Sequence[Row], arms: Sequence[str]
 ) -> dict[tuple[str, str | None], PublishedRow]:
-    """Return the published rows for these rows and arms, by case and metric."""
     measured = {(row.case, row.metric) for row in rows}
     return {
         (row.case, row.metric): row
@@ -328,47 +316,40 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
 
 
 def _cache_notes(records: Sequence[Record]) -> list[str]:
-    """Return a note on whether launches were timed with hot or cold caches; empty if unknown."""
     states = {case.known_notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []
 
 
-def medians_table(cell: Cell) -> Table[RowAndArm]:
+def medians_table(cell: Cell) -> Table[ResultLine]:
     """Return every arm's own median and quartiles in every row. Primary rows come first."""
-    rows = sorted(cell.rows, key=lambda row: not row.primary)
-    lines = tuple((row, arm) for row in rows if row.skipped is None for arm in row.arms)
-    metrics = {row.metric for row, _ in lines if row.case != "all"}
+    rows = sorted(enumerate(cell.rows), key=lambda item: not item[1].primary)
+    lines = [ResultLine(i, r, arm) for i, r in rows if r.skipped is None for arm in r.arms]
+    metrics = {line.row.metric for line in lines if line.row.case != "all"}
 
-    def name(line: RowAndArm) -> str:
-        row, several = line[0], len(metrics) > 1 and line[0].case != "all"
+    def name(line: ResultLine) -> str:
+        row, several = line.row, len(metrics) > 1 and line.row.case != "all"
         return f"{row.case}: {row.metric}" if several else row.name
 
-    def quantile(key: str) -> Callable[[RowAndArm], str]:
-        return lambda line: value_text(getattr(line[0].arms[line[1]], key), line[0].unit)
+    def quantile(key: str) -> Callable[[ResultLine], str]:
+        return lambda line: value_text(getattr(line.row.arms[str(line.arm)], key), line.row.unit)
 
-    def wins(line: RowAndArm) -> str | None:
-        comparison = line[0].comparison(line[1])
-        known = comparison is not None and comparison.wins is not None
-        return f"{comparison.wins} of {comparison.blocks}" if comparison and known else None
-
-    def detectable(line: RowAndArm) -> float | None:
-        comparison = line[0].comparison(line[1])
-        return None if comparison is None else comparison.mde_pct
-
-    columns: tuple[Column[RowAndArm], ...] = (
+    columns: tuple[Column[ResultLine], ...] = (
         Column("row", name, numeric=False),
-        Column("arm", lambda line: line[1], numeric=False),
-        Column("unit", lambda line: unit_name(line[0].unit), numeric=False),
+        Column("arm", lambda line: line.arm, numeric=False),
+        Column("unit", lambda line: unit_name(line.row.unit), numeric=False),
         *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
-        Column("runs", lambda line: line[0].arms[line[1]].n),
-        Column("blocks won", wins),
-        Column("detectable effect", detectable, lambda pct: "" if pct is None else f"{pct:.1f}%"),
+        Column("runs", lambda line: line.row.arms[str(line.arm)].n),
+        Column("blocks won", lambda line: line.compared(_wins_text, "wins", "blocks")),
+        Column(
+            "detectable effect", lambda line: line.compared(if_known("{:.1f}%".format), "mde_pct")
+        ),
     )
-    return Table(columns, lines)
+    return Table(columns, tuple(lines))
 
 
-@section(MEDIANS_TITLE)
-def medians_section(report: CellSource) -> Parts:
-    """Show every arm's own median and quartiles."""
-    return table_parts(medians_table(report.cell))
+def _wins_text(wins: int | None, blocks: int) -> str:
+    return "" if wins is None else f"{wins} of {blocks}"
+
+
+medians_section = table_section(MEDIANS_TITLE, lambda cell, records: medians_table(cell))

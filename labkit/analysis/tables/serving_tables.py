@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
-from labkit.analysis.comparison.server_arm_caveats import ServerArm, server_arms
+from labkit.analysis.comparison.served_requests import traffic_notes
+from labkit.analysis.comparison.server_arm_caveats import ServerArm, number_at, server_arms
 from labkit.analysis.document.chart import Chart
-from labkit.analysis.document.report_parts import CellSource, ChartPart, Parts, section, table_parts
-from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.document.report_parts import ChartPart, table_section
+from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.analysis.robustness.hit_and_acceptance_rates import (
@@ -42,19 +44,9 @@ CLIENT_NOTE = (
 CapacityLine = tuple[ServingCapacity, LoadCounts]
 
 
-def request_notes(records: Sequence[Record]) -> dict[str, list[TrafficNote]]:
-    """Return the notes on requests (``traffic`` in the records) of all runs, by arm."""
-    notes: dict[str, list[TrafficNote]] = {}
-    for record in records:
-        for case in record.cases:
-            if "traffic" in case.known_notes:
-                notes.setdefault(record.arm, []).append(case.known_notes["traffic"])
-    return notes
-
-
 def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the outcomes of every arm's requests, or None if no record notes them."""
-    notes = request_notes(records)
+    notes = traffic_notes(records)
     arms = [arm for arm in cell.real_arms if arm in notes]
     if not arms:
         return None
@@ -65,10 +57,11 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
     if any("good" in note for note in all_notes):
         columns.append(_total_column(notes, "good", "within the limits"))
     if open_loop:
-        columns += [_median_column(notes, heading, read) for heading, read in SENDER_TIMES.items()]
-    if any(_sender_share(note) is not None for note in all_notes):
-        share = _median_column(notes, "sender's share of a core", _sender_share, "{:.2%}".format)
-        columns.append(share)
+        columns += [_median_column(notes, heading, path) for heading, path in SENDER_TIMES.items()]
+    share = "sender_cpu_share"
+    if any(number_at(note, share) is not None for note in all_notes):
+        heading = "sender's share of a core"
+        columns.append(_median_column(notes, heading, share, "{:.2%}".format))
     lost = any(note.get("refused") or note.get("failed") for note in all_notes)
     times = " but the time of a run" if lost else ""
     lines = [
@@ -83,10 +76,7 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
     return Table(tuple(columns), tuple(arms), tuple(lines))
 
 
-@section("Request outcomes")
-def request_outcomes_section(report: CellSource) -> Parts:
-    """Show the numbers of requests by how they ended."""
-    return table_parts(request_outcomes_table(report.cell, report.records))
+request_outcomes_section = table_section("Request outcomes", request_outcomes_table)
 
 
 def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
@@ -94,43 +84,24 @@ def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
 
 
 def _median_column(
-    notes: NotesByArm,
-    heading: str,
-    read: Callable[[TrafficNote], float | None],
-    formatter: Callable[[Any], str] = value_text,
+    notes: NotesByArm, heading: str, path: str, formatter: Callable[[Any], str] = value_text
 ) -> Column[str]:
     """Return a column of medians over runs. A cell is empty if no run of the arm has the number."""
 
     def value(arm: str) -> float | None:
-        values = [v for note in notes[arm] if (v := read(note)) is not None]
+        values = [v for note in notes[arm] if (v := number_at(note, path)) is not None]
         return median(values) if values else None
 
-    return Column(heading, value, lambda v: "" if v is None else formatter(v))
+    return Column(heading, value, if_known(formatter))
 
 
-def _sender_share(note: TrafficNote) -> float | None:
-    return note.get("sender_cpu_share")
-
-
-def _nested(*path: str) -> Callable[[TrafficNote], float | None]:
-    """Return a function that reads the number at a path of keys, or None if a key is missing."""
-
-    def read(note: TrafficNote) -> float | None:
-        value: Any = note
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return None if value is None else float(value)
-
-    return read
-
-
-SENDER_TIMES: Mapping[str, Callable[[TrafficNote], float | None]] = {
-    "requested (1/s)": _nested("asked_per_s"),
-    "due (1/s)": _nested("due_per_s"),
-    "sent (1/s)": _nested("sent_per_s"),
-    "wait at the client, p50 (ms)": _nested("queue_ms", "p50"),
-    "p99": _nested("queue_ms", "p99"),
-    "sender late, p99 (ms)": _nested("late_ms", "p99"),
+SENDER_TIMES = {
+    "requested (1/s)": "asked_per_s",
+    "due (1/s)": "due_per_s",
+    "sent (1/s)": "sent_per_s",
+    "wait at the client, p50 (ms)": "queue_ms.p50",
+    "p99": "queue_ms.p99",
+    "sender late, p99 (ms)": "late_ms.p99",
 }
 
 
@@ -155,23 +126,19 @@ def _server_name(arm: ServerArm) -> str:
 
 
 def _counter_column(name: str, heading: str) -> Column[ServerArm]:
-    return Column(heading, lambda arm: arm.counter(name), _count_text)
-
-
-def _count_text(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    return Column(heading, lambda arm: arm.counter(name), if_known("{:,.0f}".format))
 
 
 CLIENT_TIMES = {
-    "loop late, p99": ("lag_ms", "p99"),
-    "sends late, p99": ("late_ms", "p99"),
-    "connecting, p99": ("connect_ms", "p99"),
-    "floor of TTFT, p50": ("floor.ttft_ms", "p50"),
-    "p99": ("floor.ttft_ms", "p99"),
-    "chunk seen late, p50": ("floor.chunk_ms", "p50"),
-    "chunk seen late, p99": ("floor.chunk_ms", "p99"),
-    "gap wrong by, p99": ("floor.itl_ms", "p99"),
-    "CPU per chunk": ("floor", "chunk_us"),
+    "loop late, p99": "lag_ms.p99",
+    "sends late, p99": "late_ms.p99",
+    "connecting, p99": "connect_ms.p99",
+    "floor of TTFT, p50": "floor.ttft_ms.p50",
+    "p99": "floor.ttft_ms.p99",
+    "chunk seen late, p50": "floor.chunk_ms.p50",
+    "chunk seen late, p99": "floor.chunk_ms.p99",
+    "gap wrong by, p99": "floor.itl_ms.p99",
+    "CPU per chunk": "floor.chunk_us",
 }
 
 
@@ -180,24 +147,13 @@ def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
     arms = server_arms(records, cell.real_arms)
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
     columns += [
-        Column(
-            heading, _client_time(*path), lambda value: "" if value is None else value_text(value)
-        )
+        Column(heading, partial(ServerArm.client, path=path), if_known(value_text))
         for heading, path in CLIENT_TIMES.items()
     ]
     return Table(tuple(columns), tuple(arms), (CLIENT_NOTE,))
 
 
-def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
-    return lambda arm: arm.client(path, key)
-
-
-@section("HTTP streams and client overhead")
-def http_section(report: CellSource) -> Parts:
-    """Show the servers' streams and the client's own cost."""
-    return table_parts(
-        _streams_table(report.cell, report.records), _client_table(report.cell, report.records)
-    )
+http_section = table_section("HTTP streams and client overhead", _streams_table, _client_table)
 
 
 def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
@@ -228,10 +184,9 @@ def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[Att
     return Table((name, *shown), tuple(rates), tuple(notes))
 
 
-@section("Attainable and attained rates")
-def hit_and_acceptance_section(report: CellSource) -> Parts:
-    """Show every arm's attainable and attained prefix hits, accepted drafts and padding."""
-    return table_parts(hit_and_acceptance_table(report.cell, report.records))
+hit_and_acceptance_section = table_section(
+    "Attainable and attained rates", hit_and_acceptance_table
+)
 
 
 def _share_column(
@@ -240,7 +195,7 @@ def _share_column(
     """Return a column of percentages, or None if no arm has a value for it."""
     if all(share(arm) is None for arm in rates):
         return None
-    return Column(heading, share, lambda value: "" if value is None else f"{value:.1%}")
+    return Column(heading, share, if_known("{:.1%}".format))
 
 
 def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
-from labkit.analysis.document.arm_styles import page_style_of
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
@@ -15,6 +15,7 @@ from labkit.analysis.document.report_parts import (
     ReportPart,
     section,
 )
+from labkit.analysis.document.svg_elements import page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.number_format import (
@@ -53,16 +54,8 @@ class SweptOption:
 def swept_options(cell: Cell) -> list[SweptOption]:
     """Return the options of a sweep."""
     short = short_names(list(cell.sweep or ()))
-    return [
-        SweptOption(key, short[key], tuple(_in_order(values)))
-        for key, values in (cell.sweep or {}).items()
-    ]
-
-
-def _in_order(values: Sequence[Any]) -> list[Any]:
-    """Return the values in ascending order if all are numbers, else in the given order."""
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    return sorted(values) if numbers else list(values)
+    options = [SweptOption(key, short[key], tuple(vs)) for key, vs in (cell.sweep or {}).items()]
+    return [replace(o, values=tuple(sorted(o.values))) if o.is_number else o for o in options]
 
 
 def settings_of(cell: Cell, options: Sequence[SweptOption]) -> dict[Values, str]:
@@ -89,7 +82,7 @@ def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
     down = [option for option in options if option is not across]
     arms = settings_of(cell, [*down, *([across] if across else [])])
     columns: list[Column[Values]] = [
-        Column(option.name, _nth(i), override_text, numeric=option.is_number)
+        Column(option.name, itemgetter(i), override_text, numeric=option.is_number)
         for i, option in enumerate(down)
     ]
     unit = f"{best.metric} ({unit_name(best.unit)})"
@@ -116,10 +109,6 @@ def _sorted(arms: Mapping[Values, str], down: Sequence[SweptOption]) -> list[Val
         return tuple(option.values.index(value) for option, value in pairs)
 
     return sorted(arms, key=place)
-
-
-def _nth(index: int) -> Callable[[Values], Any]:
-    return lambda line: line[index]
 
 
 def _value(best: BestInRow, arms: Mapping[Values, str], rest: Values) -> Callable[[Values], str]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.comparison.text_quality import KL_QUANTILES, TextQuality, text_qualities
-from labkit.analysis.document.arm_styles import arm_classes
+from labkit.analysis.charts.latency_throughput_chart import frontier
+from labkit.analysis.comparison.text_quality import KL_QUANTILES, scoring_note
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
@@ -17,10 +17,10 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
-from labkit.analysis.document.svg_elements import add_point_labels
+from labkit.analysis.document.svg_elements import add_point_labels, arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
-from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.model.cell_model import ArmQuality, Cell
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.block_jackknife import CONFIDENCE, MIN_BEYOND, MIN_WINDOWS, Interval
 from labkit.config import count_text
@@ -36,25 +36,25 @@ CAPTION = (
 )
 
 
-def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] | None:
+def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
-    qualities = text_qualities(cell.real_arms, records, cell.design.quality_confidence)
+    qualities = _real_qualities(cell)
     if not qualities:
         return None
     columns = [
-        Column[TextQuality]("arm", lambda quality: quality.arm, numeric=False),
-        _column("perplexity", lambda quality: quality.perplexity),
-        _column("ratio", lambda quality: quality.perplexity_ratio, 5),
-        _column("KL mean (nats)", lambda quality: quality.kl_mean),
-        *(_quantile_column(index, share) for index, share in enumerate(KL_QUANTILES)),
+        Column[ArmQuality]("arm", lambda quality: quality.arm, numeric=False),
+        _column("perplexity", "perplexity"),
+        _column("ratio", "perplexity_ratio", 5),
+        _column("KL mean (nats)", "kl_mean"),
+        *(_column(f"KL {100 * share:g} %", name) for name, share in KL_QUANTILES.items()),
         Column(
-            "same next token", lambda quality: share_text(quality.top1_agreement), numeric=False
+            "same next token", lambda one: share_text(one.metrics["top1_agreement"]), numeric=False
         ),
-        _column("RMS change of p", lambda quality: quality.probability_change),
+        _column("RMS change of p", "probability_change"),
     ]
     arms = [quality.arm for quality in qualities]
     notes = _scoring_notes(arms, records, cell.design.quality_confidence)
-    if any(interval.low is None for quality in qualities for interval in quality.kl_quantiles):
+    if any(quality.metrics[name].low is None for quality in qualities for name in KL_QUANTILES):
         notes += (
             f"Fewer than {MIN_WINDOWS} windows have no interval, nor has a quantile with fewer "
             f"than {MIN_BEYOND} positions beyond it.",
@@ -62,17 +62,15 @@ def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[TextQuality] 
     return Table(tuple(columns), tuple(qualities), notes)
 
 
+def _real_qualities(cell: Cell) -> list[ArmQuality]:
+    return [quality for quality in cell.quality or () if quality.arm in cell.real_arms]
+
+
 def _scoring_notes(
     arms: Sequence[str], records: Sequence[Record], confidence: float = CONFIDENCE
 ) -> tuple[str, ...]:
     """Return the sentences below the table. The first arm is the baseline."""
-    by_arm = {
-        record.arm: case.known_notes["scoring"]
-        for record in records
-        if record.ok
-        for case in record.cases
-        if "scoring" in case.known_notes
-    }
+    by_arm = {arm: note for arm in arms if (note := scoring_note(arm, records)) is not None}
     baseline, *others = arms
     notes = by_arm[baseline]
     windows = notes["windows"]
@@ -94,20 +92,17 @@ def _scoring_notes(
     )
 
 
-def _column(heading: str, value: Any, digits: int = 3) -> Column[TextQuality]:
-    return Column(heading, lambda quality: interval_text(value(quality), digits), numeric=False)
-
-
-def _quantile_column(index: int, share: float) -> Column[TextQuality]:
-    return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
+def _column(heading: str, name: str, digits: int = 3) -> Column[ArmQuality]:
+    return Column(heading, lambda one: interval_text(one.metrics[name], digits), numeric=False)
 
 
 def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place]:
     """Return the text positions where each arm is furthest from the baseline."""
     places = [
-        (quality.arm, place)
-        for quality in text_qualities(cell.real_arms, records)
-        for place in quality.worst[:MAX_PLACES]
+        (arm, place)
+        for arm in cell.real_arms
+        if (note := scoring_note(arm, records)) is not None
+        for place in note["worst"][:MAX_PLACES]
     ]
     columns = (
         Column[Place]("arm", lambda place: place[0], numeric=False),
@@ -139,16 +134,16 @@ def _quoted(text: str) -> str:
 def quality_section(report: CellSource) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
-    confidence = cell.design.quality_confidence
-    chart = _speed_quality_chart(cell, text_qualities(cell.real_arms, records, confidence))
+    if not cell.quality:
+        return []
+    chart = _speed_quality_chart(cell)
     picture: Parts = []
     if chart is not None:
         part = ChartPart(chart, CAPTION)
         picture = [part, PictureFile(cell.stem("speed-quality"), CAPTION, [part])]
     return [
         *picture,
-        *table_parts(_quality_table(cell, records)),
-        *table_parts(_worst_places_table(cell, records)),
+        *table_parts(_quality_table(cell, records), _worst_places_table(cell, records)),
     ]
 
 
@@ -161,50 +156,38 @@ class _SpeedAndQuality:
     kl: Interval
 
 
-def _speed_quality_points(cell: Cell, qualities: Sequence[TextQuality]) -> list[_SpeedAndQuality]:
-    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
-
-    ``qualities``: the arms' qualities, the baseline's first.
-    """
-    effects = {
+def _speed_quality_points(cell: Cell) -> list[_SpeedAndQuality]:
+    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known."""
+    speeds = {
         one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
         for row in cell.rows
         if row.metric == SPEED
         for one in row.comparisons
         if one.effect_pct is not None
     }
-    points = []
-    for index, quality in enumerate(qualities):
-        if index == 0:
-            points.append(_SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
-        elif quality.arm in effects:
-            points.append(_SpeedAndQuality(quality.arm, effects[quality.arm], quality.kl_mean))
-    return points
+    speeds[cell.baseline] = Interval(0.0, 0.0, 0.0)
+    return [
+        _SpeedAndQuality(quality.arm, speeds[quality.arm], quality.metrics["kl_mean"])
+        for quality in _real_qualities(cell)
+        if quality.arm in speeds
+    ]
 
 
-def _frontier(points: Sequence[_SpeedAndQuality]) -> list[_SpeedAndQuality]:
-    """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
-    best: list[_SpeedAndQuality] = []
-    for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
-        if not best or point.speed.estimate > best[-1].speed.estimate:
-            best.append(point)
-    return best
-
-
-def _speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart | None:
+def _speed_quality_chart(cell: Cell) -> Chart | None:
     """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
-    points = _speed_quality_points(cell, qualities)
+    points = _speed_quality_points(cell)
     if len(points) < 2:
         return None
     chart = Chart(
         title="speed against quality",
         x=padded_range([end for point in points for end in _known(point.speed)]),
         y=padded_range([end for point in points for end in _known(point.kl)]),
-        x_label=_x_label(points),
+        x_label=f"speed compared with {points[0].arm} (%)",
         y_label=Y_LABEL,
         height=300,
     )
-    best, styles = _frontier(points), arm_classes(cell)
+    best = frontier(points, lambda p: p.kl.estimate, lambda p: p.speed.estimate)
+    styles = arm_classes(cell)
     chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
     for point in points:
         style, mark = styles[point.arm]
@@ -216,10 +199,6 @@ def _speed_quality_chart(cell: Cell, qualities: Sequence[TextQuality]) -> Chart 
         chart.dot(x, y, style, mark, tip, arm=point.arm)
     add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
     return chart
-
-
-def _x_label(points: Sequence[_SpeedAndQuality]) -> str:
-    return f"speed compared with {points[0].arm} (%)"
 
 
 def _known(interval: Interval) -> list[float]:

@@ -1,4 +1,7 @@
-"""The section "Why": where the time of steps went; of kernels, work and hardware counters."""
+"""The section "Why": where the time of steps went, in sentences, a table and waterfalls.
+
+Of kernels it shows the work of a launch and hardware counters.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from labkit.analysis.charts.step_player import TracedRun, traced_records, traced_run
-from labkit.analysis.charts.waterfall_chart import waterfall_chart
+from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     BulletList,
     CellSource,
@@ -19,16 +22,25 @@ from labkit.analysis.document.report_parts import (
     section,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.time_text import clocks_text, time_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.time_model import (
     HOST,
     PART_NAMES,
+    STALLS,
     ArmTime,
     PartDifference,
+    PartShare,
     TimeDivision,
 )
-from labkit.analysis.number_format import interval_text, p_text, signed_text, slug, value_text
+from labkit.analysis.number_format import (
+    interval_text,
+    magnitude_text,
+    p_text,
+    signed_text,
+    slug,
+    value_text,
+)
+from labkit.config import count_text
 from labkit.records import Record
 
 TRACED_NOTE = (
@@ -36,6 +48,19 @@ TRACED_NOTE = (
     "steps of each arm's first run (µs). The trace itself takes time."
 )
 MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
+X_LABEL = "time per output token (µs)"
+NOT_DIVIDED = "not divided"
+WORK_NAMES = {
+    "padding": "padding",
+    "recomputation": "tokens computed again after preemptions",
+    "prefix hits": "hits of the prefix cache",
+}
+GROUP_NAMES = {
+    "attention": "attention",
+    "products": "the products with weights",
+    "host": "the host (scheduler, batch, plan, sampling, update)",
+}
+SPEED_UP_PCT = 10.0  # the example of a faster part
 
 
 def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
@@ -153,7 +178,6 @@ def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
 
 
 def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
-    """Yield a sentence for each case in which an arm's work differs from the baseline's."""
     counts = _launch_counts(report.records)
     for row in report.cell.primary_rows:
         base, own = (counts.get((row.case, name), {}) for name in (report.cell.baseline, arm))
@@ -183,3 +207,123 @@ def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str,
             by_name = runs.setdefault((case.case, record.arm), {})
             by_name.setdefault(name, []).append(float(value))
     return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}
+
+
+def waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, float]]:
+    """Return the differences that lead from the baseline to the arm, in us, in order of a step.
+
+    The parts' differences are estimated one by one and need not add up to that of the whole. What
+    is left over is the last step, ``NOT_DIVIDED``.
+    """
+    parts = (one for one in arm.parts if one.part != STALLS)
+    steps = [(PART_NAMES[one.part], one.difference_us or 0.0) for one in parts]
+    rest = (arm.total.difference_us or 0.0) - sum(us for _, us in steps)
+    return [*((name, us) for name, us in steps if us), (NOT_DIVIDED, rest)]
+
+
+def waterfall_chart(baseline: str, division: TimeDivision, arm: ArmTime) -> Chart:
+    """Return the chart: a bar for the baseline, one for each difference, and one for the arm."""
+    steps, level = waterfall_steps(division, arm), division.total_us
+    levels = [level]
+    for _, us in steps:
+        levels.append(levels[-1] + us)
+    span = (max(levels) - min(levels)) or level * 0.01
+    low = max(0.0, min(levels) - span)
+    rows = (baseline, *(name for name, _ in steps), arm.arm)
+    chart = Chart(
+        f"from {baseline} to {arm.arm}", (low, max(levels) + 0.6 * span), (0.0, float(len(rows))),
+        X_LABEL, rows=rows,
+    )  # fmt: skip
+
+    def bar(index: int, ends: tuple[float, float], style: str, text: str) -> None:
+        y = len(rows) - index
+        chart.bar((min(ends), max(ends)), (y - 0.8, y - 0.2), style, f"{rows[index]}: {text}")
+        chart.text(max(ends), y - 0.5, text, dx=6)
+
+    bar(0, (low, level), "reserved", value_text(level))
+    for index, (_, us) in enumerate(steps):
+        digits = 1 if abs(us) >= 10 else 2
+        bar(index + 1, (levels[index], levels[index + 1]), "used", signed_text(us, digits))
+    bar(len(rows) - 1, (low, levels[-1]), "reserved", value_text(levels[-1]))
+    return chart
+
+
+def _cause_text(arm: ArmTime) -> str:
+    """Name the first cause of an arm's difference, or say why there is none."""
+    total, first = arm.total, arm.cause_part
+    whole = ""
+    if total.pct is not None:
+        more = "more" if total.pct >= 0 else "less"
+        whole = f"{magnitude_text(total.pct)} % {more} time per output token; "
+    if first is None or arm.cause is None:
+        return f"{arm.arm}: {whole}{_why_none(arm)}."
+    interval = interval_text(first.low_us, first.high_us)
+    by = WORK_NAMES.get(arm.cause)
+    through = f" (it shows in {PART_NAMES[first.part]})" if by else ""
+    return (
+        f"{arm.arm}: {whole}first cause: {by or PART_NAMES[first.part]}{through}, "
+        f"{signed_text(first.difference_us or 0.0)} µs per output token ({interval}), "
+        f"{signed_text(first.pct or 0.0)} % of the baseline's time."
+    )
+
+
+def _why_none(arm: ArmTime) -> str:
+    if all(part.low_us is None for part in arm.parts):
+        return "too few blocks to name a cause"
+    if arm.cause_part is None:
+        return "no part's time differs significantly in its direction"
+    return "no metric's difference is decided, so there is no cause to name"
+
+
+def worth_text(share: PartShare) -> str:
+    """Say how much a change of a part can bring at most: the part's share of the time."""
+    most = 100 * share.pct / (100 - share.pct) if share.pct < 100 else float("inf")
+    some = SPEED_UP_PCT / 100 * share.pct
+    within = ""
+    if share.low_pct is not None and share.high_pct is not None:
+        within = f" ({magnitude_text(share.low_pct)} to {magnitude_text(share.high_pct)})"
+    return (
+        f"{magnitude_text(share.pct)} %{within} of the time goes to {GROUP_NAMES[share.part]}: "
+        f"without it, throughput would be at most {magnitude_text(most)} % higher; "
+        f"{SPEED_UP_PCT:g} % faster, {magnitude_text(100 * some / (100 - some))} %"
+    )
+
+
+def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
+    """Put the throughput that an arm's parts predict beside the measured one; None without one."""
+    compared = (row.comparison(arm.arm) for row in cell.primary_rows if row.unit == "tok/s")
+    measured = next(filter(None, compared), None)
+    if measured is None or measured.effect_pct is None or arm.total.pct is None:
+        return None
+    predicted = 100 * (1 / (1 + arm.total.pct / 100) - 1)
+    interval = f" ({interval_text(*measured.ci_pct)})" if measured.ci_pct else ""
+    return (
+        f"{arm.arm}: its parts predict {signed_text(predicted)} % tok/s; measured "
+        f"{signed_text(measured.effect_pct)} %{interval}"
+    )
+
+
+def time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
+    """Yield the sentences of the section: causes, counters, predictions."""
+    for arm in division.arms:
+        if arm.arm in cell.compared_arms:
+            yield _cause_text(arm)
+            if arm.counts:
+                yield f"{arm.arm}, counted: {'; '.join(arm.counts)}."
+            predicted = _predicted_text(cell, arm)
+            if predicted:
+                yield f"{predicted}."
+    worth = "; ".join(map(worth_text, division.groups))
+    yield f"What it can be worth: {worth}."
+
+
+def clocks_text(division: TimeDivision) -> str:
+    """Say where the times come from and what the clocks cost."""
+    return (
+        f"Times are from {count_text(division.tokens, 'output token')} of turns with clocks after "
+        f"the measurement ({division.of_tokens_pct:.0f} % of its tokens), which decide nothing; "
+        f"the clocks add {value_text(division.clocks_pct)} % to a step. Stalls, what single "
+        "steps took beyond the median of their part, are not in the total. Intervals and p: the "
+        "permutation test of the metrics, adjusted over parts and arms. Published, of LocalAI's "
+        "llama.cpp fork: the host takes 4 to 8 % of a step (inputs 47 µs, block table 2 µs)."
+    )

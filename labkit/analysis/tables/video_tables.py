@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from labkit.analysis.document.arm_styles import arm_classes
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     CellSource,
@@ -15,8 +15,9 @@ from labkit.analysis.document.report_parts import (
     Parts,
     PictureFile,
     section,
-    table_parts,
+    table_section,
 )
+from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Row
@@ -88,8 +89,9 @@ def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
     return ClipRecords(by_clip) if by_clip else None
 
 
-def decode_times_table(cell: Cell, clips: ClipRecords | None) -> Table[Row] | None:
+def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row] | None:
     """Return every arm's decode time by clip, with the published time beside it."""
+    clips = clip_records(cell, records)
     if clips is None:
         return None
     rows = [r for r in cell.rows if r.metric == "decode_ms" and r.case in clips.clips]
@@ -100,7 +102,7 @@ def decode_times_table(cell: Cell, clips: ClipRecords | None) -> Table[Row] | No
         Column("keyframes", lambda row: clips.facts(row.case)["keyframes"], "{:,}".format),
     ]
     for arm in cell.real_arms:
-        columns.append(Column(f"{arm} (ms)", _median(arm), value_text))
+        columns.append(Column(f"{arm} (ms)", partial(Row.median, arm=arm), value_text))
         times = {case: arms[arm] for case, arms in published.items() if arm in arms}
         if times:
             columns.append(Column(f"published: {arm} (ms)", _published_time(times)))
@@ -111,16 +113,11 @@ def decode_times_table(cell: Cell, clips: ClipRecords | None) -> Table[Row] | No
     return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
 
 
-def _median(arm: str) -> Callable[[Row], float | None]:
-    return lambda row: row.median(arm)
-
-
 def _published_time(times: Mapping[str, float]) -> Callable[[Row], str]:
     return lambda row: f"{times[row.case]:,}" if row.case in times else ""
 
 
 def _throughput_notes(cell: Cell) -> Iterator[str]:
-    """Yield a sentence with every arm's requests per second."""
     row = next((r for r in cell.rows if r.metric == "request_s"), None)
     if row is not None:
         medians = ((arm, row.median(arm)) for arm in cell.real_arms)
@@ -128,11 +125,12 @@ def _throughput_notes(cell: Cell) -> Iterator[str]:
         yield f"Requests per second of a job that decodes several clips at a time: {rates}."
 
 
-def clip_work_table(cell: Cell, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
+def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm] | None:
     """Return the demuxer's and decoder's counts per request, by clip and arm.
 
     The table also has the distances from the requested frames to the picked frames.
     """
+    clips = clip_records(cell, records)
     if clips is None:
         return None
     columns = [
@@ -164,10 +162,9 @@ def _notes_column(
     return Column(heading, value, lambda value: "–" if value is None else formatter(value))
 
 
-def visible_events_table(
-    cell: Cell, clips: ClipRecords | None, records: Sequence[Record]
-) -> Table[ClipAndEvent] | None:
+def visible_events_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndEvent] | None:
     """Return the share of planted events that every arm's picks show, by kind and clip."""
+    clips = clip_records(cell, records)
     if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
         return None
     kinds = dict.fromkeys(
@@ -225,24 +222,9 @@ def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
         Column("arm", str, numeric=False),
         Column("asked", lambda arm: answers[arm]["asked"], "{:,}".format),
         Column("correct", lambda arm: answers[arm]["right"], "{:,}".format),
-        Column(
-            "share",
-            lambda arm: answers[arm]["right"] / max(1, answers[arm]["asked"]),
-            "{:.1%}".format,
-        ),
+        Column("share", share, "{:.1%}".format),
     )
     return Table(columns, tuple(arm for arm in cell.real_arms if arm in answers))
-
-
-# ------------------------------------------------------------------ charts of picked frames
-
-
-def drawn_clips(clips: ClipRecords | None) -> list[str]:
-    """Return the clips to draw: the first few clips whose keyframes are known."""
-    if clips is None:
-        return []
-    known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
-    return known[:MAX_DRAWN_CLIPS]
 
 
 def _frame_time_s(facts: VideoNote, frame: int) -> float:
@@ -257,10 +239,10 @@ def keyframe_indices(facts: VideoNote) -> Iterator[int]:
         yield from (first + step * i for i in range(count))
 
 
-def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, Chart]]:
-    """Yield each clip's name and a chart of its keyframes and every arm's picked frames."""
-    for clip in drawn_clips(clips):
-        assert clips is not None, "there is a clip"
+def picks_charts(cell: Cell, clips: ClipRecords) -> Iterator[tuple[str, Chart]]:
+    """Yield a chart of keyframes and picked frames of the first few clips with known keyframes."""
+    known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
+    for clip in known[:MAX_DRAWN_CLIPS]:
         facts, arms = clips.facts(clip), clips.clips[clip]
         rows = [arm for arm in cell.real_arms if arm in arms]
         end = float(facts["seconds"]) or 1.0
@@ -287,37 +269,18 @@ def picks_charts(cell: Cell, clips: ClipRecords | None) -> Iterator[tuple[str, C
         yield clip, chart
 
 
-@section("Decode times by clip")
-def decode_times_section(report: CellSource) -> Parts:
-    """Show decode times by clip."""
-    return table_parts(decode_times_table(report.cell, clip_records(report.cell, report.records)))
-
-
-@section("Decoding work per request")
-def clip_work_section(report: CellSource) -> Parts:
-    """Show the work of the demuxer and the decoder per request."""
-    return table_parts(clip_work_table(report.cell, clip_records(report.cell, report.records)))
+decode_times_section = table_section("Decode times by clip", decode_times_table)
+clip_work_section = table_section("Decoding work per request", clip_work_table)
+visible_events_section = table_section("Visible events", visible_events_table, answers_table)
 
 
 @section("Picked frames")
 def picked_frames_section(report: CellSource) -> Parts:
     """Show which frames every arm picks."""
+    clips = clip_records(report.cell, report.records)
     charts = [
         ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
-        for clip, chart in picks_charts(report.cell, clip_records(report.cell, report.records))
+        for clip, chart in (picks_charts(report.cell, clips) if clips is not None else ())
     ]
-    if not charts:
-        return []
     picture = PictureFile(report.cell.stem("picks"), "Picked frames", charts)
-    return [*charts, picture]
-
-
-@section("Visible events")
-def visible_events_section(report: CellSource) -> Parts:
-    """Show which planted events the picked frames show, and a model's answers."""
-    return table_parts(
-        visible_events_table(
-            report.cell, clip_records(report.cell, report.records), report.records
-        ),
-        answers_table(report.cell, report.records),
-    )
+    return [*charts, picture] if charts else []

@@ -147,8 +147,7 @@ def test_drift_is_the_mean_deviation_of_a_run_from_its_arms_medians():
 
 @pytest.mark.parametrize("known", [True, False])
 def test_differences_stand_by_block_and_their_estimate_at_the_right(monkeypatch, known):
-    by_arm = {"b": {0: 4.0, 1: 6.0}, "control": {1: -1.0}}
-    pairs = {arm: SimpleNamespace(by_block=found) for arm, found in by_arm.items()}
+    pairs = {"b": {0: 4.0, 1: 6.0}, "control": {1: -1.0}}
     monkeypatch.setattr(
         html_charts, "paired_differences", lambda row, arm, base, runs: pairs.get(arm)
     )
@@ -176,8 +175,7 @@ def test_differences_stand_by_block_and_their_estimate_at_the_right(monkeypatch,
 
 
 def test_a_long_study_has_a_tick_at_some_blocks(monkeypatch):
-    found = SimpleNamespace(by_block={25: 1.0})
-    monkeypatch.setattr(html_charts, "paired_differences", lambda *arguments: found)
+    monkeypatch.setattr(html_charts, "paired_differences", lambda *arguments: {25: 1.0})
     cell = ordered_cell(a=[1.0, 1.0])
     chart = pairs_chart(cell, cell.rows[0], None)
     assert chart.x == (0.5, 27.9)

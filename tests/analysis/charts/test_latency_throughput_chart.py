@@ -10,12 +10,12 @@ from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.document.arm_styles import NUM_STYLES
 from labkit.analysis.document.chart import Dots, Line, Text
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_elements import NUM_STYLES, chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
-from labkit.analysis.studies.latency_throughput import METRICS, arm_loads, load_curves
+from labkit.analysis.studies.serving_capacity import LOAD_OPTIONS, METRICS, arm_loads, load_curves
+from labkit.analysis.studies.study_cell import cell_labels
 from labkit.records import Arm
 
 
@@ -31,13 +31,19 @@ def cell(load, served, latency, by="rate", overrides=(), **config):
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
     analysis = SimpleNamespace(cell=planted_cell(rows), data=SimpleNamespace(arms=arms))
     listed, folder = [f"{option}={load}", *overrides], f"load={load}"
-    return SimpleNamespace(loads=list(arm_loads(analysis)), overrides=listed, folder=folder)
+    return SimpleNamespace(
+        loads=list(arm_loads(analysis)), overrides=listed, entry=SimpleNamespace(dir=folder)
+    )
+
+
+def curves_of(study):
+    return load_curves(study, cell_labels(study, LOAD_OPTIONS))
 
 
 @pytest.mark.parametrize("by", ["rate", "clients"])
 def test_the_knee_is_the_load_with_the_greatest_power(by):
     study = [cell(8, 4.2, 2000.0, by), cell(1, 1.0, 500.0, by), cell(4, 3.8, 700.0, by)]
-    (curve,) = load_curves(study)
+    (curve,) = curves_of(study)
     assert [load.size for load in curve.loads] == [1, 4, 8]
     assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
     assert curve.knee.size == 4
@@ -53,15 +59,15 @@ def test_curves_of_one_arm_are_named_by_what_else_differs():
         cell(load, load, 500.0, overrides=[f"workload={name}"], workload_name=name)
         for load in (1, 2, 4) for name in ("chat", "agent")
     ]  # fmt: skip
-    assert [curve.name for curve in load_curves(study)] == [
+    assert [curve.name for curve in curves_of(study)] == [
         "base, workload=chat", "base, workload=agent",
     ]  # fmt: skip
-    assert [curve.name for curve in load_curves(study[::2])] == ["base"]
+    assert [curve.name for curve in curves_of(study[::2])] == ["base"]
 
 
 def test_knees_that_lie_together_are_named_one_above_the_other():
     study = [cell(8, 4.2, 2000.0), cell(1, 1.0, 500.0), cell(4, 3.8, 700.0)]
-    (curve,) = load_curves(study)
+    (curve,) = curves_of(study)
     chart = latency_throughput_chart([curve, replace(curve, name="other")])
     one, other = (mark for mark in chart.marks if isinstance(mark, Text))
     assert (one.text, other.text) == ("base: knee", "other: knee")
@@ -70,7 +76,7 @@ def test_knees_that_lie_together_are_named_one_above_the_other():
 
 def test_a_curve_without_a_knee_is_named_at_its_largest_load():
     """It had neither label nor legend; power still grows, so no knee is marked."""
-    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    (curve,) = curves_of([cell(n, n, 500.0) for n in (1, 2, 4)])
     chart = latency_throughput_chart([curve])
     (label,) = (mark for mark in chart.marks if isinstance(mark, Text))
     assert (label.x, label.y, label.text) == (4, 500.0, "base")
@@ -78,7 +84,7 @@ def test_a_curve_without_a_knee_is_named_at_its_largest_load():
 
 
 def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
-    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    (curve,) = curves_of([cell(n, n, 500.0) for n in (1, 2, 4)])
     curves = [replace(curve, arm=str(i), name=str(i)) for i in range(NUM_STYLES)]
     chart = latency_throughput_chart(curves)
     dots = [(mark.style.split()[0], mark.mark) for mark in chart.marks if isinstance(mark, Dots)]
@@ -89,6 +95,6 @@ def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():
-    assert load_curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
-    assert load_curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
+    assert curves_of([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
+    assert curves_of([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
     assert latency_throughput_table([]) is None

@@ -200,16 +200,17 @@ def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
-    from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria
+    from labkit.analysis.comparison.arm_comparison import DecisionCriteria
     from labkit.analysis.comparison.verdict import judge
+    from labkit.analysis.model.row_model import Comparison
     from labkit.analysis.statistics.effect_size import Equivalence
 
     criteria = DecisionCriteria(2, 0.05, 2.0)
-    flat = ArmComparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
-                      Equivalence(0.01, 0.9))  # fmt: skip
-    loud = replace(flat, ci_raw_pct=(-3.0, 1.0))
+    flat = Comparison("b", "a", 0.1, -1.0, 1.0, p=0.8, p_adjusted=0.8, p_floor=2 / 1296,
+                      blocks=4, equivalence=Equivalence(0.01, 0.9))  # fmt: skip
+    loud = replace(flat, ci_raw_low_pct=-3.0, ci_raw_high_pct=1.0)
     # Wider for there being other rows, which are not noise of this one.
-    one_of_many = replace(flat, ci_pct=(-3.0, 1.0), ci_raw_pct=(-1.5, 0.5))
+    one_of_many = replace(flat, ci_low_pct=-3.0, ci_raw_low_pct=-1.5, ci_raw_high_pct=0.5)
     assert judge(flat, "lower", criteria, [], flat).word == "equivalent"
     assert judge(flat, "lower", criteria, [], one_of_many).word == "equivalent"
     withheld = judge(flat, "lower", criteria, [], loud)

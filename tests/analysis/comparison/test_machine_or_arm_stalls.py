@@ -58,7 +58,7 @@ def analyse_with_stalls(make_cell, stalls_of, effect=1.0, blocks=BLOCKS, **optio
 
 
 def verdict(analysis, arm=ARM):
-    (one,) = [j for j in analysis.judged if j.row.primary and j.comparison.arm == arm]
+    (one,) = [one for row, one in analysis.cell.compared if row.primary and one.arm == arm]
     return one
 
 
@@ -67,8 +67,8 @@ def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     analysis = analyse_with_stalls(
         make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0)
     )
-    assert verdict(analysis).verdict.word == "worse"
-    assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
+    assert verdict(analysis).verdict == "worse"
+    assert verdict(analysis).effect_pct == pytest.approx(-100 / 6, abs=0.5)
     (line,) = [line for line in caveats(analysis) if "stalls" in line]
     assert (
         "were left in the times: the stalls of seq_map differ" in line
@@ -87,8 +87,8 @@ def random_stalls(arm, block):
 
 def test_the_machine_s_stalls_are_removed(make_cell):
     analysis = analyse_with_stalls(make_cell, random_stalls, effect=0.9)
-    assert verdict(analysis).verdict.word == "worse"
-    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.3)
+    assert verdict(analysis).verdict == "worse"
+    assert verdict(analysis).effect_pct == pytest.approx(-10, abs=0.3)
     assert not any("stalls" in line for line in caveats(analysis))
     whole = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
     assert whole.how.startswith("with stalls (")
@@ -99,16 +99,18 @@ def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
     """Removed stalls may be an arm's own work; metrics without stalls keep their verdict."""
     analysis = analyse_with_stalls(make_cell, random_stalls)
     one = verdict(analysis)
-    assert one.comparison.equivalence.p < 0.05
-    assert one.verdict.word == "inconclusive" and "may be the arm's own work" in one.verdict.reason
+    assert analysis.comparisons[0][ARM].equivalence.p < 0.05
+    assert one.verdict == "inconclusive" and "may be the arm's own work" in one.reason
     small = analyse_with_stalls(
         make_cell, lambda arm, block: (random_stalls(arm, block)[0] / 20, 1), name="small"
     )
-    assert verdict(small).verdict.word in ("equivalent", "trivial")
+    assert verdict(small).verdict in ("equivalent", "trivial")
     memory = [
-        j for j in analysis.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
+        one
+        for row, one in analysis.cell.compared
+        if row.metric == "peak_kv_bytes" and one.arm == ARM
     ]
-    assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
+    assert memory and all("stalls" not in (one.reason or "") for one in memory)
 
 
 def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
@@ -119,12 +121,12 @@ def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
 
     large = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
     assert large.stalls.unclear_reasons
-    assert verdict(large).verdict.word == "worse"
+    assert verdict(large).verdict == "worse"
     assert any("seq_map is better or worse only if" in line for line in caveats(large))
     small = analyse_with_stalls(make_cell, stalls_of, effect=1.02, blocks=7, name="small")
-    assert verdict(small).comparison.p_adjusted <= 0.05
-    assert verdict(small).verdict.word == "inconclusive"
-    assert "may be the arm's own work" in verdict(small).verdict.reason
+    assert verdict(small).p_adjusted <= 0.05
+    assert verdict(small).verdict == "inconclusive"
+    assert "may be the arm's own work" in verdict(small).reason
 
 
 def stalled_runs(processes, slow_arms, left_out=()):
@@ -191,7 +193,7 @@ def test_stalls_of_few_processes_are_not_removed(make_cell):
     analysis = analyse_with_stalls(
         make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5
     )
-    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.5)
+    assert verdict(analysis).effect_pct == pytest.approx(-10, abs=0.5)
     assert any("with so few processes" in line for line in caveats(analysis))
 
 

@@ -104,16 +104,11 @@ def counting(arm, change):
 )  # fmt: skip
 def test_tokens_counted_by_different_means_get_no_verdict(make_cell, notes, cause):
     cell = make_cell(requests=True, blocks=6, runs=1, change=counting("seq_map", notes))
-    words = {
-        one.row.metric: one.verdict
-        for one in analyse(cell).judged
-        if one.comparison.arm == "seq_map"
-    }
-    assert words["ttft_p50_ms"].word != "invalid"
+    words = {row.metric: one for row, one in analyse(cell).cell.compared if one.arm == "seq_map"}
+    assert words["ttft_p50_ms"].verdict != "invalid"
     for metric in ("total_tok_s", "output_tok_s"):
-        verdict = words[metric]
-        assert (verdict.word == "invalid") is (cause is not None)
-        assert cause is None or cause in verdict.reason
+        assert (words[metric].verdict == "invalid") is (cause is not None)
+        assert cause is None or cause in words[metric].reason
 
 
 TOKENIZER = {"counted_by": "tokenizer"}
@@ -143,26 +138,23 @@ def test_goodput_within_a_limit_on_tpot_needs_counts_that_compare(make_cell, lim
 
     cell = make_cell(requests=True, blocks=6, runs=1, change=change, metrics=["goodput_req_s"],
                      limits=limits)  # fmt: skip
-    words = {
-        one.row.metric: one.verdict
-        for one in analyse(cell).judged
-        if one.comparison.arm == "seq_map"
-    }
+    words = {row.metric: one for row, one in analyse(cell).cell.compared if one.arm == "seq_map"}
     expected = {
         "goodput_req_s": cause if limits["tpot_ms"] else None,
         "tpot_excl_first_p50_ms": cause,
         "ttft_p50_ms": None,
     }
     for metric, reason in expected.items():
-        assert (words[metric].word == "invalid") is (reason is not None), metric
+        assert (words[metric].verdict == "invalid") is (reason is not None), metric
         assert reason is None or reason in words[metric].reason
 
 
 def test_a_baseline_whose_count_is_unusable_leaves_no_verdict_on_tokens(make_cell):
     notes = {"counted_by": "tokenizer", "counted_beyond_max": 1}
     cell = make_cell(requests=True, blocks=6, runs=1, change=counting("binary_search", notes))
-    judged = [one for one in analyse(cell).judged if one.row.metric == "total_tok_s"]
-    assert {one.verdict.word for one in judged} == {"invalid"}
+    compared = analyse(cell).cell.compared
+    words = {one.verdict for row, one in compared if row.metric == "total_tok_s"}
+    assert words == {"invalid"}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +202,7 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
     data = SimpleNamespace(
         arms=[Arm("base", "baseline", {}, {"workload": workload})],
         records=records,
-        design=CellDesign({"alpha": 0.05}),
+        design=CellDesign.from_json({"alpha": 0.05}),
         criteria=SimpleNamespace(alpha=change.pop("alpha", 0.05)),
     )
     loads = tuple(capacity_loads(SimpleNamespace(data=data)))

@@ -58,7 +58,7 @@ def now_and_then(typical, slow, every, rounds=32):
 
 
 def verdicts(analysis):
-    return [j for j in analysis.judged if j.row.primary and j.comparison.arm == ARM]
+    return [one for row, one in analysis.cell.compared if row.primary and one.arm == ARM]
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,9 @@ def verdicts(analysis):
 def test_a_faster_arm_has_a_faster_mean(make_cell, typical, slow, every, word, reason):
     analysis = analyse_rounds(make_cell, now_and_then(typical, slow, every))
     for one in verdicts(analysis):
-        assert one.comparison.effect_pct == pytest.approx(100 * (typical - 1), abs=0.6)
-        assert one.verdict.word == word
-        assert reason is None or (
-            reason in one.verdict.reason and "mean of all launches" in one.verdict.reason
-        )
+        assert one.effect_pct == pytest.approx(100 * (typical - 1), abs=0.6)
+        assert one.verdict == word
+        assert reason is None or (reason in one.reason and "mean of all launches" in one.reason)
     means = [s for s in sensitivity_results(analysis) if s.how == "mean of all launches"]
     assert len(means) == 2 * len(verdicts(analysis))  # the arm's, and the control's
 
@@ -88,10 +86,10 @@ def test_launches_of_which_the_fastest_counts_are_judged_by_all(make_cell):
     mean = now_and_then(0.95, 1.25, 4)
     hidden = analyse_rounds(make_cell, now_and_then(0.95, 0.95, 4), name="hidden")
     noted = analyse_rounds(make_cell, now_and_then(0.95, 0.95, 4), mean, name="noted")
-    assert {one.verdict.word for one in verdicts(hidden)} == {"better"}
+    assert {one.verdict for one in verdicts(hidden)} == {"better"}
     for one, before in zip(verdicts(noted), verdicts(hidden), strict=True):
-        assert one.verdict.word == "inconclusive"
-        assert one.comparison.effect_pct == before.comparison.effect_pct
+        assert one.verdict == "inconclusive"
+        assert one.effect_pct == before.effect_pct
     lines = [line for line in verdict_sentences(noted.cell, "tokens") if f"{ARM}:" in line]
     assert lines and all("% as measured" in line for line in lines)
 
@@ -210,9 +208,9 @@ def test_launches_that_were_timed_differently_are_not_compared(make_cell, fastes
 
     analysis = analyse(make_cell(blocks=10, runs=1, noise=0.004, effects={ARM: 1.0}, change=change))
     found = verdicts(analysis)
-    assert {one.verdict.word for one in found} == {word}
+    assert {one.verdict for one in found} == {word}
     reason = "launches were timed differently: the fastest of 1 in seq_map, of 3 in binary_search"
-    assert word != "invalid" or all(reason in (one.verdict.reason or "") for one in found)
+    assert word != "invalid" or all(reason in (one.reason or "") for one in found)
 
 
 def test_slow_launches_of_one_study_alone_leave_its_change_undecided(make_cell):

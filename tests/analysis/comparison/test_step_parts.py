@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 from planted_cells import planted_cell
 
-from labkit.analysis.charts.waterfall_chart import NOT_DIVIDED, waterfall_steps
-from labkit.analysis.comparison import counted_work
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.comparison.step_parts import divide_time, part_times, whole_us
-from labkit.analysis.findings.time_text import time_sentences
+from labkit.analysis.comparison.step_parts import (
+    count_changes,
+    count_sentences,
+    divide_time,
+    part_times,
+    whole_us,
+)
+from labkit.analysis.tables.time_tables import NOT_DIVIDED, time_sentences, waterfall_steps
 from labkit.records import Arm, Record
 
 ARMS = [Arm("base", "baseline", {}, {}), Arm("new", "arm", {}, {})]
@@ -166,19 +170,19 @@ def test_more_rows_are_the_cause_of_a_longer_model(counters, cause, text):
 
 def test_fewer_steps_are_said_with_their_reason():
     drafts = {"spec.accepted": 160.0, "steps.total": 88.0}
-    found = counted_work.changes([{**COUNTERS, "spec.accepted": 0.0}] * 3, [COUNTERS | drafts] * 3)
-    assert counted_work.sentences(found, 0.88 * 1.06)[0] == (
+    found = count_changes([{**COUNTERS, "spec.accepted": 0.0}] * 3, [COUNTERS | drafts] * 3)
+    assert count_sentences(found, 0.88 * 1.06)[0] == (
         "12 % fewer steps, because drafts were accepted 1.82 times per step (baseline 0); "
         "each step takes 6 % longer"
     )
     # Preemptions add steps, so they are no reason for fewer.
     optimistic = {"preemptions": 4.0, "steps.total": 88.0, "tokens.computed": 1410.0}
     base = {**COUNTERS, "preemptions": 0.0}
-    found = counted_work.changes([base] * 3, [COUNTERS | optimistic] * 3)
-    fewer = counted_work.sentences(found, 1.0)[0]
+    found = count_changes([base] * 3, [COUNTERS | optimistic] * 3)
+    fewer = count_sentences(found, 1.0)[0]
     assert fewer.startswith("12 % fewer steps, because a step has 16 tokens (baseline 14); each")
     varying = [{**COUNTERS, "preemptions": n} for n in (1.0, 4.0)]
-    assert not counted_work.changes(varying, [{**COUNTERS, "preemptions": 3.0}] * 2)
+    assert not count_changes(varying, [{**COUNTERS, "preemptions": 3.0}] * 2)
 
 
 def test_the_predicted_effect_stands_beside_the_measured_one():

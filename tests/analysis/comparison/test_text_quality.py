@@ -1,6 +1,7 @@
 """Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +12,12 @@ from scipy import stats
 from labkit.analysis.comparison import gates
 from labkit.analysis.comparison.output_identity import IdentityReport
 from labkit.analysis.comparison.text_quality import (
+    IS_UPPER_LIMIT,
     KL_QUANTILES,
-    QUALITY_METRICS,
     ScoredWindows,
+    arm_quality,
     broken_limits,
     text_qualities,
-    text_quality,
 )
 from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.document.svg_elements import chart_svg
@@ -89,29 +90,37 @@ ARMS = [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]
 CELL = planted_cell(arms=ARMS)
 
 
+def scored(records=RECORDS, rows=()):
+    """Return a cell with the qualities of records."""
+    cell = planted_cell(rows, arms=ARMS)
+    return replace(cell, quality=tuple(text_qualities(["base", "lossy"], records)))
+
+
 def test_metrics_are_those_of_plain_sums():
     base, lossy = text_qualities(["base", "lossy"], RECORDS)
     ours, theirs = windows(0.1), windows(0.0)
     tokens = sum(w["tokens"] for w in ours)
     kl = np.concatenate([w["kl"] for w in ours])
-    assert lossy.perplexity.estimate == pytest.approx(
+    assert lossy.metrics["perplexity"].estimate == pytest.approx(
         math.exp(sum(w["nll"] for w in ours) / tokens)
     )
-    assert lossy.perplexity_ratio.estimate == pytest.approx(
+    assert lossy.metrics["perplexity_ratio"].estimate == pytest.approx(
         math.exp(sum(w["nll"] for w in ours) / tokens)
         / math.exp(sum(w["nll"] for w in theirs) / tokens)
     )
-    assert lossy.kl_mean.estimate == pytest.approx(kl.mean())
-    got = [quantile.estimate for quantile in lossy.kl_quantiles]
-    assert got == pytest.approx(np.quantile(kl, KL_QUANTILES))
-    assert lossy.top1_agreement.estimate == pytest.approx(
+    assert lossy.metrics["kl_mean"].estimate == pytest.approx(kl.mean())
+    got = [lossy.metrics[name].estimate for name in KL_QUANTILES]
+    assert got == pytest.approx(np.quantile(kl, list(KL_QUANTILES.values())))
+    assert lossy.metrics["top1_agreement"].estimate == pytest.approx(
         sum(w["same_top1"] for w in ours) / tokens
     )
     squares = sum(w["probability_change_squared"] for w in ours)
-    assert lossy.probability_change.estimate == pytest.approx(math.sqrt(squares / tokens))
-    assert base.kl_mean == Interval(0, 0, 0)
-    assert base.perplexity_ratio == Interval(1, 1, 1)
-    assert base.top1_agreement == Interval(1, 1, 1)
+    assert lossy.metrics["probability_change"].estimate == pytest.approx(
+        math.sqrt(squares / tokens)
+    )
+    assert base.metrics["kl_mean"] == Interval(0, 0, 0)
+    assert base.metrics["perplexity_ratio"] == Interval(1, 1, 1)
+    assert base.metrics["top1_agreement"] == Interval(1, 1, 1)
 
 
 def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
@@ -122,20 +131,25 @@ def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
     ]
     for note in notes:
         del note["kl"]  # the list of older records
-    newer = text_quality("lossy", {"windows": notes, "worst": []}, older)
-    exact = text_quality("lossy", {"windows": windows(0.1), "worst": []}, older)
-    assert newer.kl_mean.estimate == pytest.approx(exact.kl_mean.estimate, rel=1e-12)
-    assert newer.kl_mean.high == pytest.approx(exact.kl_mean.high, rel=1e-9)
-    for got, truth in zip(newer.kl_quantiles, exact.kl_quantiles, strict=True):
+    newer = arm_quality("lossy", ScoredWindows.from_notes(notes), older, 0.95)
+    exact = arm_quality("lossy", older, older, 0.95)
+    assert newer.metrics["kl_mean"].estimate == pytest.approx(
+        exact.metrics["kl_mean"].estimate, rel=1e-9
+    )
+    assert newer.metrics["kl_mean"].high == pytest.approx(exact.metrics["kl_mean"].high, rel=1e-9)
+    for name in KL_QUANTILES:
+        got, truth = newer.metrics[name], exact.metrics[name]
         assert got.estimate == pytest.approx(truth.estimate, rel=RELATIVE_ERROR * (1 + 1e-4))
         assert got.estimate != truth.estimate
-    for got in newer.kl_quantiles[:2]:  # of 800 positions, fewer than 10 are beyond the others
+    for name in ("kl_p50", "kl_p90"):  # of 800 positions, fewer than 10 are beyond the others
+        got = newer.metrics[name]
         assert got.low < got.estimate < got.high
-    assert {got.low for got in newer.kl_quantiles[2:]} == {None}
+    assert {newer.metrics[name].low for name in ("kl_p99", "kl_p99_9")} == {None}
 
 
 def parts(cell, records):
     """Return the section's charts and tables."""
+    cell = replace(cell, quality=tuple(text_qualities(cell.real_arms, records)))
     found = quality_section.parts(SimpleNamespace(cell=cell, records=records))
     content = {"chart": "chart", "table": "table"}
     return [getattr(part, content[part.kind]) for part in found if part.kind in content]
@@ -210,9 +224,9 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     chart, *_ = parts(planted_cell(rows, arms=ARMS), RECORDS)
     lines = [mark.points for mark in chart.marks if isinstance(mark, Line) and mark.arm]
     (_, lossy), kl = text_qualities(["base", "lossy"], RECORDS), lines[2][0][1]
-    assert kl == lossy.kl_mean.estimate and lines == [
+    assert kl == lossy.metrics["kl_mean"].estimate and lines == [
         ((0, 0), (0, 0)), ((0, 0), (0, 0)), ((10, kl), (15, kl)),
-        ((12.5, lossy.kl_mean.low), (12.5, lossy.kl_mean.high)),
+        ((12.5, lossy.metrics["kl_mean"].low), (12.5, lossy.metrics["kl_mean"].high)),
     ]  # fmt: skip
     svg = chart_svg(chart)
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
@@ -290,7 +304,7 @@ def test_a_quantile_has_an_interval_only_with_positions_beyond_it():
 
 
 def test_the_config_and_the_gate_have_the_same_limits():
-    assert list(QUALITY_METRICS) == list(vars(QualityLimits()))
+    assert list(IS_UPPER_LIMIT) == list(vars(QualityLimits()))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +313,7 @@ def test_the_config_and_the_gate_have_the_same_limits():
 )
 def test_a_limit_is_kept_broken_or_not_decided(name, kept, undecided, broken):
     _, lossy = text_qualities(["base", "lossy"], RECORDS)
-    interval = QUALITY_METRICS[name].value(lossy)
+    interval = lossy.metrics[name]
     assert interval.low < undecided < interval.high
     assert list(broken_limits(lossy, {name: kept})) == []
     (line,) = broken_limits(lossy, {name: undecided})

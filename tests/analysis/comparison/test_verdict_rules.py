@@ -10,7 +10,6 @@ from shift_interval import confidence_interval
 from labkit.analysis import analyse_cell, write_study
 from labkit.analysis.comparison import cell_analysis
 from labkit.analysis.comparison.arm_comparison import (
-    ArmComparison,
     DecisionCriteria,
     compare_arm,
     row_tests,
@@ -19,6 +18,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import log_values, probe_values
 from labkit.analysis.comparison.output_identity import OutputAgreement, above_noise_floor
 from labkit.analysis.comparison.verdict import exceeds_margin, judge, target_effect_pct
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.statistics.effect_size import Equivalence, to_percent
@@ -37,9 +37,9 @@ def comparison_of(cell, arm="seq_map", row=0):
 
 
 def test_the_verdict_follows_the_adjusted_p():
-    one = ArmComparison(
-        "b", "a", -5.0, (-9.0, 1.0), 0.01, 0.2, 2 / 1296, 6.0, 4, 4, 0.03,
-        Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
+    one = Comparison(
+        "b", "a", -5.0, -9.0, 1.0, p=0.01, p_adjusted=0.2, p_floor=2 / 1296, mde_pct=6.0,
+        alpha_row=0.01, sd=0.03, blocks=4, equivalence=Equivalence(0.9, 9.0),
     )  # fmt: skip
     verdict = judge(one, "lower", LEVELS, [], None)
     assert verdict.word == "inconclusive"
@@ -48,9 +48,9 @@ def test_the_verdict_follows_the_adjusted_p():
 
 
 def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
-    one = ArmComparison(
-        "b", "a", 0.5, (-1.0, 1.9), 0.4, 0.4, 2 / 1296, 2.0, 2, 4, 0.01,
-        Equivalence(0.05, 1.9), (-1.0, 1.9), 0.95, 0.05,
+    one = Comparison(
+        "b", "a", 0.5, -1.0, 1.9, p=0.4, p_adjusted=0.4, p_floor=2 / 1296, mde_pct=2.0,
+        alpha_row=0.05, sd=0.01, blocks=4, equivalence=Equivalence(0.05, 1.9),
     )  # fmt: skip
     assert judge(one, "lower", LEVELS, [], None).word == "equivalent"
     wide = replace(one, equivalence=Equivalence(0.06, 2.1))
@@ -58,16 +58,17 @@ def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
 
 
 def test_noise_of_just_the_margin_does_not_exceed_it():
-    for limits, exceeds in (((-1.0, 2.0), False), ((-2.0, 1.0), False), ((-2.01, 1.0), True)):
-        assert exceeds_margin(ArmComparison("control", "a", ci_raw_pct=limits), 2.0) is exceeds
-    assert not exceeds_margin(ArmComparison("control", "a"), 2.0)
+    for low, high, exceeds in ((-1.0, 2.0, False), (-2.0, 1.0, False), (-2.01, 1.0, True)):
+        control = Comparison("control", "a", ci_raw_low_pct=low, ci_raw_high_pct=high)
+        assert exceeds_margin(control, 2.0) is exceeds
+    assert not exceeds_margin(Comparison("control", "a"), 2.0)
     assert not exceeds_margin(None, 2.0)
 
 
 def test_a_design_whose_smallest_p_is_just_alpha_may_claim():
-    one = ArmComparison(
-        "b", "a", -5.0, (-9.0, -1.0), 0.05, 0.05, 0.05, 6.0, 4, 4, 0.03,
-        Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
+    one = Comparison(
+        "b", "a", -5.0, -9.0, -1.0, p=0.05, p_adjusted=0.05, p_floor=0.05, mde_pct=6.0,
+        alpha_row=0.01, sd=0.03, blocks=4, equivalence=Equivalence(0.9, 9.0),
     )  # fmt: skip
     assert judge(one, "lower", LEVELS, [], None).word == "better"
     verdict = judge(replace(one, p_floor=0.0501), "lower", LEVELS, [], None)
@@ -76,9 +77,9 @@ def test_a_design_whose_smallest_p_is_just_alpha_may_claim():
 
 @pytest.mark.parametrize(("sd", "larger"), [(0.05, True), (0.005, False)])
 def test_only_a_larger_study_than_the_present_one_is_suggested(sd, larger):
-    one = ArmComparison(
-        "b", "a", 3.0, (-1.0, 7.0), 0.2, 0.2, 2 / 1296, 6.0, 4, 8, sd,
-        Equivalence(0.9, 7.0), (-1.0, 7.0), 0.95, 0.05,
+    one = Comparison(
+        "b", "a", 3.0, -1.0, 7.0, p=0.2, p_adjusted=0.2, p_floor=2 / 1296, mde_pct=6.0,
+        alpha_row=0.05, sd=sd, blocks=8, equivalence=Equivalence(0.9, 7.0),
     )  # fmt: skip
     reason = judge(one, "lower", LEVELS, [], None).reason
     assert reason.startswith("smallest detectable effect: 6.0 %")

@@ -10,8 +10,8 @@ import pytest
 
 from labkit.analysis import analyse_cell, load
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.text_quality import QUALITY_METRICS
-from labkit.analysis.exports.csv_latex import csv_text
+from labkit.analysis.comparison.text_quality import IS_UPPER_LIMIT
+from labkit.analysis.exports.tool_exports import csv_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
 from labkit.analysis.studies.study_analysis import AnalysisCache
@@ -64,7 +64,7 @@ def test_cell_json_has_each_arm_s_metrics_with_intervals(cell, make_cell):
     assert metrics["kl_p99_9"]["estimate"] == pytest.approx(np.quantile(kl, 0.999))
     assert metrics["kl_mean"]["low"] < kl.mean() < metrics["kl_mean"]["high"]
     assert metrics["top1_agreement"]["estimate"] == 1 - 15 / 240
-    assert QUALITY_METRICS.keys() < metrics.keys()
+    assert IS_UPPER_LIMIT.keys() < metrics.keys()
     assert "quality" not in analyse_cell(make_cell("kernels/cell"))
 
 

@@ -14,9 +14,9 @@ from labkit.analysis.findings.cell_findings import (
 )
 from labkit.analysis.findings.effect_wording import Piece, optional
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.picked_frames import PickedFrames
+from labkit.analysis.findings.outputs_text import PickedFrames
 from labkit.analysis.findings.short_text import MAX_WORDS, arm_text, fit, rounded_text, short_text
-from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import ArmValues, Comparison, Row
 from labkit.records.metric_registry import metric_definition
@@ -560,7 +560,7 @@ def test_several_failed_gates_are_all_named(make_cell):
 
 def test_a_computed_metric_gets_no_test_and_what_varies_does(make_cell):
     analysis = analyse(make_cell("d/x", requests=True, metrics=["peak_kv_bytes"]))
-    assert analysis.data.metrics == ("peak_kv_bytes",) and analysis.all_computed
+    assert analysis.data.design.metrics == ("peak_kv_bytes",) and analysis.all_computed
     assert long_text(plan_findings(analysis)) == (
         "Peak KV memory (computed): binary_search 16 MiB, seq_map 16 MiB (the same)."
     )

@@ -75,8 +75,8 @@ def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):
     assert 4 < blocks <= MAX_BLOCKS and "design.looks=[]" in words
     assert not any(word.startswith("out=") for word in words)
     assert purpose == "decide 1 undecided row in a new study"
-    (one,) = [one for one in analyse(cell).judged if one.comparison.arm == "seq_map"]
-    assert f"a new study of about {blocks} blocks would detect" in one.verdict.reason
+    (one,) = [one for one in analyse(cell).cell.comparisons if one.arm == "seq_map"]
+    assert f"a new study of about {blocks} blocks would detect" in one.reason
 
 
 def test_a_study_whose_size_follows_from_its_time_asks_for_more_time(make_cell):

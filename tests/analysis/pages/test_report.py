@@ -17,7 +17,7 @@ from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.document.arm_styles import NUM_STYLES, arm_classes
+from labkit.analysis.document.svg_elements import NUM_STYLES, arm_classes
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.short_text import short_text
@@ -25,7 +25,7 @@ from labkit.analysis.number_format import value_text
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_files import FORMATS
-from labkit.analysis.studies.latency_throughput import METRICS
+from labkit.analysis.studies.serving_capacity import METRICS
 from labkit.records import Metric
 from labkit.report import main
 
@@ -552,6 +552,6 @@ def test_the_title_and_the_published_note_name_the_scale(make_cell, published):
         return CellReport(analyse(folder))
 
     plain, scaled = report(), report(scale="cpu")
-    assert scaled.title == f"{plain.title} (scale=cpu)"
+    assert scaled.cell.title == f"{plain.cell.title} (scale=cpu)"
     assert "never mixed with ours, which were run with scale=cpu." in "".join(scaled.notes)
     assert "never mixed with ours." in "".join(plain.notes)

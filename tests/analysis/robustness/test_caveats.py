@@ -170,8 +170,8 @@ def test_a_noisy_control_withholds_verdicts_and_is_a_caveat(make_cell):
 
     path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
     analysis = analyse(path)
-    verdict = next(one.verdict for one in analysis.judged if one.comparison.arm == "seq_map")
-    assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
+    one = next(one for one in analysis.cell.comparisons if one.arm == "seq_map")
+    assert (one.verdict, one.reason) == ("inconclusive", "noise exceeds margin")
     assert "because the A/A control varies by more than ±2 %" in caveats_text(path)
 
 

@@ -69,14 +69,14 @@ def only_analysis(study):
 def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell):
     cell = make_cell(blocks=8, runs=1, change=from_block(4, moved_to_host("def", 1.3)))
     assert only_analysis(cell).gates["healthy"].status == "fail"
-    assert {one.verdict.word for one in only_analysis(cell).judged} == {"invalid"}
+    assert {one.verdict for one in only_analysis(cell).cell.comparisons} == {"invalid"}
     analysis = only_analysis(across_hosts(cell))
     assert analysis.gates["healthy"].status == "pass"
-    words = {one.comparison.arm: one.verdict.word for one in analysis.judged}
+    words = {one.arm: one.verdict for one in analysis.cell.comparisons}
     assert words["seq_map"] == "better"  # by 5 %, on hosts that are 30 % apart
-    for one in analysis.judged:
-        if one.comparison.arm == "seq_map":
-            assert one.comparison.effect_pct == pytest.approx(-5, abs=1.0)
+    for one in analysis.cell.comparisons:
+        if one.arm == "seq_map":
+            assert one.effect_pct == pytest.approx(-5, abs=1.0)
     (caveat,) = [line for line in caveats(analysis) if "2 hosts" in line]
     assert "4 on abc, 4 on def" in caveat and re.search(r"seq_map −[45]\.\d% on abc", caveat)
 
@@ -170,7 +170,7 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
     groups = []
     monkeypatch.setattr(
         "labkit.analysis.pages.study_overview.load_curves",
-        lambda cells: groups.append([cell.name for cell in cells]) or [],
+        lambda cells, labels: groups.append([cell.name for cell in cells]) or [],
     )
     write_study(two_machines(make_cell), plots=False)
     assert ["rate=0"] in groups and ["rate=1"] in groups and ["rate=0", "rate=1"] not in groups

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.analysis.comparison.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue
+from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.isolation_agreement import (
     IsolationAgreement,
     agreement_sentence,
@@ -54,8 +55,7 @@ def estimated(*rows):
     return SimpleNamespace(
         rows=[MetricRow(case, "dispatch_us", "us", "lower", primary) for case, primary, *_ in rows],
         comparisons=[
-            {"arm": ArmComparison("arm", "base", effect, None if low is None else (low, high))}
-            for *_, effect, low, high in rows
+            {"arm": Comparison("arm", "base", effect, low, high)} for *_, effect, low, high in rows
         ],
         data=CellData(Path("cell"), {}, tuple(arms), ()),
     )

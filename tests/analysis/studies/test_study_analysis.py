@@ -26,8 +26,7 @@ from labkit.analysis.studies.study_cell import study_cell
 def test_a_cell_is_decided_when_every_arm_is_in_every_primary_row(make_cell, options, decided):
     cell = make_cell(**options)
     words = {
-        (one.row.primary, one.comparison.arm): one.verdict.word
-        for one in AnalysisCache().cell(cell).judged
+        (row.primary, one.arm): one.verdict for row, one in AnalysisCache().cell(cell).cell.compared
     }
     assert (not AnalysisCache().undecided_cases(cell)) is decided, words
 
@@ -44,9 +43,7 @@ def test_an_undecided_control_or_secondary_row_leaves_a_cell_decided(make_cell):
 
     cell = make_cell(requests=True, effects={"seq_map": 0.5}, noise=0.06, change=noisy)
     cache = AnalysisCache()
-    words = {
-        (one.row.metric, one.comparison.arm): one.verdict.word for one in cache.cell(cell).judged
-    }
+    words = {(row.metric, one.arm): one.verdict for row, one in cache.cell(cell).cell.compared}
     assert words["total_tok_s", "seq_map"] == "worse" and not cache.undecided_cases(cell)
     assert words["total_tok_s", "control"] == words["ttft_p50_ms", "seq_map"] == "inconclusive"
 

@@ -15,7 +15,7 @@ from stub_server import Stub
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.summary_verdict import summary_verdict
+from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Engine, OpenAIServer, Workload
 from labkit.engine import openai
@@ -124,8 +124,8 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, honest, stud
     assert any(why in reason for reason in reasons), reasons
     assert not any("request r1: request" in reason for reason in reasons), reasons
     for one in (analysis, study(other, honest)):
-        primary = [judged for judged in one.judged if judged.row.primary]
-        assert {judged.verdict.word for judged in primary} <= {"invalid"}
+        words = {found.verdict for row, found in one.cell.compared if row.primary}
+        assert words <= {"invalid"}
         findings = plan_findings(one)
         assert summary_verdict(findings).kind == "invalid"
         assert "nothing was measured" not in findings.cause or other.outcome != "ok"
@@ -140,10 +140,8 @@ def test_an_honest_server_gets_a_verdict(opponent, honest, study, modes):
     other = measured(engine)
     (case,), (own,) = honest.cases, other.cases
     analysis = study(honest, replace(other, cases=(replace(own, metrics=case.metrics),)))
-    (row,) = [one for one in analysis.judged if one.row.primary]
-    assert row.verdict.word in ("inconclusive", "equivalent") and not analysis.causes(
-        "server", None
-    )
+    (one,) = [one for row, one in analysis.cell.compared if row.primary]
+    assert one.verdict in ("inconclusive", "equivalent") and not analysis.causes("server", None)
     bundled = [line for line in caveats(analysis) if "a chunk of its stream holds" in line]
     assert len(bundled) == ("bundles" in modes)
     assert not bundled or "holds 1.9 tokens on average" in bundled[0]

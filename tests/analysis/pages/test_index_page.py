@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import write_study
-from labkit.analysis.studies.study_index import index_entries
+from labkit.analysis.pages.index_page import index_entries
 from labkit.report import main
 
 
@@ -45,7 +45,7 @@ def test_an_older_study_is_listed_in_todays_words(studies):
     study = json.loads(path.read_text())
     study["cells"][0] |= {"answer": "seq_map is 5 % faster", "verdicts": {"faster": 1}}
     path.write_text(json.dumps(study))
-    assert "less time per launch" in index_entries(studies)[0].answer
+    assert "less time per launch" in index_entries(studies)[0].cell.answer
 
 
 def test_a_cell_began_with_its_first_run_and_ended_with_its_last(studies):

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.short_text import short_text
-from labkit.analysis.studies.study_answer import study_answer
-from labkit.analysis.studies.study_cell import study_cell
+from labkit.analysis.studies.study_cell import study_answer, study_cell
 
 
 def read(path):

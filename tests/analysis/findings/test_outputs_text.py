@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.findings.cell_findings import Findings
-from labkit.analysis.findings.outputs_text import frames_sentences, worth_clauses
-from labkit.analysis.findings.picked_frames import picked_frames
+from labkit.analysis.findings.outputs_text import frames_sentences, picked_frames, worth_clauses
 
 
 def found(**arms):
