@@ -23,6 +23,7 @@ DATES = {
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/launch/preparation_marker.py:write_marker": {"time.time"},
     "labkit/mac/__main__.py:run_and_bundle": {"datetime.now"},  # a folder's name
+    "labkit/engine/runner/stored_logits.py:get": {"time.time"},  # beside a file's time of change
     "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
     "labkit/machine/facts/macos.py:state": {

@@ -178,7 +178,7 @@ def test_a_search_composes_each_trial_when_its_sweeper_has_chosen_it(
 
     monkeypatch.setattr(StudyRunner, "run", run)
     monkeypatch.setattr(StudyRunner, "objective", chunk)
-    monkeypatch.setattr(StudyRunner, "finish", lambda study: len(study._composed))
+    monkeypatch.setattr(StudyRunner, "finish", lambda study, pictures: len(study._composed))
     words = [SEARCH, "engine.scheduler.chunk=interval(8,64)", "workload=uniform"]
     assert study_command.run(command_line.parse([*words, f"out={tmp_path / 'out'}", "-m"])) == 2
     assert [objective for _, objective in Search.chosen] == [64.0, None, 32.0]

@@ -43,6 +43,11 @@ from labkit.machine.numpy_blas_threads import single_thread
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "int8": 1.5e-1, "int4": 5e-1}
 
 
+Sequences = tuple[NDArray[np.int32], ...]  # the token ids of each
+Logits = tuple[NDArray[np.float32], ...]  # of each sequence: [tokens, vocabulary]
+StoredLogits = Callable[[Sequences, Callable[[], Logits]], Logits]
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedLogits:
     """The test sequences, and the logits that the plain model computes for them."""
@@ -51,8 +56,8 @@ class ExpectedLogits:
     states: tuple[StateShape, ...]  # the shape of a request's state, for each layer that has one
     mixers: tuple[MixerSpec, ...]  # the modules of the model that use the states
     dtype: str  # the dtype of the cached arrays, as MLX names it
-    sequences: tuple[NDArray[np.int32], ...]  # the token ids of each sequence
-    logits: tuple[NDArray[np.float32], ...]  # per sequence float32 [tokens, vocabulary]
+    sequences: Sequences
+    logits: Logits
     # For each step of labkit's forward, the number of tokens of each sequence that it computes
     steps: tuple[tuple[int, int], ...]
 
@@ -66,15 +71,22 @@ class ExpectedLogits:
         return factory.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
 
 
-def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
+def compute_expected(
+    loaded: LoadedModel,
+    block_size: int,
+    stored: StoredLogits = lambda sequences, compute: compute(),
+) -> ExpectedLogits:
     """Compute the expected logits with the plain model, before its parts are replaced.
+
+    ``stored`` is given the sequences and a function that computes their logits; it returns these
+    logits, computed or stored.
 
     If loading stores matrices unchanged (``as_stored``), this computation converts each matrix to
     float32 whenever a layer uses it. Raises ``EngineError`` if mlx_lm itself fails, or a layer does
     not use its cache.
     """
     try:
-        return _compute_expected(loaded, block_size)
+        return _compute_expected(loaded, block_size, stored)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, EngineError):
             raise
@@ -82,7 +94,7 @@ def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
         raise EngineError(f"model_type={loaded.model_type}: plain mlx_lm fails: {reason}") from None
 
 
-def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
+def _compute_expected(loaded: LoadedModel, block_size: int, stored: StoredLogits) -> ExpectedLogits:
     from labkit.engine.model.dequantized_layers import dequantized_on_use, numpy_product
 
     model, as_stored = loaded.model, loaded.matrix_storage is MatrixStorage.as_stored
@@ -93,19 +105,18 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    with dequantized_on_use(model, numpy_product) if as_stored else nullcontext(), single_thread():
-        logits = _all_logits(model, sequences)
-    expected = ExpectedLogits(
+
+    def compute() -> Logits:
+        products = dequantized_on_use(model, numpy_product) if as_stored else nullcontext()
+        with products, single_thread():
+            return _all_logits(model, sequences)
+
+    logits = stored(sequences, compute)
+    for array in (*sequences, *logits):
+        array.flags.writeable = False  # engines share them (``ExpectedLogitsCache``)
+    return ExpectedLogits(
         shapes.attention, shapes.states, shapes.mixers, shapes.dtype, sequences, logits, steps
     )
-    freeze(expected)
-    return expected
-
-
-def freeze(expected: ExpectedLogits) -> None:
-    """Make the arrays read-only, because engines share them (``ExpectedLogitsCache``)."""
-    for array in (*expected.sequences, *expected.logits):
-        array.flags.writeable = False
 
 
 class ExpectedLogitsCache:
@@ -165,9 +176,7 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
     return model(mx.array(ids), cache=caches).astype(mx.float32)
 
 
-def _all_logits(
-    model: Any, sequences: tuple[NDArray[np.int32], ...]
-) -> tuple[NDArray[np.float32], ...]:
+def _all_logits(model: Any, sequences: Sequences) -> Logits:
     """Return the logits of each sequence, [tokens, vocabulary].
 
     The sequences are computed in one batch, in which shorter sequences end in padding.

@@ -81,11 +81,12 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
-            compute = functools.partial(logits_self_test.compute_expected, fresh, block_size)
+            stored = functools.partial(stored_logits.get, model_dir, fresh.model, expected_key)
+            compute = functools.partial(
+                logits_self_test.compute_expected, fresh, block_size, stored
+            )
             self._expected[expected_key] = logits_self_test.EXPECTED_LOGITS.get(
-                model_dir,
-                expected_key,
-                functools.partial(stored_logits.get, model_dir, fresh.model, expected_key, compute),
+                model_dir, expected_key, compute
             )
         expected = self._expected[expected_key]
         wait_for_kernels()

@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import pickle
+import io
 import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.engine.runner.logits_self_test import (
-    ExpectedLogits,
+    Logits,
+    Sequences,
     compute_expected,
     file_states,
-    freeze,
 )
 from labkit.machine import cache_dir, numba_sources
 from labkit.machine.file_digest import SETTLED_S, file_state
 
 MIN_STORED_BYTES = 1 << 25  # a smaller model's logits are computed faster than this file is read
-Compute = Callable[[], ExpectedLogits]
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def get(model_dir: Path, model: Any, loading: tuple[Any, ...], compute: Compute) -> ExpectedLogits:
+def get(
+    model_dir: Path,
+    model: Any,
+    loading: tuple[Any, ...],
+    sequences: Sequences,
+    compute: Callable[[], Logits],
+) -> Logits:
     """Return the stored logits of a model, or call ``compute`` and store them.
 
     ``model`` is mlx_lm's model, ``loading`` what the logits depend on besides its files. They are
@@ -49,12 +56,17 @@ def get(model_dir: Path, model: Any, loading: tuple[Any, ...], compute: Compute)
     )
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     entry = cache_dir.root() / "expected" / name
+    ends = np.cumsum([len(ids) for ids in sequences])
     try:
-        expected: ExpectedLogits = pickle.loads(entry.read_bytes())
-        freeze(expected)
-    except (OSError, EOFError, pickle.UnpicklingError):
-        expected = compute()
-        newest = max(state.changed_ns for _, state in states) / 1e9
-        if file_states(model_dir) == states and time.time() - newest > SETTLED_S:
-            cache_dir.write_file(entry, pickle.dumps(expected, pickle.HIGHEST_PROTOCOL))
-    return expected
+        rows = np.load(entry, allow_pickle=False)
+        if len(rows) == ends[-1]:
+            return tuple(np.split(rows, ends[:-1]))
+    except (OSError, EOFError, ValueError):
+        pass  # not stored, or a damaged entry
+    logits = compute()
+    newest = max(state.changed_ns for _, state in states) / 1e9
+    if file_states(model_dir) == states and time.time() - newest > SETTLED_S:
+        stream = io.BytesIO()
+        np.save(stream, np.concatenate(logits), allow_pickle=False)
+        cache_dir.write_file(entry, stream.getvalue())
+    return logits

@@ -19,9 +19,11 @@ def computed(monkeypatch):
     sizes, compute = [], logits_self_test.compute_expected
     monkeypatch.setattr(logits_self_test, "EXPECTED_LOGITS", ExpectedLogitsCache(max_models=2))
 
-    def count(loaded, block_size):
-        sizes.append(block_size)
-        return compute(loaded, block_size)
+    def count(loaded, block_size, stored):
+        def counted(sequences, run):
+            return stored(sequences, lambda: sizes.append(block_size) or run())
+
+        return compute(loaded, block_size, counted)
 
     monkeypatch.setattr(logits_self_test, "compute_expected", count)
     return sizes
