@@ -82,7 +82,7 @@ def _check_tool_types(request: Any) -> None:
             )
 
 
-def _validation_error(request_type: type[msgspec.Struct], text: str) -> ApiError:
+def _validation_error(request_type: Any, text: str) -> ApiError:
     """Return the error for a message of msgspec, such as "Expected `int`, got `str` - at `$.n`"."""
     problem, _, path = text.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
@@ -116,10 +116,11 @@ def _one_of(texts: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def allowed_values(request_type: type[msgspec.Struct], path: str) -> list[Any]:
+def allowed_values(request_type: Any, path: str) -> list[Any]:
     """Return the values that a field of type ``Literal`` may have, in the order of its definition.
 
-    ``path`` is the field's path in a message of msgspec, for example ``messages[0].role``.
+    ``request_type`` is a ``msgspec.Struct``. ``path`` is a field's path in a message of msgspec,
+    for example ``messages[0].role``.
     """
     types = list(_alternatives([inspect.type_info(request_type)]))
     for step in re.findall(r"\[.*?\]|[^.\[\]]+", path):
