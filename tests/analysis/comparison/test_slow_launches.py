@@ -221,8 +221,8 @@ def test_slow_launches_of_one_study_alone_leave_its_change_undecided(make_cell):
         ]
         made.append(studies)
         changes = compare_studies(*studies, 2.0).changes
-        verdicts = [one.verdict for one in changes if one.arm == ARM]
-        return {v.word for v in verdicts}, " ".join(str(v.reason) for v in verdicts)
+        own = [one.comparison for one in changes if one.arm == ARM]
+        return {one.verdict for one in own}, " ".join(str(one.reason) for one in own)
 
     made, slow, quiet = [], now_and_then(1.0, 1.5, 10), now_and_then(1.0, 1.0, 10)
     words, reasons = change(quiet, slow)
