@@ -213,6 +213,14 @@ class Cell:
         done = len({r["block"] for r in self.records})
         looks = {look["blocks"]: look["alpha"] for look in self.design["looks"]}
         self.alpha = looks[done] if looks else self.design["alpha"]
+        taken = [self.design] if before == math.inf else self.design["looks_taken"]
+        # Cases out of reach have an estimate, and are in no family.
+        self.estimates = {
+            case
+            for one in taken
+            if before in (math.inf, one["blocks"])
+            for case in one.get("estimates", ())
+        }
         if self.interleaved and self._stalls_are_kept():
             for record in self.records:
                 for case in record["cases"]:
@@ -311,10 +319,13 @@ def recompute(folder):
 def recompute_rows(cell):
     """Return the statistics of all rows of a cell's records."""
     rows, found = cell.rows(), {}
+    tested = {key: row for key, row in rows.items() if key[0] not in cell.estimates}
     for arm in [*cell.tested, *(name for name, role in cell.roles.items() if role == "control")]:
         families = len(cell.tested) if arm in cell.tested else 1
         for primary in (True, False):
-            found |= compare(cell, rows, arm, families, primary)
+            found |= compare(cell, tested, arm, families, primary)
+        for key in rows.keys() - tested.keys():
+            found |= compare(cell, {key: rows[key]}, arm, 1, rows[key][1])
     return found
 
 

@@ -214,4 +214,21 @@ SURVIVORS = {
             "if (index < HEAD_DIM) { -> if (index <= HEAD_DIM) {",
         ),
     ],
+    "Of the second kernel's report, only the stamps are read: it has no search and visits no block.": [
+        (
+            "reduce",
+            "write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 0);"
+            " -> write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 1, 0, 0);",
+        ),
+        (
+            "reduce",
+            "write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 0);"
+            " -> write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 1, 0);",
+        ),
+        (
+            "reduce",
+            "write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 0);"
+            " -> write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 1);",
+        ),
+    ],
 }

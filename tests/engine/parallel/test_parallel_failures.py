@@ -90,7 +90,7 @@ def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, faul
 
 OWNER = """
 import sys, threading
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths}
 from pathlib import Path
 from test_parallel_failures import make
 def own():
@@ -112,7 +112,8 @@ STARTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_ranks_end_with_the_process_that_started_them(model_dir, start):
-    code = OWNER.format(tests=str(Path(__file__).parent), start=STARTS[start])
+    paths = [str(Path(__file__).parent), str(ROOT / "tests")]
+    code = OWNER.format(paths=paths, start=STARTS[start])
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(model_dir("qwen3"))],
         stdin=subprocess.PIPE,
