@@ -1,5 +1,7 @@
 """Cells of the analysis' model that tests write down, with defaults for what they leave out."""
 
+from types import SimpleNamespace
+
 from labkit.analysis.model.cell_model import Cell
 
 DEFAULTS = {
@@ -18,3 +20,9 @@ def planted_cell(rows=(), failures=(), **parts):
     ]  # fmt: skip
     failures = [{"detail": None, **failure} for failure in failures]
     return Cell.from_json({**DEFAULTS, "rows": rows, "failures": failures, **parts})
+
+
+def section_table(section, cell, records=(), **parts):
+    """Return the first table that a report's section shows of a cell and its records, or None."""
+    report = SimpleNamespace(cell=cell, records=records, **parts)
+    return next((part.table for part in section.parts(report) if part.kind == "table"), None)

@@ -136,7 +136,7 @@ def quantile_interval(
     return Interval(estimate, float(values[first]), float(values[last]))
 
 
-def num_blocks(num_windows: int) -> int:
+def _num_blocks(num_windows: int) -> int:
     """Return the number of blocks into which windows are grouped.
 
     There is a block per ``WINDOWS_PER_BLOCK`` windows, but at least ``MIN_BLOCKS`` and at most
@@ -146,7 +146,7 @@ def num_blocks(num_windows: int) -> int:
 
 
 def _blocks(num_windows: int) -> list[Indices]:
-    return np.array_split(np.arange(num_windows), num_blocks(num_windows))
+    return np.array_split(np.arange(num_windows), _num_blocks(num_windows))
 
 
 def _leave_out(

@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 
 from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
-from labkit.analysis.tables.serving_tables import (
-    request_outcomes_table,
-)
+from labkit.analysis.tables.serving_tables import request_outcomes_section
 from labkit.records import CaseRecord, Record
 
 
@@ -27,7 +25,7 @@ BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
 
 def test_counts_are_sums_over_runs_and_older_records_have_no_table():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
-    table = request_outcomes_table(CELL, records)
+    table = section_table(request_outcomes_section, CELL, records)
     assert [column.heading for column in table.columns] == [
         "arm", "requests", "served", "ended without a token", "ended after a token",
         "within the limits", "sender's share of a core",
@@ -36,13 +34,15 @@ def test_counts_are_sums_over_runs_and_older_records_have_no_table():
         ["base", "10", "10", "0", "0", "0", "1.00%"],
         ["other", "20", "16", "2", "2", "8", "1.00%"],
     ]
-    assert request_outcomes_table(CELL, [run("base", 0)]) is None
+    assert section_table(request_outcomes_section, CELL, [run("base", 0)]) is None
 
 
 def test_open_loop_arrivals_have_rates_and_waits():
     spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
     sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
-    table = request_outcomes_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
+    table = section_table(
+        request_outcomes_section, CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)]
+    )
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
 
 
@@ -75,6 +75,9 @@ def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_cav
 
 
 def test_the_table_says_that_the_time_of_a_run_counts_requests_that_failed():
-    notes = [request_outcomes_table(CELL, [run("base", 0, **one)]).notes for one in (SERVED, BAD)]
+    notes = [
+        section_table(request_outcomes_section, CELL, [run("base", 0, **one)]).notes
+        for one in (SERVED, BAD)
+    ]
     texts = ["number includes requests", "number but the time of a run includes requests"]
     assert all(text in "".join(note) for text, note in zip(texts, notes, strict=True))
