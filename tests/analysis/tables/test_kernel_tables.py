@@ -28,6 +28,8 @@ def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     table = section_table(roofline_section, analysis.cell, analysis.data.records)
     first, *_, last = cells(table)
     assert (first["batch"], first["arm"]) == ("decode, 64 reqs, ctx 128", "binary_search")
+    work = [first[heading] for heading in ("MB", "MFLOP", "GFLOP/s")]
+    assert work == ["10.00", "10.00", "31.00"]
     assert (first["bound by"], first["share of limit"]) == ("memory", "62%")  # 200 of 322.6 us
     assert (last["arm"], last["bound by"]) == ("seq_map", "compute")
     assert last["share of limit"] == "35%"  # 2,500 of 7,049 us
