@@ -91,6 +91,23 @@ def test_logprobs_are_of_the_logits_before_bias_and_temperature():
         assert [token for token, _ in out.logprobs.top] == [1, 2]
 
 
+def test_logprobs_are_the_log_softmax_of_the_likeliest_tokens_equal_ones_by_id():
+    def logprobs(logits, token, count):
+        biased = state("a", logit_bias={token: 100}, logprobs=count)
+        (sampled,) = Sampler()(np.array([logits], np.float32), [biased])
+        assert sampled.token == token
+        return sampled.logprobs
+
+    result = logprobs(np.log([0.1, 0.4, 0.2, 0.3]) + 100, 2, 3)
+    np.testing.assert_allclose(np.exp(result.token), 0.2, rtol=1e-5)
+    assert [token for token, _ in result.top] == [1, 3, 2]
+    np.testing.assert_allclose([np.exp(v) for _, v in result.top], [0.4, 0.3, 0.2], rtol=1e-5)
+    alone = logprobs(np.zeros(4), 1, 0)
+    assert alone.top == () and alone.token == pytest.approx(-np.log(4))
+    for count, ids in ((2, [1, 2]), (4, [1, 2, 4, 0]), (9, [1, 2, 4, 0, 3])):
+        assert [token for token, _ in logprobs([1, 3, 3, 0, 3], 0, count).top] == ids
+
+
 def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
     rows = []
     monkeypatch.setattr(
@@ -113,6 +130,8 @@ def test_every_token_is_drawn_anew():
     assert len(drawn) > 7
     fresh = state("b", temperature=1.0, seed=3)
     assert Sampler()(logits, [fresh])[0].token == sequence.token_ids[3]
+    other = {Sampler()(logits, [state("b", temperature=1.0, seed=n)])[0].token for n in range(10)}
+    assert len(other) > 7
 
 
 HETEROGENEOUS = [
