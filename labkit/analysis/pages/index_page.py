@@ -86,7 +86,7 @@ def render_index(root: Path, format_name: str) -> str:
     """
     if format_name not in ("md", "html"):
         raise FormatError(f"--format {format_name} needs one study, but {root} holds several")
-    text = index_markdown(root, index_entries(root))
+    text = index_markdown(root, _index_entries(root))
     return text if format_name == "md" else html(text, max_width="90rem")
 
 
@@ -98,7 +98,7 @@ def write_index(root: Path) -> str:
     RecordError
         The folder does not exist, or holds no study. Nothing has been written.
     """
-    entries = index_entries(root)
+    entries = _index_entries(root)
     text = index_markdown(root, entries)
     write_text(root / "index.md", text)
     write_text(root / "index.html", html(text, max_width="90rem"))
@@ -120,7 +120,7 @@ class IndexEntry:
     error: str | None = None
 
 
-def index_entries(root: Path) -> list[IndexEntry]:
+def _index_entries(root: Path) -> list[IndexEntry]:
     """Return an entry for each cell of each study in a folder, the newest study first.
 
     Raises ``RecordError`` if the folder does not exist, or holds no study.

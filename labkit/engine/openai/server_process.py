@@ -248,7 +248,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
-        "python": str(server_python(server)),
+        "python": str(_server_python(server)),
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
@@ -263,7 +263,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     return [word.format(**values) for word in words]
 
 
-def server_python(server: config.OpenAIServer) -> Path:
+def _server_python(server: config.OpenAIServer) -> Path:
     """Return the path of the interpreter for ``{python}``, which may have to be built."""
     python = Path(server.python or sys.executable)
     return _environment(server) / "bin" / "python" if server.packages else python
