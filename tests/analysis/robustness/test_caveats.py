@@ -209,10 +209,8 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell, monkeypatch):
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert sensitivity_results(blind) == []
     assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
-    assert (
-        "The correlation of the metric's noise with the arm-blind probe is"
-        in CellReport(blind).noise[0]
-    )
+    (line,) = CellReport(blind).noise
+    assert "The correlation of the metric's noise with the arm-blind probe is" in line
 
 
 def test_no_correlation_is_given_for_rows_with_a_run_that_has_no_probe(make_cell):

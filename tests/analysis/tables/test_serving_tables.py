@@ -1,10 +1,11 @@
 """Tables of requests: outcomes and arrivals."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 from planted_cells import planted_cell, section_table
 
-from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.tables.serving_tables import request_outcomes_section
 from labkit.records import CaseRecord, Record
 
@@ -46,31 +47,39 @@ def test_open_loop_arrivals_have_rates_and_waits():
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
 
 
-def test_unserved_requests_and_waits_at_the_client_are_caveats():
+def caveats_of(make_cell, blocks, traffic):
+    """Return the caveats on arm seq_map; ``traffic``: what its run in a block notes."""
+
+    def change(record):
+        own = traffic(record.block) if record.arm == "seq_map" else {"arrivals": "closed"}
+        noted = run("other", 0, **own).cases[0].notes
+        cases = (replace(case, notes={**case.notes, **noted}) for case in record.cases)
+        return replace(record, cases=tuple(cases))
+
+    options = {"requests": True, "blocks": blocks, "runs": 1, "change": change}
+    lines = caveats(analyse(make_cell(**options)))
+    return [line for line in lines if line.startswith("seq_map: ")]
+
+
+def test_unserved_requests_and_waits_at_the_client_are_caveats(make_cell):
     queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
-    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
-    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
-    lines = [*_unserved(analysis), *_waits(analysis)]
-    assert lines == [
-        "other: 2 of 10 requests were not served, 1 of them without a first token (request r3: "
+    assert caveats_of(make_cell, 1, lambda block: {**BAD, **queued}) == [
+        "seq_map: 2 of 10 requests were not served, 1 of them without a first token (request r3: "
         "no room); its numbers describe the rest",
-        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
-        "no latency includes this wait",
+        "seq_map: half of the requests waited 1,500 ms or more at the client "
+        "(workload.concurrency); no latency includes this wait",
     ]
 
 
-def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats():
+def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats(make_cell):
     spread = {"p50": 1500.0, "p99": 2.0, "max": 2.0}
     slow = {"queue_ms": spread, "latency_from": "arrival", "due_per_s": 40.0, "sent_per_s": 5.04}
-    records = [
-        run("base", n, **(slow if n else {"due_per_s": 40, "sent_per_s": 39})) for n in (0, 1)
-    ]
-    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
-    assert list(_unsustained(analysis)) == [
-        "base: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
+    fast = {"due_per_s": 40, "sent_per_s": 39}
+    load, wait = caveats_of(make_cell, 2, lambda block: slow if block else fast)
+    assert load == (
+        "seq_map: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
         "were sent at 5.04"
-    ]
-    (wait,) = _waits(analysis)
+    )
     assert wait.endswith("(workload.concurrency); latencies include this wait")
 
 
