@@ -167,7 +167,7 @@ def test_different_steps_have_different_digests():
         return check.digest
 
     same = [digest(scheduled()) for _ in range(2)]
-    assert same[0] == same[1]
+    assert same[0] == same[1] and len(same[0]) == 32
     others = [
         digest(scheduled(), scheduled()),
         digest(scheduled(name="b")),
