@@ -15,15 +15,6 @@ def frequencies(logits, count=4000, **params):
     return np.bincount(picks, minlength=len(logits)) / count
 
 
-def test_frequencies_match_the_softmax_at_a_temperature():
-    logits = np.array([1.0, 0.0, 2.0, -1.0], np.float32)
-    for temperature in (0.5, 1.0, 2.0):
-        expected = np.exp(logits / temperature)
-        expected /= expected.sum()
-        observed = frequencies(logits, temperature=temperature)
-        np.testing.assert_allclose(observed, expected, atol=0.03)
-
-
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 
 
@@ -31,6 +22,7 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
     ("params", "expected"),
     [
         ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),  # their squares
         ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
         ({"top_k": 1}, [0, 1, 0, 0]),
         ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
