@@ -176,7 +176,7 @@ def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch
 IOREG = """
 +-o IOHIDSystem  <class IOHIDSystem, id 0x1000003c8, registered, matched, active>
     {
-      "HIDIdleTime" = 4200000000
+      "HIDIdleTime" = 4230000000
       "HIDParameters" = {"HIDScrollZoomModifierMask"=0}
     }
 """
@@ -195,6 +195,7 @@ PS_PID = """    1   0.3 launchd
   400  61.2 mds_stores
   500  99.0 python3.12
   600   7,5 Google Chrome He
+  700   0.0 kernel_task
 """
 
 
