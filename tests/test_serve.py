@@ -76,6 +76,7 @@ def test_help_lists_every_option(capsys):
 
 
 def test_missing_packages_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it would serve"))
     monkeypatch.setattr(serve, "REQUIRED_PACKAGES", ("starlette", "no_such_package"))
     assert serve.main([]) == 2
     says = "not installed: no_such_package; run: pip install 'mlx-labkit"
