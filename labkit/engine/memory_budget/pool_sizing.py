@@ -106,7 +106,8 @@ def measure_activation_bytes(
     samples a token. It runs twice: the first forward compiles and fills caches, so only the second
     is measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
     """
-    lengths = _prompt_lengths(scheduler)
+    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
+    lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
     batch, step = kv_cache.memory.prepare_step(_largest_step(lengths, kv_cache.manager))
     forward(batch, step, Counters())
@@ -119,12 +120,6 @@ def measure_activation_bytes(
         tracemalloc.stop()
     peak += max(0, _mlx_peak() - mlx_before)
     return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
-
-
-def _prompt_lengths(scheduler: config.Scheduler) -> list[int]:
-    """Return the number of prompt tokens of each request in the largest step."""
-    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
-    return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 
 def _largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:

@@ -76,5 +76,4 @@ class BatchGeneratorCounters:
 
 
 def _num_padding(lengths: Sequence[int]) -> int:
-    """Return the number of padding tokens needed to pad every length to the longest one."""
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

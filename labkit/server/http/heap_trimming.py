@@ -57,5 +57,4 @@ class HeapTrimmer:
 
 
 def _resident_bytes() -> int:
-    """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
