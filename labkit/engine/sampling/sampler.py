@@ -91,16 +91,16 @@ def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
 
 
 def try_sample(logits: Rows, state: RequestState) -> Sampled:
-    """Return ``sample_row(logits, state)``, or a ``Sampled`` with the error that it raised."""
+    """Return the token of ``_sample_row``, or a ``Sampled`` with the error that it raised."""
     try:
-        return sample_row(logits, state)
+        return _sample_row(logits, state)
     except SamplingError as error:
         return Sampled(NO_TOKEN, None, error=one_line(error))
     except Exception as error:  # a constraint may be a user's class
         return Sampled(NO_TOKEN, None, error=one_line_with_type(error))
 
 
-def sample_row(logits: Rows, state: RequestState) -> Sampled:
+def _sample_row(logits: Rows, state: RequestState) -> Sampled:
     """Return a request's next token from its row of logits [vocabulary].
 
     Raises ``SamplingError`` if the request's parameters make a logit infinite, or its constraint

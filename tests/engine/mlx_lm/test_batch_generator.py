@@ -114,8 +114,10 @@ def test_weights_in_half_precision_become_float32(model_dir, tmp_path):
 
 def test_nan_logits_are_an_error(shared, monkeypatch):
     engine = shared()
+    model = type(engine._model.model)
+    call = model.__call__
     monkeypatch.setattr(
-        "labkit.engine.mlx_lm.batch_generator.logit_margin", lambda *_: float("nan")
+        model, "__call__", lambda *args, **options: call(*args, **options) * float("nan")
     )
     engine.submit(requests()[0])
     with pytest.raises(InvalidLogitsError, match="request 0"):

@@ -108,16 +108,30 @@ def test_logprobs_are_the_log_softmax_of_the_likeliest_tokens_equal_ones_by_id()
         assert [token for token, _ in logprobs([1, 3, 3, 0, 3], 0, count).top] == ids
 
 
-def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
-    rows = []
-    monkeypatch.setattr(
-        "labkit.engine.sampling.sampler.sample_row", lambda *args: rows.append(args)
-    )
-    Sampler()(np.zeros((2, 9), np.float32), [state("a"), state("b", max_tokens=3, seed=1)])
-    assert rows == []
-    for params in ({"logprobs": 0}, {"min_p": 0.1, "temperature": 1}, {"presence_penalty": 1}):
-        Sampler()(np.zeros((1, 9), np.float32), [state("a", **params)])
-    assert len(rows) == 3
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        ({}, True),
+        ({"max_tokens": 3, "seed": 1}, True),
+        ({"logprobs": 0}, False),
+        ({"min_p": 0.1, "temperature": 1}, False),
+        ({"presence_penalty": 1}, False),
+    ],
+)
+def test_a_plain_greedy_row_runs_nothing_but_the_argmax(params, plain):
+    class Read(RequestState):
+        """A request whose tokens are looked at."""
+
+        def __getattribute__(self, name):
+            if name == "token_ids":
+                reads.append(name)
+            return super().__getattribute__(name)
+
+    reads = []
+    watched = Read(Request("a", (1, 2, 3), SamplingParams(**params)))
+    reads.clear()
+    Sampler()(np.zeros((1, 9), np.float32), [watched])
+    assert (reads == []) is plain
 
 
 def test_every_token_is_drawn_anew():
