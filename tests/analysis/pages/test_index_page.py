@@ -54,7 +54,9 @@ def test_an_older_study_is_listed_in_todays_words(studies):
 
 def test_a_study_is_dated_by_its_first_run_and_placed_by_its_last(studies, make_cell):
     def change(record):
-        return replace(record, started=f"2026-11-{1 + 9 * record.block:02d}T10:00:00Z")
+        days = {(0, 0): 1, (3, 5): 28}  # the first run, and the last
+        day = days.get((record.block, record.position), 9)
+        return replace(record, started=f"2026-11-{day:02d}T10:00:00Z")
 
     make_cell("outputs/long/cell", change=change)
     assert [row[2:12] for row in rows(studies)] == [
