@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
 
     def body(options: argparse.Namespace) -> NoReturn:
-        become_server(compose(options.overrides))
+        _become_server(compose(options.overrides))
 
     return parser.run(argv, body, refused=(ConfigError,))
 
@@ -85,7 +85,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
         raise ConfigError(explain_config_error(error, overrides, ServeConfig)) from None
 
 
-def become_server(config: ServeConfig) -> NoReturn:
+def _become_server(config: ServeConfig) -> NoReturn:
     """Replace this process with the server's.
 
     Raises

@@ -1,6 +1,10 @@
 """Cells of the analysis' model that tests write down, with defaults for what they leave out."""
 
+from types import SimpleNamespace
+
+from labkit.analysis.comparison.output_identity import StoredValues, compare_outputs
 from labkit.analysis.model.cell_model import Cell
+from labkit.records import CaseRecord, Record
 
 DEFAULTS = {
     "cell": "c", "question": None, "arms": [], "design": {"alpha": 0.05, "margin_pct": 2.0},
@@ -18,3 +22,19 @@ def planted_cell(rows=(), failures=(), **parts):
     ]  # fmt: skip
     failures = [{"detail": None, **failure} for failure in failures]
     return Cell.from_json({**DEFAULTS, "rows": rows, "failures": failures, **parts})
+
+
+def section_table(section, cell, records=(), **parts):
+    """Return the first table that a report's section shows of a cell and its records, or None."""
+    report = SimpleNamespace(cell=cell, records=records, **parts)
+    return next((part.table for part in section.parts(report) if part.kind == "table"), None)
+
+
+def output_difference(reference, outputs, claim="none"):
+    """Return where an arm's outputs first differ from those of the baseline, or None."""
+    records = [
+        Record(arm, role, 0, 0, 0, "ok", "now", cases=(CaseRecord("case", outputs=given),))
+        for arm, role, given in (("base", "baseline", reference), ("new", "arm", outputs))
+    ]
+    first = compare_outputs(records, ["base", "new"], StoredValues(None), claim).first("new")
+    return None if first is None else first.where

@@ -1,6 +1,7 @@
 """The doctor: measurement in a separate process, caveats with fixes, and pilot A/A runs."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 from labkit.cpu import roofline_peaks, speed_probe
 from labkit.doctor import __main__ as doctor
@@ -679,6 +681,13 @@ def profiled(host_us, *, overlap=False, padded=0.0, seed=0):
     return records
 
 
+def shown(found):
+    """Return the lines that the screen shows of a profile, by their labels' first words."""
+    out = io.StringIO()
+    terminal_screen.show_profile(Console(file=out, width=200), "engine", found)
+    return dict(line.split(None, 1) for line in out.getvalue().splitlines() if line.strip())
+
+
 @pytest.mark.parametrize(
     ("host_us", "bound"),
     [(100.0, "model"), (400.0, "model"), (1000.0, "neither"), (3000.0, "host")],
@@ -695,13 +704,13 @@ def test_a_profile_is_right_on_planted_host_delays(host_us, bound, overlap):
     assert found.gains["attention"].pct == pytest.approx(
         0.0 if overlap else 100 / (1 / (4 / 10 * (1 - share / 100)) - 1), rel=0.1
     )
-    lines = dict(terminal_screen.profile_lines(found))
+    lines = shown(found)
     assert "90 % of decode steps have a shape seen before, 80 %" in lines["shapes"]
     assert lines["bound"].startswith("not host-bound") == (bound == "model")
 
 
 def test_one_process_decides_no_bound():
-    lines = dict(terminal_screen.profile_lines(engine_profile.profile(profiled(100.0)[:1])))
+    lines = shown(engine_profile.profile(profiled(100.0)[:1]))
     assert lines["bound"].startswith("not decided: one process gives no interval")
     assert lines["from"].startswith("1 short process;")
 

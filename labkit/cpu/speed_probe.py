@@ -99,7 +99,7 @@ class SpeedProbe:
     @cached_property
     def large(self) -> NDArray[Any]:
         """An array of twice the size of the largest cache, but at least 64 and at most 512 MiB."""
-        size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
+        size = min(max(2 * _largest_cache(), 64 << 20), 512 << 20)
         return np.ones(size // 4, dtype=np.float32)
 
     def time(self) -> dict[str, float]:
@@ -131,7 +131,7 @@ class SpeedProbe:
         return result
 
 
-def largest_cache() -> int:
+def _largest_cache() -> int:
     """Return the size of the largest CPU cache (bytes), or 0 if the system does not report it."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

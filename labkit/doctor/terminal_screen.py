@@ -249,12 +249,12 @@ def show_profile(console: Console, title: str, profile: EngineProfile) -> None:
 
     console.print(f"[bold]labkit doctor[/bold]: {escape(title)}")
     table = _grid()
-    for name, text in profile_lines(profile):
+    for name, text in _profile_lines(profile):
         table.add_row(f"[dim]{name}[/dim]", escape(text))
     console.print(table)
 
 
-def profile_lines(profile: EngineProfile) -> list[LabelledLine]:
+def _profile_lines(profile: EngineProfile) -> list[LabelledLine]:
     """Return the lines of an engine's profile: label and text."""
     bounds = {
         "host": "host-bound: most of a step is the host's work",

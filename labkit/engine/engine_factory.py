@@ -67,7 +67,7 @@ def create(
     EngineError
         The model cannot be served with these options. The message gives the reason.
     """
-    check_preconditions(options)
+    _check_preconditions(options)
     if config.is_class_path(options.name):
         return _create_plugin(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -100,7 +100,7 @@ def create_rank(
     EngineError
         As for ``create``: the model cannot be served with these options.
     """
-    check_preconditions(options)
+    _check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
 
@@ -268,13 +268,13 @@ def _counters_mistake(counters: Any) -> str | None:
     return None if isinstance(counters, Mapping) else f"a dict, not {type(counters).__name__}"
 
 
-def check_preconditions(options: config.Engine) -> None:
+def _check_preconditions(options: config.Engine) -> None:
     """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
 
     Raises ``EngineError`` if the wired collector or a variable is not as the options demand. The
     message names the remedy.
     """
-    require_wired_collector(options.budget)
+    _require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)
     if options.mlx_cache_limit is not None:
         import mlx.core as mx
@@ -293,7 +293,7 @@ def require_mlx_variables(mlx: config.Mlx) -> None:
             )
 
 
-def require_wired_collector(budget: config.Budget) -> None:
+def _require_wired_collector(budget: config.Budget) -> None:
     """Raise ``EngineError`` unless the state of the wired collector is what ``budget`` demands."""
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:

@@ -97,7 +97,7 @@ class LLM:
 
     def __init__(self, path: str | Path, **options: Any) -> None:
         with _advice_for_llm():
-            engine_options, model_dir = engine_config(options), _model_directory(Path(path))
+            engine_options, model_dir = _engine_config(options), _model_directory(Path(path))
             self._tokenizer: Tokenizer = load_tokenizer(model_dir)
             self._engine = create(engine_options, model_dir)
         self._max_context = model_json.max_context(
@@ -158,7 +158,7 @@ class LLM:
         EngineError
             The same errors as in ``generate``, before the first output.
         """
-        prompts = as_prompts(prompts)
+        prompts = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -282,7 +282,7 @@ def defer_sigint() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts. A single text, or a single list of token ids, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
@@ -310,8 +310,8 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     return ids
 
 
-def engine_config(options: dict[str, Any]) -> config.Engine:
-    """Return the engine's config from the options of ``LLM``, named as in ``option_key``.
+def _engine_config(options: dict[str, Any]) -> config.Engine:
+    """Return the engine's config from the options of ``LLM``, named as in ``_option_key``.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
     tree: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in options.items():
-        key = option_key(name, LLM_KEYS)
+        key = _option_key(name, LLM_KEYS)
         config.require(key not in names, f"{name}: {names.get(key)} sets engine.{key} already")
         names[key] = name
         group, _, leaf = key.rpartition(".")
@@ -349,7 +349,7 @@ def _advice_for_llm() -> Iterator[None]:
         raise type(error)(text) from error
 
 
-def option_key(name: str, keys: Sequence[str]) -> str:
+def _option_key(name: str, keys: Sequence[str]) -> str:
     """Return the key, relative to ``engine``, of the option that ``LLM`` calls ``name``.
 
     An option's name is its key with ``_`` for each dot: ``kv_dtype`` is ``engine.kv.dtype``, and
@@ -364,7 +364,7 @@ def option_key(name: str, keys: Sequence[str]) -> str:
     named = [key for key in keys if key.replace(".", "_") == name]
     named = named or [key for key in keys if key.rpartition(".")[2] == name]
     if not named:
-        short = sorted(option_name(key, keys) for key in keys)
+        short = sorted(_option_name(key, keys) for key in keys)
         raise config.ConfigError(
             f"{name}: no such engine option; must be one of: {', '.join(short)}"
         )
@@ -374,7 +374,7 @@ def option_key(name: str, keys: Sequence[str]) -> str:
     return named[0]
 
 
-def option_name(key: str, keys: Sequence[str]) -> str:
+def _option_name(key: str, keys: Sequence[str]) -> str:
     """Return the shortest name of an option: without its group, if that is unambiguous."""
     leaf = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == leaf for other in keys) == 1

@@ -115,7 +115,7 @@ class ReadyCell:
     arms
         The baseline first, the control (if any) last.
     design
-        The design, which the constructor replaces by its :func:`normalized_design`.
+        The design, which the constructor replaces by its :func:`_normalized_design`.
     published
         An article's numbers, shown beside the measured ones; None if there are none.
     scale
@@ -180,7 +180,7 @@ class ReadyCell:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"cell {self.name}: two arms are named {name!r}")
-        object.__setattr__(self, "design", normalized_design(self.design))
+        object.__setattr__(self, "design", _normalized_design(self.design))
 
     @property
     def paths(self) -> CellPaths:
@@ -319,7 +319,7 @@ def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mappin
     return {**config, "workload": {**workload, "repeats": 1, "cases": cases}}
 
 
-def normalized_design(design: Design) -> Design:
+def _normalized_design(design: Design) -> Design:
     """Return a design with an explicit final look.
 
     Raises

@@ -4,7 +4,7 @@ Each block is one uniformly random permutation of all arms, each ``runs_per_bloc
 permutation test relabels runs within blocks, so it matches this randomisation exactly. (A fixed
 order such as ABAB is not valid under drift; see the permuted-block design of clinical trials.)
 
->>> block_order(["base", "new"], block=0, runs_per_block=2, seed=0)
+>>> [run.arm for run in schedule(["base", "new"], blocks=1, runs_per_block=2, seed=0)]
 ['new', 'new', 'base', 'base']
 """
 
@@ -31,7 +31,7 @@ class Run:
         return run_name(self.block, self.position, self.arm)
 
 
-def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int) -> list[str]:
+def _block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int) -> list[str]:
     """Return the order of arms in a block, which depends only on the parameters.
 
     Raises
@@ -58,5 +58,5 @@ def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -
     return [
         Run(block, position, arm)
         for block in range(blocks)
-        for position, arm in enumerate(block_order(arms, block, runs_per_block, seed))
+        for position, arm in enumerate(_block_order(arms, block, runs_per_block, seed))
     ]

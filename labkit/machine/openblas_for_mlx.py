@@ -138,14 +138,14 @@ def _build_if_missing() -> Path:
     digest.update(f"{RECIPE_VERSION}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
     path = cache_dir.root() / "blas" / f"{LIBRARY_NAME}-{key}.so"
-    if not is_whole(path):
-        if not is_whole(source):
+    if not _is_whole(path):
+        if not _is_whole(source):
             raise ValueError(f"{source} is cut, or not a 64-bit ELF file; reinstall scipy")
         _build(source, path)
     return path
 
 
-def is_whole(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     """Return whether a 64-bit little-endian ELF library exists and has all its segments.
 
     Loading a library that is cut would end the process with a bus error.

@@ -32,7 +32,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         options = from_plain(ServeConfig, json.load(file))
     try:
-        return (run_shell if options.shell else serve)(options)
+        return (_run_shell if options.shell else serve)(options)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
@@ -41,7 +41,7 @@ def main() -> int:
         return print_error(PROG, error)
 
 
-def run_shell(options: ServeConfig) -> int:
+def _run_shell(options: ServeConfig) -> int:
     """Load the model, run the chat shell, and return the exit code, 0."""
     from labkit.server.chat_shell import MAX_REPLY_TOKENS, Shell
 

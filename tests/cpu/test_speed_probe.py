@@ -45,7 +45,20 @@ def test_a_probe_s_time_is_the_median_of_its_repeats(monkeypatch):
     assert now == 1000 * sum(map(sum, kernels.values()))
 
 
-def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monkeypatch):
+@pytest.fixture
+def caches(monkeypatch, tmp_path):
+    """Give this machine caches of these sizes (bytes)."""
+
+    def have(*sizes):
+        monkeypatch.setattr(speed_probe, "Path", lambda folder: tmp_path)
+        for index, size in enumerate(sizes):
+            (tmp_path / f"index{index}").mkdir()
+            (tmp_path / f"index{index}" / "size").write_text(f"{size >> 10}K\n")
+
+    return have
+
+
+def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monkeypatch, caches):
     cores = min(2, numba.config.NUMBA_NUM_THREADS)
     calls = []
     for name in ("_matmul", "_read"):
@@ -54,7 +67,7 @@ def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monk
             calls.append((name, numba.get_num_threads(), arguments[0].nbytes))
 
         monkeypatch.setattr(speed_probe, name, call_after(getattr(speed_probe, name), after))
-    monkeypatch.setattr(speed_probe, "largest_cache", lambda: 40 << 20)
+    caches(40 << 20, 1 << 20)
     probe = speed_probe.SpeedProbe(threads=cores)
     numba.set_num_threads(1)
     product = ("_matmul", cores, 4 * speed_probe.MATMUL_SIZE**2)
@@ -70,8 +83,8 @@ def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monk
 @pytest.mark.parametrize(
     ("cache", "read"), [(0, 64), (1 << 20, 64), (100 << 20, 200), (1 << 30, 512)]
 )
-def test_a_flush_reads_twice_the_largest_cache(monkeypatch, cache, read):
-    monkeypatch.setattr(speed_probe, "largest_cache", lambda: cache)
+def test_a_flush_reads_twice_the_largest_cache(monkeypatch, caches, cache, read):
+    caches(*[cache, 32 << 10] * (cache > 0))
     monkeypatch.setattr(
         speed_probe.np, "ones", lambda shape, dtype: np.broadcast_to(dtype(1), shape)
     )

@@ -13,7 +13,7 @@ import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import own_work_bound_pct
-from labkit.analysis.comparison.observations import middle_half_over_rounds
+from labkit.analysis.comparison.observations import OVER_ROUNDS
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.records import ARCHIVE_SUFFIX, open_study
 
@@ -130,7 +130,7 @@ def test_the_script_gives_the_numbers_of_the_summaries(script):
 def test_the_script_s_middle_half_is_the_package_s(script, rounds):
     """No committed study names it."""
     ratios = np.random.default_rng(rounds).normal(size=rounds)
-    package = middle_half_over_rounds(np.zeros(rounds), ratios)
+    package = OVER_ROUNDS["middle_half"](np.zeros(rounds), ratios)
     assert script.middle_half(ratios) == pytest.approx(package)
 
 

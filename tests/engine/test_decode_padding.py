@@ -6,8 +6,13 @@ from stub_engine import make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.block_pool import NULL_BLOCK
-from labkit.engine.runner import decode_padding
+from labkit.engine.block_pool import NULL_BLOCK, BlockPool
+from labkit.engine.engine_protocol import Counters
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.request import RequestState
+from labkit.engine.runner.decode_padding import DecodePadding
+from labkit.engine.runner.input_builder import InputBuilder
+from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 SHAPES = ["exact", "bucketed", "fixed"]
 
@@ -22,9 +27,19 @@ SHAPES = ["exact", "bucketed", "fixed"]
     ],
 )
 def test_padded_rows_of_a_step(name, rows):
-    shape = decode_padding.row_count(config.DecodeShape(name), [2, 6, 16])
-    assert [shape(needed, 12) for needed in (1, 2, 3, 5, 9, 12)] == rows
-    assert shape(20, 12) == 20  # a step with more rows than there can be is left alone
+    padding = DecodePadding(config.DecodeShape(name), 12, Counters(), [2, 6, 16])
+
+    def padded(needed):
+        states = [RequestState(Request(f"r{i}", (1,))) for i in range(needed)]
+        cache = PagedKVCacheManager(BlockPool(needed + 1, 8))
+        for state in states:
+            state.token_ids.append(2)
+            cache.reserve(state, 2)
+        step = SchedulerOutput(tuple(ScheduledChunk(state, 1, 1) for state in states))
+        return len(padding.pad(InputBuilder(cache).build(step)).tokens)
+
+    assert [padded(needed) for needed in (1, 2, 3, 5, 9, 12)] == rows
+    assert padded(20) == 20  # a step with more rows than there can be is left alone
 
 
 @pytest.mark.parametrize("name", SHAPES)

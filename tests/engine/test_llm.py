@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from labkit.config import ConfigError, Engine, KVLayout, Model, ModelShape, from
 from labkit.config.engine.scheduler import Admission
 from labkit.engine import LLM, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
+from labkit.engine.llm import LLM_KEYS
 from labkit.engine.model.model_loader import ONE_AT_A_TIME
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,7 @@ def test_token_ids_are_prompts_too(llm):
     expected = llm.generate("Some text", params)[0].token_ids
     assert llm.generate(ids, params)[0].token_ids == expected
     assert [out.token_ids for out in llm.generate([ids, tuple(ids)], params)] == [expected] * 2
+    assert llm.generate([], params) == []
 
 
 def test_stream_yields_each_token_and_its_deltas_join_to_the_text(llm):
@@ -106,14 +108,27 @@ def test_no_request_is_longer_than_the_models_context(tiny, tmp_path, engine):
         assert len(scored.token_ids) == 24
 
 
-def test_options_go_by_their_own_names():
+@pytest.fixture
+def engine_config(tiny, monkeypatch):
+    """Return the config of the engine that an LLM with these options creates."""
+
+    def of(options):
+        created = []
+        monkeypatch.setattr("labkit.engine.llm.create", lambda *given: created.append(given))
+        LLM(tiny, **options)
+        return created[0][0]
+
+    return of
+
+
+def test_options_go_by_their_own_names(engine_config):
     chosen = engine_config({"max_num_seqs": 3, "block_size": 32, "resolver": "seq_map"})
     assert chosen.scheduler.max_num_seqs == 3
     assert chosen.kv.block_size == 32
     assert chosen.attention.resolver == "seq_map"
     with pytest.raises(ConfigError, match="block_sise: no such engine option; must be one of:"):
         engine_config({"block_sise": 3})
-    with pytest.raises(ConfigError, match=r"engine\.kv\.block_size=3"):
+    with pytest.raises(ConfigError, match=r"^engine\.kv\.block_size=3"):
         engine_config({"block_size": 3})
 
 
@@ -126,7 +141,7 @@ def test_options_go_by_their_own_names():
         ("paged", {"kv_layout": "paged", "max_num_seqs": 4}),
     ],
 )
-def test_a_layout_brings_what_its_engine_sets(engine, options):
+def test_a_layout_brings_what_its_engine_sets(engine, options, engine_config):
     """It was refused: "set engine=naive, padded, ...", which is no option of ``LLM``."""
     preset = yaml.safe_load((ROOT / "conf" / "engine" / f"{engine}.yaml").read_text())
     if "max_num_seqs" in options:
@@ -144,7 +159,7 @@ def test_every_layout_generates_the_same_tokens(layout, llm, tiny):
 
 
 @pytest.mark.parametrize("layout", [["padded"], "ring", None])
-def test_what_is_no_layout_is_refused_in_one_line(layout):
+def test_what_is_no_layout_is_refused_in_one_line(layout, engine_config):
     with pytest.raises(ConfigError, match=r"^kv\.layout=.*: must be one of: padded, conti"):
         engine_config({"kv_layout": layout})
 
@@ -171,34 +186,37 @@ def test_advice_to_choose_an_engine_is_written_for_llm(tiny, monkeypatch, text, 
     assert str(caught.value) == advice
 
 
+def key_of(name):
+    """Return the key that an option of ``LLM`` sets, from the error about its value."""
+    with pytest.raises(ConfigError) as caught:
+        LLM("nowhere", **{name: {}})
+    return re.split("[=:]", str(caught.value))[0]
+
+
 @pytest.mark.parametrize("key", LLM_KEYS)
 def test_every_option_has_its_key_s_name_and_the_last_name_no_other_s(key):
     """``dtype`` was engine.kv.dtype, and engine.dtype had no name."""
     last = key.rpartition(".")[2]
-    assert option_key(key.replace(".", "_"), LLM_KEYS) == key
-    assert option_key(option_name(key, LLM_KEYS), LLM_KEYS) == key
-    same = [other for other in LLM_KEYS if other.rpartition(".")[2] == last]
-    if same == [key] or last == key:
-        assert option_key(last, LLM_KEYS) == key
-    elif last in LLM_KEYS:
-        assert option_key(last, LLM_KEYS) == last
-    else:
-        with pytest.raises(ConfigError, match=f"^{last}: several"):
-            option_key(last, LLM_KEYS)
+    assert key_of(key.replace(".", "_")) == key
+    assert key_of(last) == (last if last in LLM_KEYS else key)
 
 
-def test_a_name_of_two_options_is_refused():
-    keys = ("size", "kv.size", "kv.policy", "budget.policy")
-    assert option_key("size", keys) == "size" and option_name("size", keys) == "size"
-    assert option_name("kv.size", keys) == "kv_size"
+def test_a_name_of_two_options_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        "labkit.engine.llm.LLM_KEYS", ("size", "kv.size", "kv.policy", "budget.policy", "kv.page")
+    )
     with pytest.raises(ConfigError) as caught:
-        option_key("policy", keys)
+        LLM("nowhere", policy=1)
     assert str(caught.value) == (
         "policy: several engine options have this name; write kv_policy or budget_policy"
     )
+    with pytest.raises(
+        ConfigError, match=r"one of: budget_policy, kv_policy, kv_size, page, size$"
+    ):
+        LLM("nowhere", pages=1)
 
 
-def test_the_type_computed_in_and_that_of_the_kv_cache_are_two_options():
+def test_the_type_computed_in_and_that_of_the_kv_cache_are_two_options(engine_config):
     chosen = engine_config({"dtype": "float16", "backend": "gather"})
     assert (chosen.dtype.value, chosen.kv.dtype.value) == ("float16", "float32")
     chosen = engine_config({"kv_dtype": "float16"})
@@ -233,14 +251,6 @@ def test_process_wide_settings_are_not_options(name, tmp_path):
         LLM(tmp_path, **{name: 1})
     assert "\n" not in str(caught.value)
     assert name not in str(caught.value).split("must be one of: ")[1].split(", ")
-
-
-def test_one_prompt_is_a_text_or_token_ids():
-    assert as_prompts("a") == ["a"]
-    assert as_prompts(["a", "b"]) == ["a", "b"]
-    assert as_prompts([1, 2]) == [[1, 2]]
-    assert as_prompts([[1], [2]]) == [[1], [2]]
-    assert as_prompts([]) == []
 
 
 def test_the_numbers_of_parameters_and_prompts_must_agree(llm):

@@ -20,7 +20,6 @@ from labkit.config.option import override_text
 from labkit.config.option_index import option_groups
 from labkit.engine import LLM, create
 from labkit.engine.engine_protocol import NO_TOKEN
-from labkit.engine.llm import LLM_KEYS, option_name
 from labkit.engine.runner.shared_models import SharedModels
 from labkit.models.tokenizer import load as load_tokenizer
 
@@ -98,7 +97,7 @@ class LLMFront:
     """Requests that arrive together are a stream of ``LLM``; a step reads the next stream."""
 
     def __init__(self, case, path, models):
-        options = {option_name(k, LLM_KEYS): v for k, v in case.options.items() if k != "name"}
+        options = {k.replace(".", "_"): v for k, v in case.options.items() if k != "name"}
         self.llm = LLM(path, **options)
         self.engine = self.llm._engine
         self.outputs, self.streams = {}, []

@@ -13,7 +13,7 @@ import pytest
 from process_state import running
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.schedule.cell_lock import cell_lock, slurm_job
+from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,8 +127,9 @@ with cell_lock(Path({str(tmp_path)!r})):
     assert "ended its work" in describe_last_session(tmp_path)
 
 
-def test_a_slurm_job_has_slurm_s_name():
-    assert slurm_job({}) is None
-    assert slurm_job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
-    array = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4"}
-    assert slurm_job({**array, "SLURM_RESTART_COUNT": "1"}) == "Slurm job 12_4, start 2"
+def test_a_job_of_an_array_that_was_restarted_has_slurm_s_name(tmp_path, monkeypatch):
+    job = {"JOB_ID": "13", "ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "4", "RESTART_COUNT": "1"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with cell_lock(tmp_path):
+        assert describe_last_session(tmp_path).startswith("Slurm job 12_4, start 2 (process ")

@@ -12,7 +12,7 @@ from labkit.cli import study_command, study_composer
 from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
 from labkit.config.environment_text import hide_values
 from labkit.experiment.compose.cell_composer import to_cell, write_config
-from labkit.experiment.schedule.cell_manifest import new_manifest
+from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.worker.worker_stages import experiment_of, without_values
 from labkit.records import Record
 
@@ -48,7 +48,8 @@ def test_the_expression_is_kept_and_the_value_is_used(words, compose, tmp_path):
     with study_composer.initialized():
         write_config(tmp_path / "config.yaml", [], words)
     texts += [(tmp_path / "config.yaml").read_text(), cell.name]
-    texts.append(json.dumps(new_manifest(to_cell(cell, tmp_path / "cell"), 1)))
+    write_manifest(to_cell(cell, tmp_path / "cell"), 1)
+    texts.append((tmp_path / "cell" / "cell.json").read_text())
     assert not any("s3cret" in text or "k3y" in text for text in texts)
     assert any("${oc.env:LABKIT_TEST_URL}" in text for text in texts)
     servers = [experiment_of(arm).engine.server for arm in cell.arms]

@@ -13,7 +13,6 @@ from planted_runs import PlantedRuns, kernel_fields
 from labkit import analysis, config
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
-from labkit.experiment.cell import normalized_design
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_runner import unfinished
@@ -210,22 +209,27 @@ def test_more_blocks_move_only_the_last_look(make):
         run_cell(make(looks=[], blocks=13), Planted(0.0, 0.1))
 
 
-def test_a_block_is_one_thing_in_every_isolation():
+def test_a_block_is_one_thing_in_every_isolation(make):
     """And has one run of each arm where arms take turns, because a process is one sample."""
+    cell = make()
+
+    def run_as(design):
+        return replace(cell, design=design).design
+
     looks = [PlannedLook(8, 0.02)]
     ends = [(8, 0.02), (12, 0.03)]
     for isolation in (i for i in config.Isolation if i is not config.Isolation.auto):
         design = config.Design(blocks=12, isolation=isolation, looks=looks)
-        run = normalized_design(design)
+        run = run_as(design)
         assert (run.blocks, run.runs_per_block) == (12, 1)
         assert [(look.blocks, look.alpha) for look in run.looks] == ends
-        assert normalized_design(run) == run
+        assert run_as(run) == run
         pairs = config.Design(blocks=6, runs_per_block=2, isolation=isolation)
         if isolation is config.Isolation.process:
-            assert normalized_design(pairs) == pairs
+            assert run_as(pairs) == pairs
         else:
             with pytest.raises(ConfigError, match=r"runs_per_block=1 and design\.blocks=12"):
-                normalized_design(pairs)
+                run_as(pairs)
 
 
 class RecordedNotes(Progress):

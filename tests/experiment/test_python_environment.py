@@ -10,8 +10,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import planted_cell
 
-from labkit.analysis.pages.cell_report_content import import_lines
+from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import to_cell
@@ -266,9 +267,15 @@ def test_the_report_says_what_arms_with_environments_imported():
 
     arms = [Arm(name, "arm", {}, {}, environment={"revision": name}) for name in "ab"]
     records = [record("a", "1" * 40), record("b", "2" * 40, mlx="0.32.2")]
-    assert import_lines(arms, [*records, record("c", "3" * 40, "control")]) == [
+
+    def imported(arms, records):
+        cell = planted_cell()
+        data = SimpleNamespace(arms=arms, records=records)
+        return CellReport(SimpleNamespace(cell=cell, data=data)).machine[1:]
+
+    assert imported(arms, [*records, record("c", "3" * 40, "control")]) == [
         f"a imported mlx 0.32.4, labkit at {'1' * 12}.",
         f"b imported mlx 0.32.2, labkit at {'2' * 12}.",
     ]
-    assert import_lines([Arm("a", "arm", {}, {})], records) == []
-    assert import_lines(arms, records[:1]) == []
+    assert imported([Arm("a", "arm", {}, {})], records) == []
+    assert imported(arms, records[:1]) == []

@@ -1,5 +1,7 @@
 """Scales of an experiment: their overrides, and those of the command line that win."""
 
+import json
+
 import pytest
 
 from labkit.cli import command_line, config_printer, study_composer
@@ -57,10 +59,13 @@ def test_a_scale_may_set_options_of_one_arm(scaled, tmp_path):
 
 def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
     from labkit.experiment.compose.cell_composer import to_cell
-    from labkit.experiment.schedule.cell_manifest import new_manifest
+    from labkit.experiment.schedule.cell_manifest import write_manifest
 
-    assert new_manifest(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
-    assert new_manifest(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
+    for name, words, scale in (
+        ("full", [*scaled, "scale=full"], "full"), ("plain", ["workload=uniform"], None),
+    ):  # fmt: skip
+        write_manifest(to_cell(cell_of(words), tmp_path / name), 1)
+        assert json.loads((tmp_path / name / "cell.json").read_text())["scale"] == scale
 
 
 def test_an_unknown_scale_is_one_line(scaled, tmp_path):

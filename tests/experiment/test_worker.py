@@ -376,4 +376,4 @@ def test_a_worker_has_only_the_mlx_variables_of_its_arm(monkeypatch):
     assert "MLX_MAX_OPS_PER_BUFFER" in removed
     assert int(environ["NUMBA_NUM_THREADS"]) >= 3
     monkeypatch.setattr("os.environ", environ)
-    assert fingerprint.environment_digest()["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}
+    assert fingerprint.facts()["environ"]["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}

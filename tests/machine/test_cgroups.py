@@ -36,6 +36,13 @@ def test_each_controller_of_v1_has_a_hierarchy_of_its_own(tmp_path):
     assert cgroups.folders("pids", tmp_path, membership) == [tmp_path / "pids"]
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return this process's only cgroup."""
+    monkeypatch.setattr(cgroups, "folders", lambda controller="": [tmp_path])
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("name", "text", "limit"),
     [
@@ -45,33 +52,30 @@ def test_each_controller_of_v1_has_a_hierarchy_of_its_own(tmp_path):
         ("memory.limit_in_bytes", "1048576\n", 1 << 20),
     ],
 )
-def test_cgroup_limit(tmp_path, name, text, limit):
-    (tmp_path / name).write_text(text)
-    assert cgroups.folder_memory_limit(tmp_path) == limit
+def test_cgroup_limit(folder, name, text, limit):
+    assert cgroups.memory_limit() is None
+    (folder / name).write_text(text)
+    assert cgroups.memory_limit() == limit
 
 
-def test_without_a_cgroup_there_is_no_limit(tmp_path):
-    assert cgroups.folder_memory_limit(tmp_path) is None
-
-
-def test_headroom_is_the_limit_minus_usage_without_page_cache(tmp_path):
+def test_headroom_is_the_limit_minus_usage_without_page_cache(folder):
     stat = "anon 700\ninactive_file 40\nactive_file 9\n"
-    write(tmp_path, memory__max="1000\n", memory__current="800\n", memory__stat=stat)
-    assert cgroups.folder_memory_headroom(tmp_path) == 240
-    write(tmp_path, memory__current="1200\n")
-    assert cgroups.folder_memory_headroom(tmp_path) == 0
-    write(tmp_path, memory__max="max\n")
-    assert cgroups.folder_memory_headroom(tmp_path) is None
+    write(folder, memory__max="1000\n", memory__current="800\n", memory__stat=stat)
+    assert cgroups.memory_headroom() == 240
+    write(folder, memory__current="1200\n")
+    assert cgroups.memory_headroom() == 0
+    write(folder, memory__max="max\n")
+    assert cgroups.memory_headroom() is None
 
 
-def test_cgroup_v1_is_read_too(tmp_path):
+def test_cgroup_v1_is_read_too(folder):
     write(
-        tmp_path,
+        folder,
         memory__limit_in_bytes="1000",
         memory__usage_in_bytes="300",
         memory__stat="cache 5\ntotal_inactive_file 50\n",
     )
-    assert cgroups.folder_memory_headroom(tmp_path) == 750
+    assert cgroups.memory_headroom() == 750
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def write(file, text):
 
 
 def test_times_and_memory_come_from_their_fields(files):
-    assert linux.cpu_ticks() == {
+    assert linux.state()["cpu_ticks"] == {
         "user": 100, "nice": 20, "system": 30, "idle": 4000, "iowait": 50, "irq": 6, "softirq": 7,
         "steal": 80,
     }  # fmt: skip
@@ -57,10 +57,10 @@ def test_times_and_memory_come_from_their_fields(files):
     files["/proc/stat"] = "cpu 1 2 3 4 5 6 7\nctxt 1\n"  # an old kernel
     assert linux.stolen_s() is None
     assert linux.memory() == (8000 * 1024, 3000 * 1024)
-    assert linux.swap() == {"used_bytes": 300 * 1024, "pages_in": 11, "pages_out": 12}
-    assert linux.pressure() == {"memory": {"avg10": 1.5, "total_us": 400.0}}
+    assert linux.state()["swap"] == {"used_bytes": 300 * 1024, "pages_in": 11, "pages_out": 12}
+    assert linux.state()["pressure"] == {"memory": {"avg10": 1.5, "total_us": 400.0}}
     del files["/proc/pressure/memory"]
-    assert linux.pressure() is None
+    assert "pressure" not in linux.state()
     assert linux.state()["context_switches"] == 1
     files["/proc/stat"] = STAT
     assert linux.state()["context_switches"] == 1234
@@ -75,14 +75,15 @@ def test_kills_are_the_container_s_where_it_counts_them(files):
 
 
 def test_clocks_and_throttling_are_those_of_all_cores(files, tmp_path):
-    assert (linux.mhz(), linux.thermal()) == (2250.2, None)
+    assert linux.state()["mhz"] == 2250.2 and "thermal" not in linux.state()
     files["/proc/cpuinfo"] = "processor : 0\n"
-    assert linux.mhz() is None
+    assert "mhz" not in linux.state()
     for core, (khz, events) in enumerate([(1_000_000, 2), (3_000_000, 5)]):
         write(tmp_path / f"cpu{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
         write(tmp_path / f"cpu{core}/thermal_throttle/core_throttle_count", f"{events}\n")
     write(tmp_path / "cpufreq/scaling_cur_freq", "9\n")
-    assert (linux.mhz(), linux.thermal()) == (2000.0, {"throttled": 7})
+    state = linux.state()
+    assert (state["mhz"], state["thermal"]) == (2000.0, {"throttled": 7})
     assert linux.sample() == {"mhz": 2000.0, "available_bytes": 3000 * 1024}
 
 
@@ -103,16 +104,16 @@ def test_settings_are_the_active_choices(monkeypatch, tmp_path):
     chosen = {"aslr": "2\n", "transparent_hugepage": "always [madvise] never\n"}
     named = {name: write(tmp_path / name, text) for name, text in chosen.items()}
     monkeypatch.setattr(linux, "SETTING_FILES", {**named, "smt": tmp_path / "none"})
-    assert linux.settings() == {"aslr": "2", "transparent_hugepage": "madvise"}
+    assert linux.facts()["settings"] == {"aslr": "2", "transparent_hugepage": "madvise"}
 
 
 def test_devices_are_named_in_order(monkeypatch):
     texts = {"b": "Model: B 2\nIRQ: 5\n", "a": "Bus: 1\nModel: \t A: 1\n"}
     monkeypatch.setattr(Path, "glob", lambda self, pattern: [Path(name) for name in texts])
     monkeypatch.setattr(Path, "read_text", lambda self: texts[self.name])
-    assert linux.accelerator() == "A: 1, B 2"
+    assert linux.facts()["accelerator"] == "A: 1, B 2"
     texts.clear()
-    assert linux.accelerator() is None
+    assert "accelerator" not in linux.facts()
 
 
 def test_compressed_memory_is_that_of_zram_and_zswap(files, tmp_path):

@@ -176,7 +176,7 @@ def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch
 IOREG = """
 +-o IOHIDSystem  <class IOHIDSystem, id 0x1000003c8, registered, matched, active>
     {
-      "HIDIdleTime" = 4200000000
+      "HIDIdleTime" = 4230000000
       "HIDParameters" = {"HIDScrollZoomModifierMask"=0}
     }
 """
@@ -195,22 +195,39 @@ PS_PID = """    1   0.3 launchd
   400  61.2 mds_stores
   500  99.0 python3.12
   600   7,5 Google Chrome He
+  700   0.0 kernel_task
 """
 
 
-def test_background_work_on_a_mac_is_detected():
-    assert macos_tools.hid_idle_s(IOREG) == 4.2
-    assert macos_tools.hid_idle_s("nothing") is None
-    assert macos_tools.time_machine(TMUTIL)
-    assert not macos_tools.time_machine(TMUTIL.replace("Running = 1", "Running = 0"))
-    assert macos_tools.spotlight(PS)
-    assert not macos_tools.spotlight("  0.3 launchd\n  0.4 mds_stores\n")
-    assert macos_tools.displays('{"DisplayAttributes" = {}}') == 1
+@pytest.fixture
+def mac_says(monkeypatch):
+    """Return the surroundings of a Mac whose programs print these texts."""
+
+    def surroundings(**texts):
+        def output(*command):
+            return texts["_".join(command[:2]).replace("-", "")]
+
+        monkeypatch.setattr(macos_tools, "command_output", output)
+        return macos_tools.surroundings()
+
+    return surroundings
 
 
-def test_the_busiest_foreign_processes_exclude_our_own():
-    facts = macos_tools.top_foreign(PS_PID, frozenset({500}))
-    assert facts == [
+def test_background_work_on_a_mac_is_detected(mac_says):
+    facts = mac_says(
+        ioreg_c=IOREG, ioreg_r='{"DisplayAttributes" = {}}', tmutil_status=TMUTIL, ps_Aceo=PS
+    )
+    assert (facts["hid_idle_s"], facts["displays"]) == (4.2, 1)
+    assert facts["background"] == {"time_machine": True, "spotlight": True}
+    ended, idle = TMUTIL.replace("Running = 1", "Running = 0"), "  0.3 launchd\n  0.4 mds_stores\n"
+    facts = mac_says(ioreg_c="nothing", ioreg_r="", tmutil_status=ended, ps_Aceo=idle)
+    assert not {"hid_idle_s", "displays"} & facts.keys()
+    assert facts["background"] == {"time_machine": False, "spotlight": False}
+
+
+def test_the_busiest_foreign_processes_exclude_our_own(mac_says):
+    own = PS_PID.replace("  500 ", f"{os.getpid():5} ")
+    assert mac_says(ps_Aceo=own)["top_foreign"] == [
         {"name": "mds_stores", "cpu_pct": 61.2},
         {"name": "Google Chrome He", "cpu_pct": 7.5},
         {"name": "launchd", "cpu_pct": 0.3},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from labkit import config
-from labkit.engine import engine_factory
+from labkit.engine import create
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.facts import wired_advice
 from labkit.machine.facts.macos import WiredSettings
@@ -23,16 +24,28 @@ def budget(**options):
     return config.Budget(machine="sim_m1_pro_32gb", **options)
 
 
+class Reached:
+    """An engine whose preconditions hold: it is created."""
+
+    def __init__(self, options, model_dir):
+        raise ValueError("reached")
+
+
+def check(**options):
+    """Create an engine; return the reason why it cannot be."""
+    with pytest.raises(EngineError) as caught:
+        create(config.Engine(name=f"{__name__}:Reached", **options), Path("nowhere"))
+    return str(caught.value)
+
+
 def test_a_matching_collector_state_is_accepted():
     assert wired_advice.collector_mismatch(simulated_mac("sim_m1_pro_32gb"), enabled=True) is None
-    engine_factory.require_wired_collector(budget())
-    engine_factory.require_wired_collector(budget(wired_collector=DEMANDS.enabled))
+    for options in ({}, {"wired_collector": DEMANDS.enabled}):
+        assert "ValueError: reached" in check(budget=budget(**options))
 
 
 def test_another_collector_state_is_refused_with_the_command():
-    with pytest.raises(EngineError) as caught:
-        engine_factory.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
-    text = str(caught.value)
+    text = check(budget=budget(wired_collector=DEMANDS.disabled))
     assert "\n" not in text
     assert "sudo sysctl iogpu.disable_wired_collector=1" in text
     assert "a reboot resets it" in text and "may freeze" in text
@@ -50,31 +63,26 @@ def test_a_machine_without_a_collector_is_refused():
     elsewhere = config.Budget(wired_collector=DEMANDS.enabled)
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
-    with pytest.raises(EngineError, match=r"only macOS has one; set engine\.budget\.machine"):
-        engine_factory.require_wired_collector(elsewhere)
+    assert "only macOS has one; set engine.budget.machine" in check(budget=elsewhere)
 
 
 def test_mlxs_cache_limit_is_applied():
     before = mx.set_cache_limit(1 << 20)
     try:
-        engine_factory.check_preconditions(config.Engine(mlx_cache_limit=123456))
+        assert "ValueError: reached" in check(mlx_cache_limit=123456)
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
 
 
 def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
-    engine_options = config.Engine(mlx=config.Mlx(bfs_max_width=7))
+    mlx = config.Mlx(bfs_max_width=7)
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
-    with pytest.raises(
-        EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before Python starts$"
-    ):
-        engine_factory.check_preconditions(engine_options)
+    assert re.search(r"MLX_BFS_MAX_WIDTH is not set .*=7 before Python starts$", check(mlx=mlx))
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
-    with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        engine_factory.check_preconditions(engine_options)
+    assert "is 8 in this process, not 7" in check(mlx=mlx)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    engine_factory.check_preconditions(engine_options)
+    assert "ValueError: reached" in check(mlx=mlx)
 
 
 def test_the_article_has_the_advice_for_three_quarters_of_ram():

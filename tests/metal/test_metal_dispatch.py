@@ -11,7 +11,7 @@ from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
-from labkit.engine.attention.launch_report import Launch, launch_stamp, stamp_errors, sum_launches
+from labkit.engine.attention.launch_report import Launch, launch_stamp, report_launches
 from labkit.engine.attention.resolvers.work_plan import work_plan
 from labkit.kernel_constants import KERNEL_IDS
 from labkit.metal.kernels import header, source
@@ -156,24 +156,25 @@ def test_work_plan_lists_all_units_longest_walk_first():
 
 
 def test_a_row_that_was_not_written_shows_in_the_stamps():
-    stamp = launch_stamp(5, "tiled", "seq_map")
+    dispatch, metadata = (
+        Dispatch("decode", (2, 2), "", 1, 1, 1, 1),
+        planned([1, 1], [9, 9], "identity"),
+    )
+    stamp = launch_stamp(5, "decode", "identity")
     rows = np.array([[stamp + i, 2, 3, i % 2] for i in range(4)], np.uint64).astype(np.uint32)
 
-    def errors(rows, *expected):
-        return stamp_errors(rows, np.array(expected, np.uint32))
+    def stale(*written):
+        launches = [Launch(layer(), dispatch, 5, rows) for rows in written]
+        (report,) = report_launches(launches, metadata, "metal")
+        return report.stale
 
-    assert errors(rows[None], stamp).tolist() == [0]
-    stale = rows.copy()
-    stale[2] = 0
-    for written, expected in [
-        (stale, stamp),
-        (rows, launch_stamp(5, "decode", "seq_map")),
-        (rows, launch_stamp(5, "tiled", "identity")),
-        (rows, launch_stamp(6, "tiled", "seq_map")),
-        (rows[::-1], stamp),
-    ]:
-        assert errors(written[None], expected)[0] != 0
-    assert (errors(np.stack([rows, stale]), stamp, stamp) != 0).tolist() == [False, True]
+    assert not stale(rows) and not stale(rows, rows)
+    unwritten = rows.copy()
+    unwritten[2] = 0
+    for wrong in (unwritten, rows[::-1]):
+        assert stale(wrong) and stale(rows, wrong)
+    for other in ((5, "tiled", "identity"), (5, "decode", "seq_map"), (6, "decode", "identity")):
+        assert stale(rows + np.uint32(launch_stamp(*other)) - np.uint32(stamp))
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
@@ -199,7 +200,7 @@ def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, 
         Launch(replace(layer(), index=index), dispatch, nonce, *pair[:partitions])
         for index, (nonce, pair) in enumerate(zip(nonces, written, strict=True))
     ]
-    report = sum_launches(launches, metadata, "metal")
+    (report,) = report_launches(launches, metadata, "metal")
     shows = broken is not None and broken[1] < partitions
     stale = broken[0] if shows else 0
     assert (report.layer, report.stale) == (stale, shows)

@@ -72,9 +72,12 @@ def test_numpy_has_the_same_weights(name):
 def test_mlx_layers_have_the_same_numbers(name):
     blocks, weights = known(name)
     mode = gguf_repacking.layout_of(name).mode
-    arrays = gguf_block_layers.mlx_weights(
-        in_mlx(gguf_repacking.convert_blocks(name, blocks)), mode
-    )
+    parts = in_mlx(gguf_repacking.convert_blocks(name, blocks))
+    model = {f"m.{part}": array for part, array in parts.items()}
+    arrays = {
+        part.removeprefix("m."): array
+        for part, array in gguf_block_layers.with_mlx_weights(model, "m", mode).items()
+    }
     entry = gguf_block_layers.mlx_quantization(mode)
     assert (entry is None) == (name == "Q6_K")
     if entry is not None:

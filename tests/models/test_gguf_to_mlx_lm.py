@@ -291,10 +291,7 @@ def test_large_weights_are_written_to_several_files(tmp_path, no_cache, monkeypa
     path = gguf_files.model(tmp_path / "m.gguf")
     whole = weights(local(path).path)
     monkeypatch.setattr(gguf_to_mlx_lm, "SHARD_BYTES", 20_000)
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    file = gguf_header.read_header(path)
-    gguf_to_mlx_lm.write_model(file, gguf_architectures.read_architecture(file), folder)
+    folder = gguf_to_mlx_lm.convert(path, digest="0123456789abcdef", name="parts")
     files = sorted(folder.glob("model*.safetensors"))
     names = [f"model-{number:05d}.safetensors" for number in range(len(files))]
     assert len(files) > 2 and [file.name for file in files] == names

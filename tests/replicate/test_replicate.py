@@ -18,7 +18,7 @@ from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article import table_archives
-from labkit.analysis.pages.replication_page import replication_html
+from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import command_line, study_composer, study_runner
@@ -193,7 +193,7 @@ def test_a_bad_archive_is_refused_in_one_line(what, reason, archive, tmp_path, c
     assert reason in error and error.count("\n") == 1 and not Path("x").exists()
 
 
-def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author):
+def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author, tmp_path):
     (own,) = AnalysisCache().study(author)
     manifest = own.data.manifest
     other = {**manifest, "overrides": [*manifest["overrides"], "workload.head_dim=64"]}
@@ -204,8 +204,8 @@ def test_cells_are_told_apart_and_no_picture_of_an_author_is_loaded(author):
     assert names == ["as configured", "head_dim=64"]
     lines = list(forecast_lines([own, other]))
     assert lines[1].startswith("head_dim=64, one, ") and len(lines) == 2
-    html = replication_html(replace(page, question="![x](http://spy.example/x.png)"))
-    assert "<img" not in html
+    write_replication(tmp_path, replace(page, question="![x](http://spy.example/x.png)"))
+    assert "<img" not in (tmp_path / "replication.html").read_text("utf-8")
 
 
 def analysed(name):

@@ -1,6 +1,8 @@
 """Tests of the chat shell."""
 
 import io
+import json
+import os
 import re
 import signal
 import sys
@@ -9,6 +11,7 @@ import pytest
 from fake_engine import CharTokenizer, FakeEngine
 
 from labkit import serve
+from labkit.config import to_plain
 from labkit.server import __main__ as command
 from labkit.server.chat_shell import Shell
 
@@ -81,11 +84,15 @@ def test_ctrl_c_at_the_prompt_does_not_exit():
     assert "(ctrl-D exits)" in output and "aaaaa" in output
 
 
-def test_the_command_reads_lines_that_are_no_terminal_s(chat_model, monkeypatch, capsys):
+def test_the_command_reads_lines_that_are_no_terminal_s(chat_model, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(command, "configure_process", lambda engine: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nagain\n"))
     overrides = ["shell=true", "model=local", f"model.path={chat_model}"]
-    assert command.run_shell(serve.compose([*overrides, "server.max_output_tokens=4"])) == 0
+    options = serve.compose([*overrides, "server.max_output_tokens=4"])
+    (tmp_path / "options").write_text(json.dumps(to_plain(options)))
+    descriptor = os.open(tmp_path / "options", os.O_RDONLY)
+    monkeypatch.setattr(sys, "argv", ["labkit.server", str(descriptor)])
+    assert command.main() == 0
     replies = r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]"
     assert len(re.findall(replies, capsys.readouterr().out)) == 2
 

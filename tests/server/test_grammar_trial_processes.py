@@ -16,7 +16,7 @@ from in_process import post, run_scenario
 from labkit import config
 from labkit.server import worker_processes
 from labkit.server.constraints import grammar_trial_worker
-from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
+from labkit.server.constraints.grammar_compiler import GrammarError, GrammarSource
 from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
 from labkit.server.types.api_error import ApiError
 
@@ -92,21 +92,26 @@ def test_a_grammar_that_cannot_be_enforced_is_refused_in_one_short_line(chat_mod
     run(scenario, chat_model)
 
 
+def answers(chat_model, eos_token, monkeypatch):
+    """Return what the worker's process answers to a grammar."""
+    monkeypatch.setattr(os, "nice", lambda niceness: 0)  # this process goes on as it was
+    path = str(chat_model / "tokenizer.json")
+    setup = {"tokenizer_json": path, "vocab_size": 4096, "eos_token_ids": [eos_token]}
+    return grammar_trial_worker.prepare(setup)
+
+
 def test_a_grammar_with_slow_masks_is_refused(chat_model, monkeypatch):
-    compiler = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095])
+    answer = answers(chat_model, 4095, monkeypatch)
     monkeypatch.setattr(grammar_trial_worker, "MAX_MASK_CPU_S", 60.0)
-    assert grammar_trial_worker.try_grammar(compiler, GOOD) is None
+    assert answer(dataclasses.asdict(GOOD)) is None
     monkeypatch.setattr(grammar_trial_worker, "MAX_MASK_CPU_S", 0.0)
-    assert "masks take longer" in grammar_trial_worker.try_grammar(compiler, GOOD)
+    assert "masks take longer" in answer(dataclasses.asdict(GOOD))
 
 
 def test_a_tokenizer_that_llguidance_refuses_is_the_answer_to_every_grammar(
     chat_model, monkeypatch
 ):
-    monkeypatch.setattr(os, "nice", lambda niceness: 0)  # this process goes on as it was
-    path = str(chat_model / "tokenizer.json")
-    setup = {"tokenizer_json": path, "vocab_size": 4096, "eos_token_ids": [100_000]}
-    answer = grammar_trial_worker.prepare(setup)
+    answer = answers(chat_model, 100_000, monkeypatch)
     assert "the tokenizer: EOS token ID 100000 is out of range" in answer(dataclasses.asdict(GOOD))
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from in_process import run_scenario
 
 pytest.importorskip("msgspec")
 
@@ -25,7 +26,7 @@ from labkit.server.apis.request_checks import (
 )
 from labkit.server.generation.api_generation import TokenOutput
 from labkit.server.generation.prompt_encoding import check_contents, is_long, resolve_max_tokens
-from labkit.server.generation.service import Service, choice_params
+from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ERROR_TYPES_BY_STATUS, ApiError
 from labkit.server.types.openai_types import Sampling, StreamOptions
 
@@ -81,13 +82,25 @@ def test_parameters_have_openai_s_defaults_and_pass_unchanged():
         assert refused(to_params, *arguments, max_tokens=1, logprobs=None) == (400, "logit_bias")
 
 
-def test_a_copy_of_the_parameters_has_the_next_seed():
-    params = to_params(SERVICE, sampling(seed=-1), max_tokens=1, logprobs=None)
-    assert [choice_params(params, i, None).seed for i in range(3)] == [2**64 - 1, 0, 1]
-    free = to_params(SERVICE, sampling(), max_tokens=1, logprobs=None)
-    assert choice_params(free, 1, None) == free
-    constraint = SimpleNamespace(copy=lambda: "a copy")
-    assert choice_params(free, 1, constraint).constraint == "a copy"
+def test_each_choice_has_the_next_seed_and_a_constraint_of_its_own(tmp_path):
+    async def scenario(service, engine):
+        async def submitted(n, constraint=None, **fields):
+            params = to_params(SERVICE, sampling(**fields), max_tokens=1, logprobs=None)
+            engine.submitted.clear()
+            service.generate("call", [[1]], params, n, constraint)
+            while len(engine.submitted) < n:
+                await asyncio.sleep(0.001)
+            return params, [request.params for request in engine.submitted]
+
+        _, made = await submitted(3, seed=-1)
+        assert [one.seed for one in made] == [2**64 - 1, 0, 1]
+        free, made = await submitted(2)
+        assert made == [free] * 2
+        copies = iter(["a copy", "another"])
+        _, made = await submitted(2, SimpleNamespace(copy=lambda: next(copies)))
+        assert [one.constraint for one in made] == ["a copy", "another"]
+
+    run_scenario(scenario, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.workload.requests.attainable_prefix_hits import shared_tokens, sharing_notes
+from labkit.workload.requests.attainable_prefix_hits import sharing_notes
 from labkit.workload.tokenized_prompts import Prompt
 
 
@@ -23,12 +23,14 @@ def prompts(*texts):
     ],
 )
 def test_only_whole_blocks_of_an_earlier_prompt_s_prefix_count(texts, shared):
-    assert shared_tokens(prompts(*texts), 4) == shared
+    notes = sharing_notes(prompts(*texts), 4, warm=False, unshared=False)
+    assert notes["shared_tokens"] == shared
 
 
 def test_a_warm_cache_hits_all_blocks_but_the_last():
     twice_served = prompts("abcdefghi", "12345678")
-    assert shared_tokens(twice_served, 4, warm=True) == 8 + 4
+    notes = sharing_notes(twice_served, 4, warm=True, unshared=False)
+    assert notes["shared_tokens"] == 8 + 4
     notes = sharing_notes(twice_served, 4, warm=False, unshared=False)
     assert notes == {
         "prompt_tokens": 17, "shared_tokens": 0, "block_size": 4, "unshared": False,

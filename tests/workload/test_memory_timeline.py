@@ -2,7 +2,7 @@
 
 from labkit.engine.engine_protocol import KVBytes
 from labkit.workload.requests import memory_timeline
-from labkit.workload.requests.memory_timeline import MemoryTimeline, process_memory
+from labkit.workload.requests.memory_timeline import MemoryTimeline
 from labkit.workload.requests.serving_metrics import ServedRequest, request_notes
 
 
@@ -19,8 +19,8 @@ class Engine:
         return KVBytes(reserved=100 * len(self.running), used=10 * len(self.running))
 
 
-def run(engine, count, step_s, steps):
-    watch = MemoryTimeline(engine, lambda: {"rss_bytes": 7})
+def run(engine, count, step_s, steps, read=lambda: {"rss_bytes": 7}):
+    watch = MemoryTimeline(engine, read)
     entries = [ServedRequest(f"r{i}", 3, submitted=1.0) for i in range(count)]
     for entry in entries:
         watch.submitted(entry)
@@ -76,5 +76,6 @@ def test_a_long_run_is_thinned_to_a_bounded_record(monkeypatch):
     assert report["t_s"][-1] > 20 and report["t_s"] == sorted(report["t_s"])
 
 
-def test_this_process_has_memory():
-    assert process_memory()["rss_bytes"] > 1 << 20
+def test_the_memory_is_that_of_this_process():
+    _, report = run(object(), 1, 1.0, 1, read=None)
+    assert report["rss_bytes"][0] > 1 << 20

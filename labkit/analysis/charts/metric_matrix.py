@@ -79,7 +79,7 @@ class MetricMatrix:
     kind: ClassVar[str] = "matrix"
 
 
-def metric_matrix(cell: Cell) -> MetricMatrix:
+def _metric_matrix(cell: Cell) -> MetricMatrix:
     """Return the matrix of a cell, the groups with primary rows first."""
     groups: dict[str, list[tuple[int, Row]]] = {}
     rows = sorted(enumerate(cell.rows), key=lambda item: not item[1].primary)
@@ -190,4 +190,4 @@ def _notes(cell: Cell) -> Iterator[str]:
 @section("All metrics")
 def matrix_section(report: CellSource) -> Parts:
     """Show every metric of every arm."""
-    return [metric_matrix(report.cell)] if report.cell.rows else []
+    return [_metric_matrix(report.cell)] if report.cell.rows else []

@@ -55,10 +55,10 @@ def step_player_section(report: CellSource) -> Iterator[ReportPart]:
         first.setdefault(record.arm, record)
     runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
     if runs:
-        yield StepPlayer(player_html(runs, REPORT_BYTES))
+        yield StepPlayer(_player_html(runs, REPORT_BYTES))
 
 
-def player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
+def _player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
     """Return the player as HTML. It leaves out each run's last steps to fit ``max_bytes``."""
     share = max_bytes // len(runs)
     # "<" could end the element that holds the data.
@@ -85,6 +85,6 @@ def _player_data(run: TracedRun, max_bytes: int) -> dict[str, Any]:
 
 def player_page(cells: Mapping[str, Sequence[TracedRun]], title: str) -> str:
     """Return a page with a player for each cell, by the cell's name."""
-    players = [(name, player_html(runs, PAGE_BYTES)) for name, runs in cells.items()]
+    players = [(name, _player_html(runs, PAGE_BYTES)) for name, runs in cells.items()]
     page = templates(trim_blocks=True).get_template("step_player_page.html.j2")
     return str(page.render(title=title, cells=players))

@@ -155,7 +155,7 @@ def _difference(
     """
     outputs = None if case is None else case.outputs
     if outputs is not None and outputs["kind"] == "frames":
-        return frames_difference(reference.outputs, outputs, bitwise)
+        return _frames_difference(reference.outputs, outputs, bitwise)
     if reference.skipped is not None or (reference.outputs is None and outputs is None):
         return None
     if reference.outputs is not None and reference.outputs["kind"] == "frames":
@@ -230,7 +230,7 @@ def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: flo
     )
 
 
-def frames_difference(
+def _frames_difference(
     reference: Outputs | None, outputs: Outputs, all_alike: bool = False
 ) -> str | None:
     """Return a phrase on the first error in a case's frames, or None.

@@ -28,7 +28,7 @@ BOUNDED_TIMES = {
 }
 
 
-def server_and_client(record: Record) -> tuple[Json, Json] | None:
+def _server_and_client(record: Record) -> tuple[Json, Json] | None:
     """Return a run's notes on its server and its client, or None if the arm is not a server."""
     engine = record.known_notes.get("engine") or {}
     server, client = engine.get("server"), engine.get("client")
@@ -37,7 +37,7 @@ def server_and_client(record: Record) -> tuple[Json, Json] | None:
 
 def lateness_errors(record: Record) -> Iterator[str]:
     """Yield an error for each of the client's delays above ``engine.server.most_late_ms``."""
-    notes = server_and_client(record)
+    notes = _server_and_client(record)
     if notes is None:
         return
     client = notes[1]
@@ -95,7 +95,7 @@ class ServerArm:
     @property
     def server(self) -> Json:
         """The first run's notes on the server."""
-        notes = server_and_client(self.runs[0])
+        notes = _server_and_client(self.runs[0])
         assert notes is not None
         return notes[0]
 
@@ -107,7 +107,7 @@ class ServerArm:
 
     def client(self, path: str) -> float | None:
         """Return the median over the runs of a number of the client, or None if not measured."""
-        notes = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
+        notes = [pair for run in self.runs if (pair := _server_and_client(run)) is not None]
         times = [number_at(client, path) for _, client in notes]
         known = [time for time in times if time is not None]
         return median(known) if known else None
@@ -205,7 +205,7 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
     runs: dict[str, list[Record]] = {}
     for record in records:
         selected = arms is None or record.arm in arms
-        if record.ok and selected and server_and_client(record) is not None:
+        if record.ok and selected and _server_and_client(record) is not None:
             runs.setdefault(record.arm, []).append(record)
     return [ServerArm(arm, arm_runs) for arm, arm_runs in runs.items()]
 

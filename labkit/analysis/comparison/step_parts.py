@@ -188,8 +188,8 @@ def _arm_time(
 ) -> ArmTime:
     *parts, total = (_difference(*pair, total_us) for pair in zip(rows, compared, strict=True))
     names = compared[0].baseline, compared[0].arm
-    found = count_changes(*([r.counters for r in records if r.arm == n] for n in names))
-    counts = tuple(count_sentences(found, 1.0 + (total.pct or 0.0) / 100))
+    found = _count_changes(*([r.counters for r in records if r.arm == n] for n in names))
+    counts = tuple(_count_sentences(found, 1.0 + (total.pct or 0.0) / 100))
     arm = ArmTime(names[1], tuple(parts), total, None, counts)
     first = arm.cause_part
     if first is None or arm.arm not in claimed:
@@ -244,7 +244,7 @@ def _value(counters: Counters, tops: Sequence[str], below: str) -> float | None:
     return sum(known) / whole if whole else None
 
 
-def count_changes(base: Sequence[Counters], arm: Sequence[Counters]) -> Changes:
+def _count_changes(base: Sequence[Counters], arm: Sequence[Counters]) -> Changes:
     """Return the counts that differ; ``base``, ``arm``: the counters of their runs.
 
     A count differs if no run of the arm has a value that a run of the baseline has or passes, and
@@ -265,7 +265,7 @@ def count_changes(base: Sequence[Counters], arm: Sequence[Counters]) -> Changes:
     return found
 
 
-def count_sentences(found: Changes, time_ratio: float) -> list[str]:
+def _count_sentences(found: Changes, time_ratio: float) -> list[str]:
     """Describe the counts that differ, the number and the time of steps first.
 
     ``time_ratio``: the arm's time per output token as a multiple of the baseline's.

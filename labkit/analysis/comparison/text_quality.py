@@ -97,7 +97,7 @@ def text_qualities(
     if reference is None:
         return []
     return [
-        arm_quality(arm, windows, reference, confidence)
+        _arm_quality(arm, windows, reference, confidence)
         for arm, windows in scored.items()
         if windows is not None
     ]
@@ -115,7 +115,7 @@ def scoring_note(arm: str, records: Sequence[Record]) -> ScoringNote | None:
     return next((c.known_notes["scoring"] for c in cases if "scoring" in c.known_notes), None)
 
 
-def arm_quality(
+def _arm_quality(
     arm: str, scored: ScoredWindows, baseline: ScoredWindows, confidence: float
 ) -> ArmQuality:
     """Return an arm's quality, compared with the baseline's windows."""

@@ -62,7 +62,7 @@ class Verdict:
     reason: str | None = None
 
 
-def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
+def _exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
     """Return whether the A/A control's unadjusted interval exceeds the margin.
 
     False if there is no control or it has no interval.
@@ -110,7 +110,7 @@ def judge(
         )
     significant = comparison.p_adjusted <= criteria.alpha
     if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
-        if exceeds_margin(control, criteria.margin_pct):
+        if _exceeds_margin(control, criteria.margin_pct):
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
         return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
     if significant:

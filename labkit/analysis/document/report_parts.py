@@ -8,9 +8,9 @@ Declare a section beside the table or chart that it shows::
 
     @section("Failed runs")
     def failures_section(report: CellSource) -> Parts:
-        return table_parts(failures_table(report.cell, report.record_folder))
+        return table_parts(_failures_table(report.cell, report.record_folder))
 
-    dispatch_section = table_section("Work per dispatch", dispatch_table)
+    dispatch_section = table_section("Work per dispatch", _dispatch_table)
 
 and name it in :mod:`labkit.analysis.pages.report_sections`: in a chapter of the HTML page, in
 the list of the Markdown report, or in both.

@@ -32,7 +32,7 @@ DASHES = ("", " dashed", " dotted", " dashdot")  # classes of the style sheet
 NUM_STYLES = len(COLOURS) * len(MARKS)
 
 
-def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
+def _linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
     """Return multiples of 1, 2 or 5 times a power of ten between ``low`` and ``high``."""
     span = high - low
     if span <= 0:
@@ -45,7 +45,7 @@ def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
-def power_of_ten_ticks(low: float, high: float) -> list[float]:
+def _power_of_ten_ticks(low: float, high: float) -> list[float]:
     """Return the base-10 logarithms of the ticks between the exponents ``low`` and ``high``.
 
     A range of up to two decades has ticks at 1, 2 and 5 times a power of ten. A longer range has
@@ -57,13 +57,7 @@ def power_of_ten_ticks(low: float, high: float) -> list[float]:
     return [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
 
 
-def power_of_ten_text(exponent: float) -> str:
-    """Return the tick label of ``10**exponent``: ``0.5`` for -0.301."""
-    return tick_text(10.0**exponent)
-
-
-def tick_text(value: float) -> str:
-    """Return a tick's label."""
+def _tick_text(value: float) -> str:
     if value == 0:
         return "0"
     text = f"{value:,.0f}" if abs(value) >= 1000 else significant_text(value, 4)
@@ -109,13 +103,15 @@ class _Panel:
         floor = self.height - BOTTOM
         return floor - (y - low) / ((high - low) or 1.0) * (floor - TOP)
 
+    def label(self, tick: float) -> str:
+        return _tick_text(10.0**tick if self.chart.log_scale else tick)
+
     def axes(self) -> list[str]:
         """Return grid, ticks and labels."""
         chart, floor = self.chart, self.height - BOTTOM
-        ticks = power_of_ten_ticks if chart.log_scale else linear_ticks
-        label = power_of_ten_text if chart.log_scale else tick_text
+        ticks = _power_of_ten_ticks if chart.log_scale else _linear_ticks
         parts = []
-        for value, text in chart.x_ticks or tuple((v, label(v)) for v in ticks(*chart.x)):
+        for value, text in chart.x_ticks or tuple((v, self.label(v)) for v in ticks(*chart.x)):
             at = f"{self.px(value):.1f}"
             anchor = "end" if self.px(value) > WIDTH - 24 else "middle"
             parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{floor}"/>')
@@ -125,7 +121,7 @@ class _Panel:
             parts.append(
                 f'<line class="grid" x1="{self.left}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>'
             )
-            parts.append(_text(self.left - 6, self.py(value), label(value), "end"))
+            parts.append(_text(self.left - 6, self.py(value), self.label(value), "end"))
         for index, name in enumerate(chart.rows):
             middle = self.py(chart.y[0] + len(chart.rows) - index - 0.5)
             parts.append(_text(self.left - 8, middle, name, "end"))

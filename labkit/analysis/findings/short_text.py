@@ -288,7 +288,7 @@ def _computed_values(findings: Findings) -> Pieces:
     values = {findings.baseline: first.base} | {one.arm: one.value for one in findings.lead}
     known = sorted((value, arm) for arm, value in values.items() if value is not None)
     unit = first.metric.unit
-    texts = {arm: rounded_text(value, unit) for value, arm in known}
+    texts = {arm: _rounded_text(value, unit) for value, arm in known}
     each = ", ".join(f"{arm_text(arm)} {texts[arm]}" for arm in values if arm in texts)
     low, high = (f"{texts[known[end][1]]} ({arm_text(known[end][1])})" for end in (0, -1))
     full, brief = f"{each} {unit_name(unit)}", f"{low} to {high}, in {unit_name(unit)}"
@@ -313,7 +313,7 @@ def _best_setting(findings: Findings) -> Pieces:
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
         return [Piece("No answer: no setting has a valid result")]
     metric, best = one.definition, setting_text(one.best)
-    value = f"{rounded_text(one.values[one.best], one.unit)} {unit_name(one.unit)}"
+    value = f"{_rounded_text(one.values[one.best], one.unit)} {unit_name(one.unit)}"
     if one.withheld is not None:
         name = optional(best, NO_NAMES, "one setting")
         label = optional(f"for {metric.short_label} ({value})", NO_DETAIL)
@@ -336,7 +336,7 @@ def _alone(findings: Findings) -> Pieces:
     median = None if row is None else row.median(findings.baseline)
     if row is None or median is None:
         return [Piece(f"Nothing was measured for {baseline}")]
-    value = f"{rounded_text(median, row.unit)} {unit_name(row.unit)}"
+    value = f"{_rounded_text(median, row.unit)} {unit_name(row.unit)}"
     where = "" if row.case == "all" else f"in {row.case}"
     return [
         Piece("Nothing to compare:"),
@@ -376,7 +376,7 @@ def arm_text(arm: str) -> str:
     return arm.replace("_", " ").replace("\0", "_")
 
 
-def rounded_text(value: float, unit: str | None) -> str:
+def _rounded_text(value: float, unit: str | None) -> str:
     """Write a value with three significant digits: ``2,660``, ``35.8``, ``0.518``."""
     printed = scaled(value, unit)
     digits = 0 if abs(printed) >= 100 or printed == 0 else 1 if abs(printed) >= 10 else 2

@@ -123,7 +123,7 @@ class CellReport(CellSource):
         """The machine that ran the cell, and the cost of a run outside its measurement."""
         return [
             environment_line(self.cell.environment),
-            *import_lines(self.analysis.data.arms, self.records),
+            *_import_lines(self.analysis.data.arms, self.records),
             *cost_lines(self.records),
         ]
 
@@ -140,8 +140,8 @@ class CellReport(CellSource):
 
     @cached_property
     def noise(self) -> list[str]:
-        """Sentences on the machine's noise; see :func:`noise_lines`."""
-        return noise_lines(self.analysis)
+        """Sentences on the machine's noise; see :func:`_noise_lines`."""
+        return _noise_lines(self.analysis)
 
 
 def environment_line(environment: Json) -> str:
@@ -155,7 +155,7 @@ def environment_line(environment: Json) -> str:
     return f"Machine: {', '.join(words) or 'not known'}."
 
 
-def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
+def _import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
     """Return a line per arm with the versions of packages that differ between the arms.
 
     The list is empty if no arm has an environment of its own.
@@ -202,7 +202,7 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
     return lines
 
 
-def noise_lines(analysis: CellAnalysis) -> list[str]:
+def _noise_lines(analysis: CellAnalysis) -> list[str]:
     """Return lines on the metric's correlation with the machine probe and on disturbed blocks."""
     lines = []
     correlations = [value for _, value in probe_correlations(analysis)]

@@ -19,7 +19,7 @@ from labkit.analysis.pages.article import html
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.pages.study_overview import gates_text
-from labkit.analysis.studies.study_analysis import MAX_DEPTH, cell_dirs, study_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
 from labkit.analysis.studies.study_cell import study_cell
 from labkit.config import count_text
 from labkit.records import (
@@ -79,26 +79,18 @@ def render_index(root: Path, format_name: str) -> str:
 
     Raises
     ------
-    RecordError
-        The folder does not exist, or holds no study.
     FormatError
         ``format_name`` is neither ``md`` nor ``html``.
     """
     if format_name not in ("md", "html"):
         raise FormatError(f"--format {format_name} needs one study, but {root} holds several")
-    text = index_markdown(root, index_entries(root))
+    text = index_markdown(root, _index_entries(root))
     return text if format_name == "md" else html(text, max_width="90rem")
 
 
 def write_index(root: Path) -> str:
-    """Write ``index.md`` and ``index.html`` into a folder of studies; return a summary.
-
-    Raises
-    ------
-    RecordError
-        The folder does not exist, or holds no study. Nothing has been written.
-    """
-    entries = index_entries(root)
+    """Write ``index.md`` and ``index.html`` into a folder of studies; return a summary."""
+    entries = _index_entries(root)
     text = index_markdown(root, entries)
     write_text(root / "index.md", text)
     write_text(root / "index.html", html(text, max_width="90rem"))
@@ -120,17 +112,9 @@ class IndexEntry:
     error: str | None = None
 
 
-def index_entries(root: Path) -> list[IndexEntry]:
-    """Return an entry for each cell of each study in a folder, the newest study first.
-
-    Raises ``RecordError`` if the folder does not exist, or holds no study.
-    """
-    studies = sorted(study_dirs(root))
-    if not studies:
-        raise RecordError(
-            f"{root} has no study (a folder with cells, at most {MAX_DEPTH} levels down)"
-        )
-    by_study = [list(_entries(study)) for study in studies]
+def _index_entries(root: Path) -> list[IndexEntry]:
+    """Return an entry for each cell of each study in a folder, the newest study first."""
+    by_study = [list(_entries(study)) for study in sorted(study_dirs(root))]
     by_study.sort(key=lambda entries: max(entry.ended for entry in entries), reverse=True)
     return [entry for entries in by_study for entry in entries]
 

@@ -137,7 +137,7 @@ def _picture(page: Replication) -> Chart | None:
     return chart
 
 
-def replication_html(page: Replication) -> str:
+def _replication_html(page: Replication) -> str:
     """Return the page in HTML. It loads nothing."""
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
     text: str = (
@@ -158,7 +158,7 @@ def write_replication(folder: Path, page: Replication) -> None:
     """Write ``replication.json``, ``replication.md`` and ``replication.html`` into a folder."""
     write_json(folder / FILE, page.to_json())
     write_text(folder / "replication.md", _head(page) + _body(page))
-    write_text(folder / "replication.html", replication_html(page))
+    write_text(folder / "replication.html", _replication_html(page))
 
 
 def replication_files(root: Path) -> list[Path]:

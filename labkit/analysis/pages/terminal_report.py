@@ -246,7 +246,7 @@ def terminal_table(
     above it.
     """
     cells = [[row[i] for row in rows] for i in range(len(columns))]
-    widths = column_widths(
+    widths = _column_widths(
         [column.min_width(own) for column, own in zip(columns, cells, strict=True)],
         [column.max_width(own) for column, own in zip(columns, cells, strict=True)],
         width - GAP * len(columns),
@@ -268,7 +268,7 @@ def terminal_table(
     return table
 
 
-def column_widths(smallest: Sequence[int], largest: Sequence[int], room: int) -> list[int] | None:
+def _column_widths(smallest: Sequence[int], largest: Sequence[int], room: int) -> list[int] | None:
     """Return the widths of columns that share ``room`` characters; None if it is too small.
 
     Every column gets its smallest width. The rest is divided equally among those that can use it.

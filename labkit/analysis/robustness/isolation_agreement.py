@@ -43,7 +43,7 @@ class IsolationAgreement:
         return abs(self.difference_pct) <= self.undetected_pct
 
 
-def compare_isolations(
+def _compare_isolations(
     interleaved: CellAnalysis, separate: CellAnalysis
 ) -> list[IsolationAgreement]:
     """Compare each treatment arm's effect in each primary row that both cells measured."""
@@ -102,16 +102,18 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
     if other is None or not on_same_machine(analysis, other):
         return None
     confirms = analysis.data.dir.name.endswith(PROCESSES_SUFFIX)
-    return compare_isolations(other, analysis) if confirms else compare_isolations(analysis, other)
+    return (
+        _compare_isolations(other, analysis) if confirms else _compare_isolations(analysis, other)
+    )
 
 
 def isolation_sentence(analysis: CellAnalysis) -> str | None:
     """Return a sentence on whether both designs agree, or None if they cannot be compared."""
     agreements = isolation_agreements(analysis)
-    return None if agreements is None else agreement_sentence(agreements)
+    return None if agreements is None else _agreement_sentence(agreements)
 
 
-def agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
+def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
     """Return a sentence on whether the two designs agree."""
     known = [a for a in agreements if a.undetected_pct is not None and a.difference_pct is not None]
     if not known:

@@ -136,17 +136,9 @@ def quantile_interval(
     return Interval(estimate, float(values[first]), float(values[last]))
 
 
-def num_blocks(num_windows: int) -> int:
-    """Return the number of blocks into which windows are grouped.
-
-    There is a block per ``WINDOWS_PER_BLOCK`` windows, but at least ``MIN_BLOCKS`` and at most
-    ``MAX_BLOCKS`` blocks.
-    """
-    return min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
-
-
 def _blocks(num_windows: int) -> list[Indices]:
-    return np.array_split(np.arange(num_windows), num_blocks(num_windows))
+    count = min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
+    return np.array_split(np.arange(num_windows), count)
 
 
 def _leave_out(

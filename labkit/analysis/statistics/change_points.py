@@ -81,13 +81,15 @@ def _change(
     ``start`` is the index of the segment's first value in the series.
     """
     level = level_per_value * len(values)
-    if len(values) < 2 * MIN_SEGMENT or smallest_p(len(values)) > level:
+    # No p is smaller than the share of orders that keep half of the values on one side of the rest.
+    smallest_p = 2 / math.comb(len(values), len(values) // 2)
+    if len(values) < 2 * MIN_SEGMENT or smallest_p > level:
         return None
-    index, p = largest_split(values, rng)
+    index, p = _largest_split(values, rng)
     return ChangePoint(start + index, p) if p <= level else None
 
 
-def largest_split(values: Floats, rng: np.random.Generator) -> tuple[int, float]:
+def _largest_split(values: Floats, rng: np.random.Generator) -> tuple[int, float]:
     """Return the index of a series' split with the largest statistic, and the p-value."""
     centred = values - values.mean()
     observed = _statistics(centred[None, :])[0]
@@ -112,11 +114,3 @@ def _statistics(orders: Floats) -> Floats:
     sums = np.cumsum(orders, axis=1)[:, before - 1]
     statistics: Floats = sums**2 * n / (before * (n - before))
     return statistics
-
-
-def smallest_p(n: int) -> float:
-    """Return a lower bound on the p-value of any series of ``n`` distinct values.
-
-    The bound is the share of orders that keep the first ``n // 2`` values on one side of the rest.
-    """
-    return 2 / math.comb(n, n // 2)

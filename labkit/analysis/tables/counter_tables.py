@@ -48,7 +48,7 @@ PER_STEP_TIMES = {"host_ms": "host time per step (ms)", "device_ms": "model time
 HOST_TIMES = ("map_us", "plan_us")
 
 
-def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+def _dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
     """Return the counters of one dispatch by case and arm, or None if no record has any.
 
     Counters that are 0 everywhere are omitted. So are counters that are never above 1, because they
@@ -88,7 +88,7 @@ def dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] |
     return Table(columns, tuple(lines), (note,))
 
 
-dispatch_section = table_section("Work per dispatch", dispatch_table)
+dispatch_section = table_section("Work per dispatch", _dispatch_table)
 
 
 def _counter_column(name: str, counters: Mapping[CaseAndArm, CounterValues]) -> Column[CaseAndArm]:
@@ -111,7 +111,7 @@ def _values_text(values: set[float] | None) -> str:
     return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
 
 
-def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
     """Return the median times of launches in a chain, of single launches and of empty launches.
 
     None if no arm ran on a device with a launch queue.
@@ -147,7 +147,7 @@ def launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndAr
     return Table(columns, tuple(lines), (note,))
 
 
-launch_queue_section = table_section("Queued launches", launch_queue_table)
+launch_queue_section = table_section("Queued launches", _launch_queue_table)
 
 
 def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
@@ -168,7 +168,7 @@ def _as_list(value: Any) -> Sequence[float]:
     return value if isinstance(value, list) else [value]
 
 
-def engine_counters_table(cell: Cell) -> Table[str] | None:
+def _engine_counters_table(cell: Cell) -> Table[str] | None:
     """Return the counters that differ between arms, one per line, as medians over the runs.
 
     None for a kernel workload, which has no engine steps, and for a cell with one arm.
@@ -189,7 +189,7 @@ def engine_counters_table(cell: Cell) -> Table[str] | None:
 
 
 engine_counters_section = table_section(
-    "Engine counters", lambda cell, records: engine_counters_table(cell)
+    "Engine counters", lambda cell, records: _engine_counters_table(cell)
 )
 
 
@@ -228,7 +228,7 @@ def count_or_measure_text(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else significant_text(value, 3)
 
 
-def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
+def _roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
     """Return a table of each point's work, its attained rates and its share of the binding limit.
 
     ``points`` must not be empty.
@@ -263,7 +263,7 @@ def roofline_section(report: CellSource) -> Parts:
     if not points:
         return []
     chart = ChartPart(roofline_chart(cell, points), cases_line(points))
-    table = TablePart(roofline_table(points))
+    table = TablePart(_roofline_table(points))
     return [chart, table, PictureFile(cell.stem("roofline"), "Roofline", [chart])]
 
 
@@ -282,7 +282,7 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
     return times
 
 
-def host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
     Each arm has a second column if the records have the time to build the whole plan. The result is
@@ -320,4 +320,4 @@ def host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None
     return Table(tuple(columns), tuple(cases), tuple(notes))
 
 
-host_times_section = table_section("Host time to build the maps", host_times_table)
+host_times_section = table_section("Host time to build the maps", _host_times_table)

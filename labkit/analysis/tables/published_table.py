@@ -72,7 +72,7 @@ class PublishedLine:
         return "" if comparison is None else percent_text(comparison.effect_pct)
 
 
-def published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[PublishedLine] | None:
+def _published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[PublishedLine] | None:
     """Return the published numbers of this cell's cases, each line followed by our numbers.
 
     ``extra_rows``: own rows in addition to the cell's, in the same form. None if no number of any
@@ -151,7 +151,7 @@ def counter_rows(cell: Cell) -> Iterator[Row]:
             yield _row("all", name, counter.unit, known)
 
 
-def host_time_rows(records: Sequence[Record]) -> Iterator[Row]:
+def _host_time_rows(records: Sequence[Record]) -> Iterator[Row]:
     """Yield the host times (us) of a step's maps and whole plan as rows."""
     for (case, name), arms in host_times(records).items():
         yield _row(case, name, "us", {arm: median(times) for arm, times in arms.items()})
@@ -166,12 +166,12 @@ def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row
 def published_section(report: CellSource) -> Iterator[ReportPart]:
     """Show published numbers beside ours."""
     agreement = agreement_rows(report.analysis.identity.agreement)
-    extra_rows = [*agreement, *host_time_rows(report.records)]
+    extra_rows = [*agreement, *_host_time_rows(report.records)]
     chart = _published_chart(report.cell)
     if chart is not None:
         yield (part := ChartPart(chart, CAPTION))
         yield PictureFile(report.cell.stem("published"), CAPTION, [part])
-    yield from table_parts(published_table(report.cell, extra_rows))
+    yield from table_parts(_published_table(report.cell, extra_rows))
     for title, table in published_tables(report.cell):
         yield Prose([f"{title}:"])
         yield TablePart(table)

@@ -44,7 +44,7 @@ CLIENT_NOTE = (
 CapacityLine = tuple[ServingCapacity, LoadCounts]
 
 
-def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
     """Return the outcomes of every arm's requests, or None if no record notes them."""
     notes = traffic_notes(records)
     arms = [arm for arm in cell.real_arms if arm in notes]
@@ -76,7 +76,7 @@ def request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] 
     return Table(tuple(columns), tuple(arms), tuple(lines))
 
 
-request_outcomes_section = table_section("Request outcomes", request_outcomes_table)
+request_outcomes_section = table_section("Request outcomes", _request_outcomes_table)
 
 
 def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
@@ -156,7 +156,7 @@ def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
 http_section = table_section("HTTP streams and client overhead", _streams_table, _client_table)
 
 
-def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
+def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
     """Return every arm's attainable and attained rates, or None if the records have none."""
     rates = hit_and_acceptance_rates(cell.real_arms, records)
     if not rates:
@@ -185,7 +185,7 @@ def hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[Att
 
 
 hit_and_acceptance_section = table_section(
-    "Attainable and attained rates", hit_and_acceptance_table
+    "Attainable and attained rates", _hit_and_acceptance_table
 )
 
 

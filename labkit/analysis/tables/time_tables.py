@@ -109,7 +109,7 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
         runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
         yield from [TablePart(traced_time_table(runs))] if runs else []
         return
-    sentences = list(time_sentences(cell, division))
+    sentences = list(_time_sentences(cell, division))
     yield BulletList(sentences)
     yield PageList(sentences)
     yield TablePart(time_table(cell, division))
@@ -209,7 +209,7 @@ def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str,
     return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}
 
 
-def waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, float]]:
+def _waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, float]]:
     """Return the differences that lead from the baseline to the arm, in us, in order of a step.
 
     The parts' differences are estimated one by one and need not add up to that of the whole. What
@@ -223,7 +223,7 @@ def waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, flo
 
 def waterfall_chart(baseline: str, division: TimeDivision, arm: ArmTime) -> Chart:
     """Return the chart: a bar for the baseline, one for each difference, and one for the arm."""
-    steps, level = waterfall_steps(division, arm), division.total_us
+    steps, level = _waterfall_steps(division, arm), division.total_us
     levels = [level]
     for _, us in steps:
         levels.append(levels[-1] + us)
@@ -303,7 +303,7 @@ def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
     )
 
 
-def time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
+def _time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
     """Yield the sentences of the section: causes, counters, predictions."""
     for arm in division.arms:
         if arm.arm in cell.compared_arms:

@@ -46,7 +46,7 @@ def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
 gates_section = table_section("Gates", lambda cell, records: gates_table(cell))
 
 
-def output_noun(cell: Cell, records: Sequence[Record]) -> str:
+def _output_noun(cell: Cell, records: Sequence[Record]) -> str:
     """Return the noun for the outputs that are counted.
 
     It is requests, picks (of frames), token rows of a kernel, or scored tokens.
@@ -61,7 +61,7 @@ def output_noun(cell: Cell, records: Sequence[Record]) -> str:
 def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:
     """Return the number of every arm's outputs that agree with the reference run's.
 
-    ``noun``: plural noun for the outputs (:func:`output_noun`). None if nothing was compared.
+    ``noun``: plural noun for the outputs (:func:`_output_noun`). None if nothing was compared.
     """
     agreements = [agreement for agreement in report.agreement if agreement.total]
     if not agreements:
@@ -83,7 +83,7 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
 @section("Outputs")
 def outputs_section(report: CellSource) -> Parts:
     """Show the number of outputs that agree with the reference run's."""
-    noun = output_noun(report.cell, report.records)
+    noun = _output_noun(report.cell, report.records)
     return table_parts(agreement_table(report.analysis.identity, noun))
 
 
@@ -129,7 +129,7 @@ class RunFailures:
         return f"{self.first.run} and {others} more" if others else self.first.run
 
 
-def failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
+def _failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
     """Return the runs that failed by themselves, with links to their records and logs.
 
     Failures that are alike are one line. The runs that such a run ended, because they shared its
@@ -171,7 +171,7 @@ def _lost_text(runs: Sequence[str]) -> str:
 @section("Failed runs")
 def failures_section(report: CellSource) -> Parts:
     """Show the failed runs."""
-    return table_parts(failures_table(report.cell, report.record_folder))
+    return table_parts(_failures_table(report.cell, report.record_folder))
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def _load_and_store(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
 
 load_float, store_float = _load_and_store(F32, types.float32)
 load_int32, _ = _load_and_store(I32, types.int32)
-load_int64, store_int64 = _load_and_store(I64, types.int64)
+_, store_int64 = _load_and_store(I64, types.int64)
 
 
 @intrinsic

@@ -48,12 +48,6 @@ def header_floats(form: DotForm) -> int:
     return 3 if form.weight_offset else 2
 
 
-def row_bytes(form: DotForm, depth: int, group_size: int) -> int:
-    """Return the bytes of a quantised row of ``depth`` activations."""
-    headers = depth // group_size * header_floats(form) * FLOAT_BYTES
-    return depth * form.activation_bytes + headers
-
-
 def emit_quantize(
     code: Emitter, form: DotForm, group_size: int, x: Any, groups: Any, target: Any
 ) -> None:

@@ -187,11 +187,11 @@ def report_launches(
             reports.append(entry)
         else:
             by_kind.setdefault(entry.layer.kind, []).append(entry)
-    reports += [sum_launches(launches, metadata, device) for launches in by_kind.values()]
+    reports += [_sum_launches(launches, metadata, device) for launches in by_kind.values()]
     return tuple(reports)
 
 
-def sum_launches(
+def _sum_launches(
     launches: Sequence[Launch], metadata: AttentionMetadata, device: str
 ) -> LaunchReport:
     """Check the stamps of the launches of one kind of layer, and sum their counters."""
@@ -199,10 +199,10 @@ def sum_launches(
     nonces = np.array([launch.nonce for launch in launches], np.uint64)
     rows = np.stack([np.asarray(launch.rows) for launch in launches])
     expected = _stamps(nonces, dispatch.kernel, resolver)
-    errors = stamp_errors(rows, expected)
+    errors = _stamp_errors(rows, expected)
     if dispatch.partitions > 1:
         reduce_rows = np.stack([np.asarray(launch.reduce_rows) for launch in launches])
-        reduce_errors = stamp_errors(reduce_rows, _stamps(nonces, "reduce", resolver))
+        reduce_errors = _stamp_errors(reduce_rows, _stamps(nonces, "reduce", resolver))
         errors = np.where(errors, errors, reduce_errors)
     shown = int((errors != 0).argmax())
     # One column at a time takes NumPy a quarter of the time of all columns at once.
@@ -288,7 +288,7 @@ def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
     return (nonce * by_nonce + fixed) & STAMP_MASK
 
 
-def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np.int64]:
+def _stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return, for each launch, by how much its first wrong stamp is wrong, or 0 if none is.
 
     ``rows`` is [launches, units, columns], ``expected`` the stamp of each launch. Row ``i`` of a

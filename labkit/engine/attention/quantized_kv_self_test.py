@@ -21,7 +21,7 @@ class KVMismatchError(ArithmeticError):
     """The kernels' numbers differ from the reference."""
 
 
-def find_mismatch(dtype: str) -> str | None:
+def _find_mismatch(dtype: str) -> str | None:
     """Return what differs from the reference, as text, or None if nothing does.
 
     Each sequence has a single token, so its attention output is its own value. The kernels must
@@ -55,7 +55,7 @@ def verify(dtype: str) -> None:
 
     Raises ``KVMismatchError`` if the bits differ.
     """
-    mismatch = find_mismatch(dtype)
+    mismatch = _find_mismatch(dtype)
     if mismatch is not None:
         raise KVMismatchError(
             f"engine.kv.dtype={dtype}: {mismatch} from their reference; set engine.kv.dtype=float32"

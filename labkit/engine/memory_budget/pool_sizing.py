@@ -106,9 +106,10 @@ def measure_activation_bytes(
     samples a token. It runs twice: the first forward compiles and fills caches, so only the second
     is measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
     """
-    lengths = prompt_lengths(scheduler)
+    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
+    lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
-    batch, step = kv_cache.memory.prepare_step(largest_step(lengths, kv_cache.manager))
+    batch, step = kv_cache.memory.prepare_step(_largest_step(lengths, kv_cache.manager))
     forward(batch, step, Counters())
     mlx_before = _mlx_active()
     tracemalloc.start(1)
@@ -121,13 +122,7 @@ def measure_activation_bytes(
     return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
 
 
-def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
-    """Return the number of prompt tokens of each request in the largest step."""
-    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
-    return [tokens // rows + (row < tokens % rows) for row in range(rows)]
-
-
-def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
+def _largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
     """Return a batch that prefills one prompt for each of ``lengths``. All token ids are 0."""
     states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
     for state in states:

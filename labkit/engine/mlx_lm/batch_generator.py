@@ -234,7 +234,7 @@ class MlxLmEngine:
         request = self._live[response.uid]
         margin = None
         if request.params.greedy:
-            margin = logit_margin(response.logprobs, response.token)
+            margin = _logit_margin(response.logprobs, response.token)
             if np.isnan(margin):
                 raise InvalidLogitsError(f"request {request.request_id}: logits contain NaN")
         if response.finish_reason is not None:
@@ -302,7 +302,7 @@ class MlxLmEngine:
         return self._generator
 
 
-def logit_margin(logprobs: mx.array, token: int) -> float:
+def _logit_margin(logprobs: mx.array, token: int) -> float:
     """Return the log probability of ``token`` minus the largest among all other tokens.
 
     ``logprobs`` is [vocab_size] and already evaluated by MLX.

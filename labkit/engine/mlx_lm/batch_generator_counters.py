@@ -60,7 +60,7 @@ class BatchGeneratorCounters:
             else:
                 chunks.append(computed - cached[response.uid])
             cached[response.uid] = computed
-        prefill, padded = sum(chunks) + num_last_tokens, num_padding(chunks)
+        prefill, padded = sum(chunks) + num_last_tokens, _num_padding(chunks)
         ended = sum(response.finish_reason is not None for response in token_responses)
         self._counters.add_all(
             {
@@ -70,11 +70,10 @@ class BatchGeneratorCounters:
                 "tokens.discarded": ended,
                 "tokens.computed": prefill + padded + len(token_responses),
                 "tokens.sampled": len(token_responses),
-                "kv.padded_slots": num_padding(cached_tokens),
+                "kv.padded_slots": _num_padding(cached_tokens),
             }
         )
 
 
-def num_padding(lengths: Sequence[int]) -> int:
-    """Return the number of padding tokens needed to pad every length to the longest one."""
+def _num_padding(lengths: Sequence[int]) -> int:
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

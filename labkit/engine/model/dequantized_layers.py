@@ -87,7 +87,7 @@ def _float_layer(layer: Any) -> Any:
     return float_layer
 
 
-def mlx_product(x: mx.array, layer: Any) -> mx.array:
+def _mlx_product(x: mx.array, layer: Any) -> mx.array:
     """Return x [..., K] @ weight [N, K].T as a lazy array."""
     return x @ dequantized_weight(layer).T
 
@@ -109,7 +109,7 @@ def numpy_product(x: mx.array, layer: Any) -> mx.array:
 
 
 @contextmanager
-def dequantized_on_use(model: Any, multiply: Multiply = mlx_product) -> Iterator[None]:
+def dequantized_on_use(model: Any, multiply: Multiply = _mlx_product) -> Iterator[None]:
     """Let a model compute in float32 inside the context, without changing its stored matrices."""
     original = model.leaf_modules()
     _replace(

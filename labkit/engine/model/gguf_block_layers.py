@@ -134,7 +134,7 @@ def _final_scales(parts: Parts, layout: BlockFormat) -> tuple[mx.array, mx.array
     return final, None if minimums is None else multiplied(minimums, "super_mins")
 
 
-def mlx_weights(parts: Parts, mode: str) -> dict[str, mx.array]:
+def _mlx_weights(parts: Parts, mode: str) -> dict[str, mx.array]:
     """Return the matrix as the weights of an MLX layer: affine-quantised, or float32."""
     if mode not in AFFINE_FORMATS:
         return {"weight": dequantized(parts, mode)}
@@ -144,7 +144,7 @@ def mlx_weights(parts: Parts, mode: str) -> dict[str, mx.array]:
 
 
 def mlx_quantization(mode: str) -> dict[str, Any] | None:
-    """Return the quantisation of ``mlx_weights`` as in config.json, or None for float32."""
+    """Return the quantisation of ``_mlx_weights`` as in config.json, or None for float32."""
     layout = BLOCK_FORMATS[mode]
     affine = mode in AFFINE_FORMATS
     return {"group_size": layout.group_size, "bits": layout.bits} if affine else None
@@ -163,15 +163,15 @@ def mlx_layer(layer: BlockLayer) -> Any:
     entry = mlx_quantization(layer.mode)
     if entry is not None:
         plain = plain.to_quantized(**entry)
-    plain.update(mlx_weights(layer.parts, layer.mode))
+    plain.update(_mlx_weights(layer.parts, layer.mode))
     return plain
 
 
 def with_mlx_weights(weights: Parts, path: str, mode: str) -> dict[str, mx.array]:
-    """Return a model's weights, with ``mlx_weights`` applied to the layer at ``path``."""
+    """Return a model's weights, with ``_mlx_weights`` applied to the layer at ``path``."""
     parts = {name: weights[f"{path}.{name}"] for name in part_names(mode)}
     others = {key: value for key, value in weights.items() if key not in _keys(path, parts)}
-    own = mlx_weights(parts, mode)
+    own = _mlx_weights(parts, mode)
     return {**others, **dict(zip(_keys(path, own), own.values(), strict=True))}
 
 

@@ -55,7 +55,7 @@ class Shim:
         return _Missing(f"{self._name}.{name}")
 
 
-def attend(
+def _attend(
     queries: Any,
     keys: Any,
     values: Any,
@@ -78,7 +78,7 @@ def attend(
 def _fast_attention(
     q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None
 ) -> Any:
-    return attend(q, k, v, None, scale, mask, sinks)
+    return _attend(q, k, v, None, scale, mask, sinks)
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
@@ -196,7 +196,7 @@ def modules() -> ModuleLoader:
     return ModuleLoader(
         {"mlx": package, **shims},
         {
-            f"{PACKAGE}.base": {"scaled_dot_product_attention": attend},
+            f"{PACKAGE}.base": {"scaled_dot_product_attention": _attend},
             f"{PACKAGE}.activations": {"swiglu": activations.swiglu},
         },
     )

@@ -32,7 +32,6 @@ Array = NDArray[np.float32]
 
 # Projections of the same input, which are computed by one product.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-MATRIX_PARAMETERS = ("weight", "scales", "biases")
 # Layers of mlx.nn without arithmetic, which are not replaced.
 PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 

@@ -246,9 +246,12 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     (the model, exported to GGUF).
     """
     server, words = options.server, shlex.split(options.server.command_line)
+    python = Path(server.python or sys.executable)
+    if server.packages:
+        python = _environment(server) / "bin" / "python"
     values = {
         "port": str(port),
-        "python": str(server_python(server)),
+        "python": str(python),
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
@@ -261,12 +264,6 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
         is_packed = is_quantized(model_dir)
         values["gguf"] = str(export_gguf(float32_directory(model_dir) if is_packed else model_dir))
     return [word.format(**values) for word in words]
-
-
-def server_python(server: config.OpenAIServer) -> Path:
-    """Return the path of the interpreter for ``{python}``, which may have to be built."""
-    python = Path(server.python or sys.executable)
-    return _environment(server) / "bin" / "python" if server.packages else python
 
 
 def build_environment(server: config.OpenAIServer) -> None:

@@ -38,13 +38,13 @@ class ScheduleCheck(NoScheduleCheck):
         self._wait_at = wait_at
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        self.digest = chain_digest(self.digest, scheduled)
+        self.digest = _chain_digest(self.digest, scheduled)
         self._wait_at(self.digest)
         if scheduled:
             counters.add("ranks.agreed")
 
 
-def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
+def _chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
     """Return the digest, 32 hex digits, of a step and all steps before it.
 
     ``digest`` is the digest of the steps before it. For every chunk, the result covers the request,

@@ -42,7 +42,7 @@ def captured(needed: int, capacity: int, sizes: Sequence[int]) -> int:
     return next(fitting, needed)
 
 
-def row_count(shape: DecodeShape, sizes: Sequence[int]) -> Callable[[int, int], int]:
+def _row_count(shape: DecodeShape, sizes: Sequence[int]) -> Callable[[int, int], int]:
     """Return the function of ``engine.decode_shape``; ``captured`` has ``sizes``."""
     functions: dict[DecodeShape, Callable[[int, int], int]] = {
         DecodeShape.exact: exact,
@@ -68,7 +68,7 @@ class DecodePadding:
     def __init__(
         self, shape: DecodeShape, capacity: int, counters: Counters, sizes: Sequence[int] = ()
     ) -> None:
-        self._row_count = row_count(shape, sizes)
+        self._row_count = _row_count(shape, sizes)
         self._capacity = capacity
         self._counter = f"decode_shape.{shape.value}"
         self._counters = counters

@@ -91,16 +91,16 @@ def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
 
 
 def try_sample(logits: Rows, state: RequestState) -> Sampled:
-    """Return ``sample_row(logits, state)``, or a ``Sampled`` with the error that it raised."""
+    """Return the token of ``_sample_row``, or a ``Sampled`` with the error that it raised."""
     try:
-        return sample_row(logits, state)
+        return _sample_row(logits, state)
     except SamplingError as error:
         return Sampled(NO_TOKEN, None, error=one_line(error))
     except Exception as error:  # a constraint may be a user's class
         return Sampled(NO_TOKEN, None, error=one_line_with_type(error))
 
 
-def sample_row(logits: Rows, state: RequestState) -> Sampled:
+def _sample_row(logits: Rows, state: RequestState) -> Sampled:
     """Return a request's next token from its row of logits [vocabulary].
 
     Raises ``SamplingError`` if the request's parameters make a logit infinite, or its constraint
@@ -117,9 +117,9 @@ def sample_row(logits: Rows, state: RequestState) -> Sampled:
         (best,), (best_margin,) = greedy(adjusted[None])
         token, margin = int(best), float(best_margin)
     else:
-        uniform = uniform_at(request_seed(state), state.num_tokens)
+        uniform = _uniform_at(request_seed(state), state.num_tokens)
         token, margin = candidates(adjusted, params).pick(uniform), None
-    row_logprobs = None if params.logprobs is None else logprobs(logits, token, params.logprobs)
+    row_logprobs = None if params.logprobs is None else _logprobs(logits, token, params.logprobs)
     return Sampled(token, margin, row_logprobs)
 
 
@@ -152,7 +152,7 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     The candidates are in the order of their ids. In the order of their logits, two that are nearly
     equal would change places with a last bit, which depends on the batch.
     """
-    ids = np.sort(top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
+    ids = np.sort(_top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
     lead = logits[ids].astype(np.float64) - float(logits.max())
     with np.errstate(over="ignore"):
         weights = np.exp(lead / params.temperature)
@@ -167,7 +167,7 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     return Candidates(ids[selected], weights[selected])
 
 
-def top_ids(logits: Rows, count: int) -> Ids:
+def _top_ids(logits: Rows, count: int) -> Ids:
     """Return the ids of a row's ``count`` largest logits, largest first, equal logits by id."""
     count = min(count, len(logits))
     bound = np.partition(logits, -count)[-count]
@@ -175,7 +175,7 @@ def top_ids(logits: Rows, count: int) -> Ids:
     return ids[np.argsort(-logits[ids], kind="stable")[:count]]
 
 
-def uniform_at(seed: int, position: int) -> float:
+def _uniform_at(seed: int, position: int) -> float:
     """Return the uniform number in [0, 1) at a position of a seed's random stream.
 
     The generator is counter-based (Philox; Salmon et al. 2011): a number does not depend on the
@@ -216,12 +216,12 @@ def apply_params(
     return logits
 
 
-def logprobs(logits: Rows, token: int, count: int) -> Logprobs:
+def _logprobs(logits: Rows, token: int, count: int) -> Logprobs:
     """Return log probabilities (natural, float64) of ``token`` and the ``count`` likeliest tokens.
 
     ``logits`` is the model's own row [vocabulary], before bias, penalties and temperature.
     """
     lead = logits.astype(np.float64) - float(logits.max())
     values = lead - np.log(np.exp(lead).sum())
-    top = top_ids(logits, count).tolist() if count else []
+    top = _top_ids(logits, count).tolist() if count else []
     return Logprobs(float(values[token]), tuple((i, float(values[i])) for i in top))

@@ -52,7 +52,7 @@ def cell_lock(
     path = session_path(cell_dir)
     with _lock(path, "cell's lock", holder_line, on_wait, check, poll_s) as descriptor:
         session = CellSession(
-            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), slurm_job(os.environ)
+            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), _slurm_job(os.environ)
         )
         _write(descriptor, session.to_text())
         how = SESSION_DONE
@@ -68,7 +68,7 @@ def cell_lock(
                 _write(descriptor, session.end(fingerprint.utc_now(), how).to_text())
 
 
-def slurm_job(environ: Mapping[str, str]) -> str | None:
+def _slurm_job(environ: Mapping[str, str]) -> str | None:
     """Return the name of the Slurm job that this process belongs to, or None."""
     if "SLURM_JOB_ID" not in environ:
         return None

@@ -78,7 +78,7 @@ def _old_design(cell: ReadyCell) -> Mapping[str, Any]:
     return design
 
 
-def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
+def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
     """Return a cell's manifest before the analysis, with all its keys but without results.
 
     ``blocks``: the number of blocks planned so far. If the design has looks, these are the blocks
@@ -236,7 +236,7 @@ def refuse_changed_inputs(cell: ReadyCell) -> None:
 
 
 def _design_difference(cell: ReadyCell) -> str | None:
-    old, new = _old_design(cell), new_manifest(cell, cell.design.blocks)["design"]
+    old, new = _old_design(cell), _new_manifest(cell, cell.design.blocks)["design"]
     for key in FIXED_DESIGN_KEYS:
         if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
             name = {"seed": "seed", "metrics": "ablation.metric"}.get(key, f"design.{key}")
@@ -300,7 +300,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 def write_manifest(cell: ReadyCell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: see :func:`new_manifest`. A larger number in the existing manifest stays.
+    ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays.
 
     Raises
     ------
@@ -311,7 +311,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
     old = _old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:
-        manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
+        manifest = _new_manifest(cell, max(blocks, old.get("blocks", 0)))
         manifest["design"] |= {key: old[key] for key in ("looks_taken", "estimates") if key in old}
         if old and "metrics" not in old:  # an older version began it: the records name the metric
             del manifest["design"]["metrics"]
@@ -324,7 +324,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
 
 def move_last_look(cell: ReadyCell) -> None:
     """Write the blocks and looks of a cell whose last look comes earlier than planned."""
-    manifest, planned = read_cell(cell.dir), new_manifest(cell, cell.design.blocks)["design"]
+    manifest, planned = read_cell(cell.dir), _new_manifest(cell, cell.design.blocks)["design"]
     manifest["design"] |= {key: planned[key] for key in ("blocks", "looks")}
     publish_design(cell.dir, {key: planned[key] for key in FIXED_DESIGN_KEYS})
     write_json(cell.dir / "cell.json", manifest)

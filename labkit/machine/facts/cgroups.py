@@ -43,13 +43,13 @@ def folders(
 
 def memory_limit() -> int | None:
     """Return the smallest memory limit on this process in bytes, or None without a limit."""
-    limits = [folder_memory_limit(folder) for folder in _candidate_folders("memory")]
+    limits = [_folder_memory_limit(folder) for folder in _candidate_folders("memory")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_headroom() -> int | None:
     """Return the smallest number of bytes left under any memory limit, or None without a limit."""
-    headrooms = [folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
+    headrooms = [_folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
     return min((bytes_left for bytes_left in headrooms if bytes_left is not None), default=None)
 
 
@@ -63,15 +63,15 @@ def _candidate_folders(controller: str, *place: Path) -> list[Path]:
     return [*folders("", *place), *folders(controller, *place)]
 
 
-def folder_memory_limit(folder: Path) -> int | None:
+def _folder_memory_limit(folder: Path) -> int | None:
     """Return the memory limit in bytes that one cgroup folder sets, or None without a limit."""
     value = _read_number(folder, LIMIT_FILES)
     return None if value is None or value >= UNLIMITED_BYTES else value
 
 
-def folder_memory_headroom(folder: Path) -> int | None:
+def _folder_memory_headroom(folder: Path) -> int | None:
     """Return the bytes left under one cgroup folder's memory limit, or None without a limit."""
-    limit, used = folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
+    limit, used = _folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
     if limit is None or used is None:
         return None
     return max(0, limit - used + _reclaimable_bytes(folder))

@@ -75,7 +75,7 @@ def facts() -> dict[str, Any]:
         "git": code_revision.commit,
         "hash_seed": lambda: os.environ.get("PYTHONHASHSEED"),
         "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
-        "environ": environment_digest,
+        "environ": _environment_digest,
     }
     return {**collect(readers), "accelerator": None, **operating_system().facts()}
 
@@ -96,7 +96,7 @@ def versions() -> dict[str, str]:
     return by_name
 
 
-def environment_digest() -> dict[str, Any]:
+def _environment_digest() -> dict[str, Any]:
     """Return the size and the digest of all environment variables, and the ``MLX_*`` variables.
 
     The size is recorded because it shifts the stack, which alone can change timings.

@@ -40,8 +40,8 @@ def facts() -> dict[str, Any]:
         {
             "cpu_model": cpu_model,
             "memory_bytes": lambda: meminfo()["MemTotal"],
-            "accelerator": accelerator,
-            "settings": settings,
+            "accelerator": _accelerator,
+            "settings": _settings,
             "cgroup": lambda: {
                 "memory_bytes": cgroups.memory_limit(),
                 "cores": cgroups.cpu_quota(),
@@ -58,13 +58,13 @@ def state() -> dict[str, Any]:
             "loadavg": lambda: [float(x) for x in _read_text("/proc/loadavg").split()[:3]],
             "runnable": lambda: int(_read_text("/proc/loadavg").split()[3].split("/")[0]),
             "available_bytes": lambda: meminfo()["MemAvailable"],
-            "swap": swap,
-            "pressure": pressure,
-            "cpu_ticks": cpu_ticks,
-            "mhz": mhz,
+            "swap": _swap,
+            "pressure": _pressure,
+            "cpu_ticks": _cpu_ticks,
+            "mhz": _mhz,
             "context_switches": lambda: _stat_number("ctxt"),
             "oom_kills": oom_kills,
-            "thermal": thermal,
+            "thermal": _thermal,
         }
     )
 
@@ -76,7 +76,7 @@ def surroundings() -> dict[str, Any]:
 
 def sample() -> dict[str, Any]:
     """Return the cores' mean clock (MHz) and the available memory (bytes)."""
-    return collect({"mhz": mhz, "available_bytes": lambda: meminfo()["MemAvailable"]})
+    return collect({"mhz": _mhz, "available_bytes": lambda: meminfo()["MemAvailable"]})
 
 
 def _read_text(path: str | Path) -> str:
@@ -94,7 +94,7 @@ def cpu_model() -> str:
     return ", ".join([name, *numbers])
 
 
-def accelerator() -> str | None:
+def _accelerator() -> str | None:
     """Return the names of the NVIDIA devices that the driver lists, or None if it lists none."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
@@ -106,7 +106,7 @@ def accelerator() -> str | None:
     return ", ".join(names) or None
 
 
-def settings() -> dict[str, str]:
+def _settings() -> dict[str, str]:
     """Return the kernel settings that affect timings, as text.
 
     From a file that lists the choices like ``a [b] c``, only the active choice ``b`` is returned.
@@ -127,7 +127,7 @@ def meminfo() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
-def swap() -> dict[str, int]:
+def _swap() -> dict[str, int]:
     """Return the swap in use (bytes), and the pages swapped in and out since boot."""
     sizes = meminfo()
     counts = dict(line.split() for line in _read_text("/proc/vmstat").splitlines())
@@ -138,7 +138,7 @@ def swap() -> dict[str, int]:
     }
 
 
-def pressure() -> dict[str, dict[str, float]] | None:
+def _pressure() -> dict[str, dict[str, float]] | None:
     """Return pressure stall information of CPU, memory and I/O, or None if not reported.
 
     ``avg10``: percent of the last 10 s in which some task stalled. ``total_us``: total since boot.
@@ -154,13 +154,13 @@ def pressure() -> dict[str, dict[str, float]] | None:
     return stalls or None
 
 
-def cpu_ticks() -> dict[str, int]:
+def _cpu_ticks() -> dict[str, int]:
     """Return the CPU time of all cores since boot by kind, in clock ticks (``SC_CLK_TCK``)."""
     words = _read_text("/proc/stat").split("\n", 1)[0].split()[1:]
     return dict(zip(TICK_FIELDS, map(int, words), strict=False))
 
 
-def mhz() -> float | None:
+def _mhz() -> float | None:
     """Return the cores' mean clock in MHz, or None where it is not reported."""
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     if paths:
@@ -190,7 +190,7 @@ def oom_kills() -> int:
     return int(dict(line.split() for line in _read_text("/proc/vmstat").splitlines())["oom_kill"])
 
 
-def thermal() -> dict[str, int] | None:
+def _thermal() -> dict[str, int] | None:
     """Return the number of thermal throttling events since boot, or None if not reported.
 
     The number is summed over the cores.
@@ -278,7 +278,7 @@ def _children(pid: int) -> list[int]:
 
 def busy_s() -> float:
     """Return the busy CPU seconds of all cores since boot, without stolen time."""
-    ticks = cpu_ticks()
+    ticks = _cpu_ticks()
     return sum(ticks[name] for name in BUSY_FIELDS) / _ticks_per_s()
 
 
@@ -287,7 +287,7 @@ def stolen_s() -> float | None:
 
     Returns None if the kernel does not report them.
     """
-    steal = cpu_ticks().get("steal")
+    steal = _cpu_ticks().get("steal")
     return None if steal is None else steal / _ticks_per_s()
 
 

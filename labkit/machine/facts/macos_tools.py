@@ -26,17 +26,17 @@ def surroundings() -> dict[str, Any]:
         {
             "power": power,
             "vm": lambda: parse_vm_stat(command_output("vm_stat")),
-            "hid_idle_s": lambda: hid_idle_s(
+            "hid_idle_s": lambda: _hid_idle_s(
                 command_output("ioreg", "-c", "IOHIDSystem", "-d", "4")
             ),
-            "displays": lambda: displays(
+            "displays": lambda: _displays(
                 command_output("ioreg", "-r", "-c", "IOMobileFramebuffer")
             ),
             "background": lambda: {
-                "time_machine": time_machine(command_output("tmutil", "status")),
-                "spotlight": spotlight(command_output("ps", "-Aceo", "pcpu=,comm=")),
+                "time_machine": _time_machine(command_output("tmutil", "status")),
+                "spotlight": _spotlight(command_output("ps", "-Aceo", "pcpu=,comm=")),
             },
-            "top_foreign": lambda: top_foreign(
+            "top_foreign": lambda: _top_foreign(
                 command_output("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()
             ),
             "thermal_pressure": thermal_pressure,
@@ -87,23 +87,23 @@ def parse_vm_stat(text: str) -> dict[str, int]:
     return {**({"page_bytes": int(size[1])} if size else {}), **named}
 
 
-def hid_idle_s(text: str) -> float | None:
+def _hid_idle_s(text: str) -> float | None:
     """Parse the seconds since the last key or pointer event from ``ioreg -c IOHIDSystem``."""
     match = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text)
     return round(int(match[1]) / 1e9, 1) if match else None
 
 
-def displays(text: str) -> int | None:
+def _displays(text: str) -> int | None:
     """Count the active displays in ``ioreg -r -c IOMobileFramebuffer``; None if there is none."""
     return text.count('"DisplayAttributes"') or None
 
 
-def time_machine(text: str) -> bool:
+def _time_machine(text: str) -> bool:
     """Return whether ``tmutil status`` reports a running Time Machine backup."""
     return bool(re.search(r"Running\s*=\s*1\s*;", text))
 
 
-def spotlight(text: str) -> bool:
+def _spotlight(text: str) -> bool:
     """Return whether Spotlight seems to be indexing, by its CPU use in ``ps -o pcpu=,comm=``."""
     lines = (line.split(None, 1) for line in text.splitlines())
     cpu_pct = sum(
@@ -112,7 +112,7 @@ def spotlight(text: str) -> bool:
     return cpu_pct >= SPOTLIGHT_BUSY_PCT
 
 
-def top_foreign(text: str, own_pids: frozenset[int]) -> list[dict[str, Any]]:
+def _top_foreign(text: str, own_pids: frozenset[int]) -> list[dict[str, Any]]:
     """Parse the busiest processes except ``own_pids`` from ``ps -o pid=,pcpu=,comm=``."""
     foreign: list[tuple[float, str]] = []
     for line in text.splitlines():

@@ -35,7 +35,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
         file = gguf_header.read_header(path)
         model = gguf_architectures.read_architecture(file)
         with cache_dir.building_directory(folder) as unfinished:
-            write_model(file, model, unfinished)
+            _write_model(file, model, unfinished)
     return folder
 
 
@@ -45,7 +45,7 @@ def converted_path(*, digest: str, name: str) -> Path:
     return cache_dir.root() / "models" / f"{name[:80]}-{key}"
 
 
-def write_model(
+def _write_model(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
 ) -> None:
     """Convert a model and write all files into ``folder``."""

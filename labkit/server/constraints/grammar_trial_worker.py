@@ -43,10 +43,10 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
     except GrammarError as error:
         reason = str(error)
         return lambda task: reason
-    return lambda task: try_grammar(compiler, GrammarSource(**task))
+    return lambda task: _try_grammar(compiler, GrammarSource(**task))
 
 
-def try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
+def _try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
     """Compile a grammar and generate ``NUM_TOKENS`` arbitrary tokens with it.
 
     Returns the reason that the grammar cannot be enforced (one line), or None.

@@ -215,7 +215,7 @@ class Service:
             Request(
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
-                dataclasses.replace(choice_params(params, choice, constraint), max_tokens=limit),
+                dataclasses.replace(_choice_params(params, choice, constraint), max_tokens=limit),
             )
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             for choice in range(n)
@@ -343,7 +343,7 @@ class Service:
         return len(self._live)
 
 
-def choice_params(
+def _choice_params(
     params: SamplingParams, choice: int, constraint: CopyableConstraint | None
 ) -> SamplingParams:
     """Return ``params`` with the seed ``seed + choice`` and a copy of the constraint."""

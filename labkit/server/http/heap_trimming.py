@@ -39,7 +39,7 @@ class HeapTrimmer:
 
     def _look(self) -> None:
         self._scheduled = False
-        resident = resident_bytes()
+        resident = _resident_bytes()
         self._kept_bytes = min(self._kept_bytes, resident)
         self._looks += 1
         if resident - self._kept_bytes >= GROWTH_BYTES:
@@ -53,9 +53,8 @@ class HeapTrimmer:
 
     def _trim(self) -> None:
         memory_capacity.trim_heap()
-        self._kept_bytes = resident_bytes()
+        self._kept_bytes = _resident_bytes()
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
+def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)

@@ -93,7 +93,7 @@ def _validation_error(request_type: Any, text: str) -> ApiError:
         name = _join(path, missing.group(1))
         return invalid(f"{name}: required, but missing", name)
     if wrong := re.fullmatch(r"Invalid (?:enum )?value (.*)", problem, re.DOTALL):
-        value, allowed = wrong.group(1), allowed_values(request_type, path)
+        value, allowed = wrong.group(1), _allowed_values(request_type, path)
         if len(value) > MAX_VALUE_CHARACTERS:
             value = f"{value[:MAX_VALUE_CHARACTERS]}..."
         return invalid(f"{path}={value}: must be {_one_of([repr(v) for v in allowed])}", path)
@@ -116,7 +116,7 @@ def _one_of(texts: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def allowed_values(request_type: Any, path: str) -> list[Any]:
+def _allowed_values(request_type: Any, path: str) -> list[Any]:
     """Return the values that a field of type ``Literal`` may have, in the order of its definition.
 
     ``request_type`` is a ``msgspec.Struct``. ``path`` is a field's path in a message of msgspec,

@@ -11,7 +11,7 @@ import numpy as np
 from labkit.workload.tokenized_prompts import Prompt
 
 
-def shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = False) -> int:
+def _shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = False) -> int:
     """Return the number of prompt tokens that a cache of unlimited memory would hit.
 
     Parameters
@@ -61,7 +61,7 @@ def sharing_notes(
     """
     return {
         "prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
-        "shared_tokens": shared_tokens(prompts, block_size, warm=warm),
+        "shared_tokens": _shared_tokens(prompts, block_size, warm=warm),
         "block_size": block_size,
         "unshared": unshared,
     }

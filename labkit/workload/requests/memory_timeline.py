@@ -36,7 +36,7 @@ class MemoryTimeline:
         self._engine = engine if isinstance(engine, Observable) else None
         self._static = engine if isinstance(engine, StaticBatching) else None
         self._entries: dict[str, ServedRequest] = {}
-        self._read = process_memory if read is None else read
+        self._read = _process_memory if read is None else read
         self._waiting: list[ServedRequest] = []
         self._samples: list[dict[str, float]] = []
         self._start: float | None = None
@@ -100,7 +100,7 @@ class MemoryTimeline:
         }
 
 
-def process_memory() -> dict[str, float]:
+def _process_memory() -> dict[str, float]:
     """Return this process's memory and swap, and MLX's memory if it is loaded (bytes).
 
     ``compressed_bytes``, where the system compresses memory, is what its compressor holds for all

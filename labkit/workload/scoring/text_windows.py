@@ -56,7 +56,7 @@ class TextWindows(Sequence[Prompt]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def read_texts(path: str | None) -> tuple[str, ...]:
+def _read_texts(path: str | None) -> tuple[str, ...]:
     """Return the texts of ``workload.texts``, or packaged texts if ``path`` is None.
 
     If the name of the file ends with ``.jsonl``, each line is an object with the key ``text``. Any
@@ -107,7 +107,7 @@ def check_windows(experiment: Experiment) -> None:
         return
     length = workload.window_tokens
     _check_context(length, model.name, model_footprint.from_shape(model.shape, "").max_context)
-    sizes = [len(text.encode()) for text in read_texts(workload.texts)]
+    sizes = [len(text.encode()) for text in _read_texts(workload.texts)]
     for number, size in enumerate(sizes, 1):
         require(
             size >= length,
@@ -153,7 +153,7 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     workload = experiment.workload
     length, count = workload.window_tokens, workload.num_windows or None
     _check_context(length, model.name, model.max_context)
-    texts = read_texts(workload.texts)
+    texts = _read_texts(workload.texts)
     key = prompt_key({"model": model.digest, "texts": texts, "window_tokens": length})
     windows = TextWindows(_cached_table(key, length, lambda: _cut(texts, model, length)))
     _check_count(experiment, len(windows), "only")

@@ -1,18 +1,24 @@
 """The matrix of metrics: groups, what a cell of it says, and the notes that explain it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
-from labkit.analysis.charts.metric_matrix import metric_matrix
+from labkit.analysis.charts.metric_matrix import matrix_section
 from labkit.analysis.comparison.cell_analysis import analyse
 
 
+def of_cell(cell):
+    (made,) = matrix_section.parts(SimpleNamespace(cell=cell))
+    return made
+
+
 def matrix(path):
-    return metric_matrix(analyse(path).cell)
+    return of_cell(analyse(path).cell)
 
 
 def test_cases_of_a_metric_are_one_group_on_one_scale(make_cell):
     cell = analyse(make_cell(effects={"seq_map": 0.8})).cell
-    made = metric_matrix(cell)
+    made = of_cell(cell)
     (group,) = made.groups
     assert made.arms == ["binary_search", "seq_map"]
     assert group.name == "Time per launch (µs), lower is better"
@@ -51,7 +57,7 @@ def test_a_note_names_the_rows_that_are_estimates_among_others(make_cell):
     cell = analyse(make_cell(effects={"seq_map": 0.8})).cell
     first, last = cell.rows
     estimates = [replace(c, verdict="estimate_only", reason="why") for c in last.comparisons]
-    made = metric_matrix(replace(cell, rows=(first, replace(last, comparisons=tuple(estimates)))))
+    made = of_cell(replace(cell, rows=(first, replace(last, comparisons=tuple(estimates)))))
     assert made.notes[0] == "Estimates only (prefill, 8 × 512): why."
 
 

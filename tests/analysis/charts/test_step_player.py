@@ -7,7 +7,7 @@ import pytest
 from headless_browser import CHROMIUM, DESKTOP, NO_CHROMIUM, PHONE, HeadlessBrowser
 from traced_steps import traced_steps
 
-from labkit.analysis.charts.step_player import TracedRun, player_html, player_page
+from labkit.analysis.charts.step_player import TracedRun, player_page
 
 browses = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
 DENSE = {"num_blocks": None, "block_size": None}
@@ -139,9 +139,10 @@ def test_a_player_on_desktop_phone_and_paper(browser, page, run):
     assert part(browser, "h1") == "Steps of a <study>"
 
 
-def test_a_report_holds_as_many_first_steps_as_fit(trace):
+def test_a_page_holds_as_many_first_steps_as_fit(trace, monkeypatch):
+    monkeypatch.setattr("labkit.analysis.charts.step_player.PAGE_BYTES", 12_000)
     run = TracedRun("base", "b00-p00-base", trace)
-    small = player_html([run, run], 12_000)
+    small = player_page({"cell": [run, run]}, "steps")
     data = json.loads(small.split('<script type="application/json">')[1].split("</script>")[0])
     shown = [len(one["steps"]) for one in data]
     assert shown[0] == shown[1] and 1 < shown[0] < len(trace["steps"])
@@ -152,5 +153,5 @@ def test_a_report_holds_as_many_first_steps_as_fit(trace):
 def test_names_cannot_end_the_data():
     trace = traced_steps(limit=2)
     trace["requests"][0]["id"] = "</script><script>alert(1)</script>"
-    html = player_html([TracedRun("</select>", "b00-p00-x", trace)], 10_000)
+    html = player_page({"cell": [TracedRun("</select>", "b00-p00-x", trace)]}, "steps")
     assert "alert(1)</script>" not in html and "</select>," not in html

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
@@ -25,7 +25,7 @@ from labkit.analysis.statistics.power import (
     degrees_of_freedom,
     mde_pct,
 )
-from labkit.analysis.tables.validity_tables import failures_table
+from labkit.analysis.tables.validity_tables import failures_section
 from labkit.records import Arm, RecordError
 
 CELL = {
@@ -483,7 +483,11 @@ def test_failed_runs_that_are_alike_are_one_line_and_those_lost_are_one_note():
         mine = failure(block, 1, "mine", log=f"runs/b{block:02d}-p00-base.log")
         lost = [failure(block, p, arm, failed_by=mine["run"]) for p, arm in ((0, "base"), (2, "c"))]
         failures += [lost[0], mine, lost[1]]
-    table = failures_table(planted_cell(failures=failures))
+
+    def shown(failures):
+        return section_table(failures_section, planted_cell(failures=failures), record_folder="")
+
+    table = shown(failures)
     assert [table.cells(line) for line in table.lines] == [
         [
             "mine",
@@ -496,9 +500,7 @@ def test_failed_runs_that_are_alike_are_one_line_and_those_lost_are_one_note():
     (note,) = table.notes
     assert note.startswith("Also lost, because they shared its process: b00-p00-base, b00-p02-c, ")
     assert note.endswith("and 4 more.")
-    orphan = failures_table(
-        planted_cell(failures=failures[:1])
-    )  # the record of the culprit is missing
+    orphan = shown(failures[:1])  # the record of the culprit is missing
     assert len(orphan.lines) == 1 and orphan.notes == ()
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from planted_cells import output_difference
 
 from labkit.analysis import analyse_cell, load
-from labkit.analysis.comparison.output_identity import frames_difference
 from labkit.analysis.pages.report_files import write_study
 from labkit.records import CaseRecord, Metric
 
@@ -29,12 +29,12 @@ GOOD, KEYFRAMES = outputs([0, 40, 99]), outputs([0, 50, 100], wished=False)
 
 
 def test_correct_frames_have_no_difference():
-    assert frames_difference(GOOD, outputs([0, 40, 99])) is None
-    assert frames_difference(GOOD, KEYFRAMES) is None
-    assert frames_difference(None, GOOD) is None
+    assert output_difference(GOOD, outputs([0, 40, 99])) is None
+    assert output_difference(GOOD, KEYFRAMES) is None
+    assert output_difference(None, GOOD) is None
     same = outputs([0, 40, 99], wished=False)
-    assert frames_difference(GOOD, same, all_alike=True) is None
-    assert "first differ at pick 1" in frames_difference(GOOD, KEYFRAMES, all_alike=True)
+    assert output_difference(GOOD, same, claim="bitwise") is None
+    assert "first differ at pick 1" in output_difference(GOOD, KEYFRAMES, claim="bitwise")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_correct_frames_have_no_difference():
 def test_a_wrong_frame_is_named(mine, message):
     import re
 
-    assert re.match(message, frames_difference(GOOD, mine))
+    assert re.match(message, output_difference(GOOD, mine))
 
 
 NOTED = {

@@ -1,5 +1,8 @@
 """The division of the time: causes, their error rates, the counters' words, what it is worth."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from planted_cells import planted_cell
@@ -7,13 +10,12 @@ from planted_cells import planted_cell
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.comparison.step_parts import (
-    count_changes,
-    count_sentences,
     divide_time,
     part_times,
     whole_us,
 )
-from labkit.analysis.tables.time_tables import NOT_DIVIDED, time_sentences, waterfall_steps
+from labkit.analysis.document.chart import Bars
+from labkit.analysis.tables.time_tables import NOT_DIVIDED, time_section
 from labkit.records import Arm, Record
 
 ARMS = [Arm("base", "baseline", {}, {}), Arm("new", "arm", {}, {})]
@@ -46,14 +48,17 @@ def record(arm, block, *, rng=None, machine=1.0, factors=(), counters=(), share=
     )  # fmt: skip
 
 
-def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05, claimed=("new",)):
-    """A study's division of the time; ``claimed=None``: if its measured times claim an effect."""
+def study(seed=0, factors=(), counters=(), blocks=8, alpha=0.05, claimed=("new",), base=((),)):
+    """A study's division of the time; ``claimed=None``: if its measured times claim an effect.
+
+    ``base``: counters of the baseline, those of one block after another.
+    """
     rng = np.random.default_rng(seed) if seed is not None else None
     machines = rng.lognormal(0, 0.05, blocks) if rng else [1.0] * blocks
     records = [
         record(arm, block, rng=rng, machine=machine, factors=f, counters=c)
         for block, machine in enumerate(machines)
-        for arm, f, c in (("base", (), ()), ("new", factors, counters))
+        for arm, f, c in (("base", (), base[block % len(base)]), ("new", factors, counters))
     ]
     criteria = DecisionCriteria(1, alpha, 2.0)
     if claimed is None:
@@ -100,10 +105,16 @@ def test_error_rates_of_causes():
         test_a_planted_part_is_named_in_18_of_20_studies(part, 100)
 
 
-def said(division, rows=()):
-    """Return the section's sentences."""
+def section(division, rows=()):
+    """Return the section's sentences and its chart."""
     arms = [{"name": "base", "role": "baseline"}, {"name": "new", "role": "arm"}]
-    return list(time_sentences(planted_cell(rows, arms=arms), division))
+    cell = replace(planted_cell(rows, arms=arms), time=division)
+    parts = {part.kind: part for part in time_section.parts(SimpleNamespace(cell=cell))}
+    return parts["bullets"].lines, parts["chart"].chart
+
+
+def said(division, rows=()):
+    return section(division, rows)[0]
 
 
 def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
@@ -116,9 +127,12 @@ def test_differences_are_percent_of_a_step_and_what_is_left_over_is_shown():
     assert arm.cause == "attention" and arm.total.pct == pytest.approx(
         sum(one.pct for one in arm.parts)
     )
-    steps = waterfall_steps(division, arm)
-    assert steps[-1] == (NOT_DIVIDED, pytest.approx(0.0, abs=1e-6))
-    assert [name for name, _ in steps[:-1]] == ["attention", "sampling"]
+    _, chart = section(division)
+    assert chart.rows == ("base", "attention", "sampling", NOT_DIVIDED, "new")
+    boxes = [box for mark in chart.marks if isinstance(mark, Bars) for box in mark.boxes]
+    widths = [right - left for left, right, *_ in boxes]
+    pcts = [abs(parts[part].difference_us) for part in ("attention", "sample")]
+    assert widths[1:-1] == pytest.approx([*pcts, 0.0], abs=1e-6)
     assert "first cause: attention" in said(division)[0]
     assert division.groups[0].pct == pytest.approx(parts["attention"].us / 0.8 / WHOLE * 400)
 
@@ -170,19 +184,20 @@ def test_more_rows_are_the_cause_of_a_longer_model(counters, cause, text):
 
 def test_fewer_steps_are_said_with_their_reason():
     drafts = {"spec.accepted": 160.0, "steps.total": 88.0}
-    found = count_changes([{**COUNTERS, "spec.accepted": 0.0}] * 3, [COUNTERS | drafts] * 3)
-    assert count_sentences(found, 0.88 * 1.06)[0] == (
+    sooner = dict.fromkeys(STEP, 0.88 * 1.06)
+
+    def counts(counters, *base, factors=()):
+        return study(None, factors, counters, blocks=3, base=base).arms[0].counts
+
+    assert counts(drafts, {"spec.accepted": 0.0}, factors=sooner)[0] == (
         "12 % fewer steps, because drafts were accepted 1.82 times per step (baseline 0); "
         "each step takes 6 % longer"
     )
     # Preemptions add steps, so they are no reason for fewer.
     optimistic = {"preemptions": 4.0, "steps.total": 88.0, "tokens.computed": 1410.0}
-    base = {**COUNTERS, "preemptions": 0.0}
-    found = count_changes([base] * 3, [COUNTERS | optimistic] * 3)
-    fewer = count_sentences(found, 1.0)[0]
+    fewer = counts(optimistic, {"preemptions": 0.0})[0]
     assert fewer.startswith("12 % fewer steps, because a step has 16 tokens (baseline 14); each")
-    varying = [{**COUNTERS, "preemptions": n} for n in (1.0, 4.0)]
-    assert not count_changes(varying, [{**COUNTERS, "preemptions": 3.0}] * 2)
+    assert counts({"preemptions": 3.0}, {"preemptions": 1.0}, {"preemptions": 4.0}) == ()
 
 
 def test_the_predicted_effect_stands_beside_the_measured_one():

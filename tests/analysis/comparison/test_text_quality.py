@@ -6,16 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 from scipy import stats
 
 from labkit.analysis.comparison import gates
-from labkit.analysis.comparison.output_identity import IdentityReport
+from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.comparison.text_quality import (
     IS_UPPER_LIMIT,
     KL_QUANTILES,
     ScoredWindows,
-    arm_quality,
     broken_limits,
     text_qualities,
 )
@@ -26,12 +25,11 @@ from labkit.analysis.findings.outputs_text import interval_text, quality_sentenc
 from labkit.analysis.statistics.block_jackknife import (
     Interval,
     block_jackknife,
-    num_blocks,
     positive_interval,
     quantile_interval,
 )
 from labkit.analysis.tables.text_quality_tables import quality_section
-from labkit.analysis.tables.validity_tables import output_noun
+from labkit.analysis.tables.validity_tables import outputs_section
 from labkit.config.experiment import QualityLimits
 from labkit.records import Arm, CaseRecord, Record
 from labkit.records.kl_histogram import RELATIVE_ERROR, encode_histogram
@@ -65,12 +63,13 @@ def windows(shift, count=32):
     ]
 
 
-def record(arm, shift, block=0, outcome="ok", top=64):
+def record(arm, shift, block=0, outcome="ok", top=64, **notes):
     notes = {
         "reference_top": top,
         "reference_rest": 0.125,
         "windows": windows(shift),
         "worst": [PLACE] if shift else [],
+        **notes,
     }
     return Record(
         arm=arm,
@@ -131,8 +130,8 @@ def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
     ]
     for note in notes:
         del note["kl"]  # the list of older records
-    newer = arm_quality("lossy", ScoredWindows.from_notes(notes), older, 0.95)
-    exact = arm_quality("lossy", older, older, 0.95)
+    records = [record("base", 0.1), record("lossy", 0.1, windows=notes)]
+    exact, newer = text_qualities(["base", "lossy"], records, 0.95)
     assert newer.metrics["kl_mean"].estimate == pytest.approx(
         exact.metrics["kl_mean"].estimate, rel=1e-9
     )
@@ -197,8 +196,11 @@ def test_of_many_arms_the_headline_has_the_closest_and_the_furthest():
 
 def test_the_outputs_of_a_scoring_workload_are_not_requests():
     cell = planted_cell([{"metric": "total_tok_s"}])
-    assert output_noun(cell, RECORDS) == "scored tokens"
-    assert output_noun(cell, []) == "requests"
+    identity = IdentityReport("b0", (), (OutputAgreement("lossy", 1, 2, 0.5),))
+    analysis = SimpleNamespace(identity=identity)
+    for records, noun in ((RECORDS, "scored tokens"), ([], "requests")):
+        table = section_table(outputs_section, cell, records, analysis=analysis)
+        assert table.columns[1].heading == f"{noun} that agree in every run"
 
 
 def speeds(**effects):
@@ -252,7 +254,13 @@ def test_a_mean_has_student_s_interval_of_its_block_means():
 def test_few_windows_have_no_interval():
     assert block_jackknife(lambda some: 1.0, 15) == Interval(1.0, None, None)
     assert block_jackknife(lambda some: 1.0, 16) == Interval(1.0, 1.0, 1.0)
-    assert [num_blocks(n) for n in (4, 16, 99, 100, 160, 1000)] == [4, 4, 4, 5, 8, 8]
+
+
+def test_windows_are_left_out_in_4_to_8_blocks():
+    for count, blocks in ((16, 4), (99, 4), (100, 5), (160, 8), (1000, 8)):
+        used = []
+        block_jackknife(lambda some, used=used: used.append(len(some)) or 1.0, count)
+        assert used[-1] == count and len(used) == 1 + blocks
 
 
 def test_a_positive_statistic_has_a_positive_interval_unless_it_is_0():

@@ -22,7 +22,6 @@ from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.config import Design, Isolation, PlannedLook, to_plain
-from labkit.experiment.cell import normalized_design
 from labkit.records import unpack_archive
 
 pytestmark = pytest.mark.usefixtures("fewer_relabellings")
@@ -46,7 +45,8 @@ def shipped_design(name, runs=1):
     plain = {**plain, **FIXED.get(name, {})}
     looks = [PlannedLook(one["blocks"] // runs, one["alpha"]) for one in plain.pop("looks", [])]
     plain |= {"blocks": plain["blocks"] // runs, "runs_per_block": runs, "looks": looks}
-    return normalized_design(Design(**plain, isolation=Isolation.process))
+    design = Design(**plain, isolation=Isolation.process)
+    return replace(design, looks=design.all_looks)
 
 
 SHIPPED = ("standard", "strict", "sequential")

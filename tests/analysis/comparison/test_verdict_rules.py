@@ -17,7 +17,7 @@ from labkit.analysis.comparison.arm_comparison import (
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import log_values, probe_values
 from labkit.analysis.comparison.output_identity import OutputAgreement, above_noise_floor
-from labkit.analysis.comparison.verdict import exceeds_margin, judge, target_effect_pct
+from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, judge, target_effect_pct
 from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
@@ -55,14 +55,13 @@ def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
     assert judge(one, "lower", LEVELS, [], None).word == "equivalent"
     wide = replace(one, equivalence=Equivalence(0.06, 2.1))
     assert judge(wide, "lower", LEVELS, [], None).word == "inconclusive"
-
-
-def test_noise_of_just_the_margin_does_not_exceed_it():
+    # Noise of just the margin does not exceed it.
     for low, high, exceeds in ((-1.0, 2.0, False), (-2.0, 1.0, False), (-2.01, 1.0, True)):
         control = Comparison("control", "a", ci_raw_low_pct=low, ci_raw_high_pct=high)
-        assert exceeds_margin(control, 2.0) is exceeds
-    assert not exceeds_margin(Comparison("control", "a"), 2.0)
-    assert not exceeds_margin(None, 2.0)
+        verdict = judge(one, "lower", LEVELS, [], control)
+        assert verdict.word == ("inconclusive" if exceeds else "equivalent")
+        assert (verdict.reason == NOISE_EXCEEDS_MARGIN) is exceeds
+    assert judge(one, "lower", LEVELS, [], Comparison("control", "a")).word == "equivalent"
 
 
 def test_a_design_whose_smallest_p_is_just_alpha_may_claim():

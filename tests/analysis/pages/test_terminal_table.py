@@ -7,11 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from labkit.analysis.pages.terminal_report import (
-    TerminalColumn,
-    column_widths,
-    terminal_table,
-)
+from labkit.analysis.pages.terminal_report import GAP, TerminalColumn, terminal_table
 
 COLUMNS = [
     TerminalColumn("metric", "metric", False),
@@ -55,7 +51,13 @@ def test_a_table_without_room_becomes_records():
 
 
 def test_widths_share_what_is_left():
-    assert column_widths([3, 4], [3, 40], 20) == [3, 17]
-    assert column_widths([3, 4], [10, 40], 17) == [8, 9]
-    assert column_widths([3, 4], [5, 6], 100) == [5, 6]
-    assert column_widths([3, 4], [5, 6], 6) is None
+    def widths(room, *texts):
+        columns = [TerminalColumn("", "", False) for _ in texts]
+        made = terminal_table(columns, [list(map(Text, texts))], room + GAP * len(texts))
+        return [column.width for column in made.columns]
+
+    long = " ".join(["abcd"] * 8)
+    assert widths(20, "abc", long) == [3, 17]
+    assert widths(17, "abc abc abc", long) == [8, 9]
+    assert widths(100, "abc a", "abcd a") == [5, 6]
+    assert not hasattr(terminal_table([COLUMNS[0]], [[Text("abcdefgh")]], 9), "columns")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.pages.cell_report_content import noise_lines
+from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness import sensitivity_analysis
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
@@ -209,9 +209,8 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell, monkeypatch):
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert sensitivity_results(blind) == []
     assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
-    assert (
-        "The correlation of the metric's noise with the arm-blind probe is" in noise_lines(blind)[0]
-    )
+    (line,) = CellReport(blind).noise
+    assert "The correlation of the metric's noise with the arm-blind probe is" in line
 
 
 def test_no_correlation_is_given_for_rows_with_a_run_that_has_no_probe(make_cell):
@@ -226,7 +225,9 @@ def test_no_correlation_is_given_for_rows_with_a_run_that_has_no_probe(make_cell
 def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cell):
     analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
     assert set(disturbed_blocks(analysis.data.records)) == {1}
-    assert any(line.startswith("Block 1 was disturbed (b01-") for line in noise_lines(analysis))
+    assert any(
+        line.startswith("Block 1 was disturbed (b01-") for line in CellReport(analysis).noise
+    )
     results = [s for s in sensitivity_results(analysis) if "without disturbed blocks (1)" in s.how]
     assert {s.blocks for s in results} == {3}
     assert analysis.comparisons[0]["seq_map"].blocks == 4

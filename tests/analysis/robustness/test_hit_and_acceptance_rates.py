@@ -1,9 +1,9 @@
 """Attained rates beside attainable ones, and disagreements between counters and workloads."""
 
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
-from labkit.analysis.tables.serving_tables import hit_and_acceptance_table
+from labkit.analysis.tables.serving_tables import hit_and_acceptance_section
 from labkit.records import Record
 
 CELL = planted_cell(arms=[{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}])
@@ -33,7 +33,7 @@ def test_attained_rates_stand_beside_attainable_ones():
         run("a", hits(400, **{"tokens.padded": 25.0, "tokens.computed": 75.0})),
         run("b", {"spec.drafted": 200.0, "spec.accepted": 30.0}),
     ]
-    table = hit_and_acceptance_table(CELL, records)
+    table = section_table(hit_and_acceptance_section, CELL, records)
     assert [c.heading for c in table.columns] == [
         "arm", "prefix hits attainable", "attained", "drafts accepted", "rows of padding",
     ]  # fmt: skip
@@ -71,7 +71,10 @@ def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
 
 def test_old_records_and_arms_without_attainable_rates_have_no_table():
     old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
-    assert hit_and_acceptance_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
+    assert (
+        section_table(hit_and_acceptance_section, CELL, [old, run("b", {"tokens.computed": 5.0})])
+        is None
+    )
 
 
 def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counters_added):
@@ -81,7 +84,7 @@ def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counte
 
 
 def test_padding_is_compared_with_that_of_a_rectangle():
-    table = hit_and_acceptance_table(CELL, [padding(10, 90)])
+    table = section_table(hit_and_acceptance_section, CELL, [padding(10, 90)])
     assert [note.partition(":")[0] for note in table.notes] == ["One rectangle"]
     heads = ["arm", "padding of one rectangle", "rows of padding"]
     assert [c.heading for c in table.columns] == heads
@@ -93,7 +96,7 @@ def test_padding_of_equal_requests_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
         "a: 1.0% of its rows are padding, but all requests have the same length"
     ]
-    alike = hit_and_acceptance_table(CELL, [padding(0, tokens=100)])
+    alike = section_table(hit_and_acceptance_section, CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]
     # Rows wait for the prompts of others, and a fixed shape pads by its own rule.
     assert disagreements(padding(1, 99, tokens=100, prompts=2.0)) == []

@@ -13,13 +13,22 @@ from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.isolation_agreement import (
-    IsolationAgreement,
-    agreement_sentence,
-    compare_isolations,
     isolation_agreements,
+    isolation_sentence,
 )
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.records import PROCESSES_SUFFIX
+
+DATA = CellData(
+    Path("cell"), {"design": {}},
+    (SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")), (),
+)  # fmt: skip
+
+
+def paired(interleaved, separate):
+    """Return a cell that interleaves arms, and whose companion has separate processes."""
+    interleaved.companion = lambda: separate
+    return interleaved
 
 
 def simulated_row(rng, effect, noise, blocks, runs):
@@ -33,31 +42,26 @@ def simulated_row(rng, effect, noise, blocks, runs):
         ]
     criteria = DecisionCriteria(runs, 0.05, 2.0)
     (comparison,) = compare_arm([row], "arm", "base", criteria)
-    arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
-    return SimpleNamespace(
-        rows=[row],
-        comparisons=[{"arm": comparison}],
-        data=CellData(Path("cell"), {}, tuple(arms), ()),
-    )
+    return SimpleNamespace(rows=[row], comparisons=[{"arm": comparison}], data=DATA, environment={})
 
 
 def simulated_agreements(effect, other, studies):
     rng = np.random.default_rng(5)
     for _ in range(studies):
         turns = simulated_row(rng, effect, 0.01, 10, 1)
-        (agreement,) = compare_isolations(turns, simulated_row(rng, other, 0.05, 4, 2))
+        (agreement,) = isolation_agreements(paired(turns, simulated_row(rng, other, 0.05, 4, 2)))
         yield agreement
 
 
 def estimated(*rows):
     """Return a cell of given estimates: (case, primary, effect, low and high limit), in percent."""
-    arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
     return SimpleNamespace(
         rows=[MetricRow(case, "dispatch_us", "us", "lower", primary) for case, primary, *_ in rows],
         comparisons=[
             {"arm": Comparison("arm", "base", effect, low, high)} for *_, effect, low, high in rows
         ],
-        data=CellData(Path("cell"), {}, tuple(arms), ()),
+        data=DATA,
+        environment={},
     )
 
 
@@ -77,7 +81,7 @@ def test_what_went_undetected_follows_from_the_limits_that_face_each_other(
 ):
     """From the lower limit of the larger effect and the upper limit of the smaller."""
     cells = (estimated(("one", True, 10.0, low, high)), estimated(SMALL))
-    (agreement,) = compare_isolations(*(cells[::-1] if swapped else cells))
+    (agreement,) = isolation_agreements(paired(*(cells[::-1] if swapped else cells)))
     assert agreement.undetected_pct == pytest.approx(apart_by((low, 10), (4, 9)))
     difference = 100 * (1.10 / 1.04 - 1)
     assert agreement.difference_pct == pytest.approx(-difference if swapped else difference)
@@ -89,7 +93,7 @@ def test_what_went_undetected_follows_from_the_limits_that_face_each_other(
 def test_only_primary_rows_of_both_cells_are_compared():
     secondary = ("one", False, 50.0, 49.0, 51.0)
     one = estimated(LARGE, secondary, ("alone", True, 1.0, 0.0, 2.0))
-    (agreement,) = compare_isolations(one, estimated(SMALL, secondary))
+    (agreement,) = isolation_agreements(paired(one, estimated(SMALL, secondary)))
     assert (agreement.interleaved_pct, agreement.separate_pct) == (10.0, 4.0)
 
 
@@ -98,22 +102,25 @@ def test_a_row_without_an_effect_or_an_interval_in_either_cell(swapped):
     unknown, pointwise = ("one", True, None, None, None), ("one", True, 4.0, None, None)
     for other in (unknown, pointwise):
         cells = (estimated(LARGE), estimated(other))
-        agreements = compare_isolations(*(cells[::-1] if swapped else cells))
+        agreements = isolation_agreements(paired(*(cells[::-1] if swapped else cells)))
         assert [(a.difference_pct, a.agrees) for a in agreements] == (
             [(None, None)] if other is pointwise else []
         )
 
 
 def test_the_sentence_states_the_coarsest_row_or_the_clearest_disagreement():
-    agreeing = [IsolationAgreement(n, "arm", 1.0, 1.0, 0.1, w) for n, w in (("a", 1.5), ("b", 4.0))]
-    assert agreement_sentence(agreeing) == (
+    narrow, wide = ("a", True, 1.0, 0.0, 2.0), ("b", True, 1.0, -2.0, 4.0)
+    bounds = [apart_by((1, 2), (0, 1)), apart_by((1, 4), (-2, 1))]
+    assert isolation_sentence(paired(estimated(narrow, wide), estimated(narrow, wide))) == (
         "Separate processes agree with interleaved runs in all 2 rows "
-        "(a difference below 4.0 % could have gone undetected in some row)."
+        f"(a difference below {bounds[1]:.1f} % could have gone undetected in some row)."
     )
-    assert "in the only row (a difference below 1.5 %" in agreement_sentence(agreeing[:1])
-    large = IsolationAgreement("large", "arm", 6.0, 0.0, 6.0, 5.0)
-    clear = IsolationAgreement("clear", "arm", -4.0, 0.0, -4.0, 1.0)
-    assert agreement_sentence([large, clear, *agreeing]) == (
+    only = isolation_sentence(paired(estimated(narrow), estimated(narrow)))
+    assert f"in the only row (a difference below {bounds[0]:.1f} %" in only
+    large, clear = ("large", True, 6.0, 2.5, 9.5), ("clear", True, -4.0, -4.7, -3.3)
+    none = ("large", True, 0.0, -3.5, 3.5), ("clear", True, 0.0, -0.7, 0.7)
+    cells = estimated(large, clear, narrow, wide), estimated(*none, narrow, wide)
+    assert isolation_sentence(paired(*cells)) == (
         "Separate processes disagree with interleaved runs in 2 of 4 rows, most in clear: "
         "arm -4.0 % interleaved, +0.0 % in separate processes."
     )
@@ -150,27 +157,27 @@ def test_designs_with_different_effects_disagree():
 def test_interleaved_and_separate_cells_of_a_study_are_compared(make_cell, effect, says):
     turns = make_cell("cell", blocks=10, runs=1, effects={"seq_map": 0.9})
     apart = make_cell("cell~", seed=2, effects={"seq_map": effect})
-    agreements = compare_isolations(analyse(turns), analyse(apart))
+    both = analyse(turns, lambda: analyse(apart))
+    agreements = isolation_agreements(both)
     assert [(a.case, a.arm) for a in agreements] == [
         ("decode, 64 reqs, ctx 128", "seq_map"),
         ("prefill, 8 × 512", "seq_map"),
     ]
     assert all(abs(a.interleaved_pct + 10) < 1 for a in agreements)
-    assert agreement_sentence(agreements).startswith(says)
+    assert isolation_sentence(both).startswith(says)
 
 
 def test_too_few_blocks_neither_agree_nor_disagree(make_cell):
     turns = make_cell("cell", blocks=10, runs=1)
     apart = make_cell("cell~", blocks=1)
-    agreements = compare_isolations(analyse(turns), analyse(apart))
-    assert [a.agrees for a in agreements] == [None, None]
-    assert "too few blocks" in agreement_sentence(agreements)
+    both = analyse(turns, lambda: analyse(apart))
+    assert [a.agrees for a in isolation_agreements(both)] == [None, None]
+    assert "too few blocks" in isolation_sentence(both)
 
 
 def test_both_cells_reports_have_the_agreement_and_no_isolation_caveat(make_cell):
     from labkit.analysis import write_study
     from labkit.analysis.robustness.caveats import caveats
-    from labkit.analysis.robustness.isolation_agreement import isolation_sentence
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)

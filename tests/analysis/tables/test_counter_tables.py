@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 
-from labkit.analysis.tables.counter_tables import engine_counters_table
+from labkit.analysis.tables.counter_tables import engine_counters_section
 
 SLOW = {
     "steps.total": 10.0,
@@ -31,12 +31,12 @@ CELL = planted_cell(arms=ARMS)
 
 
 def rows(cell):
-    table = engine_counters_table(cell)
+    table = section_table(engine_counters_section, cell)
     return [tuple(table.cells(line)) for line in table.lines]
 
 
 def test_only_counters_that_differ_are_shown_and_no_control():
-    table = engine_counters_table(CELL)
+    table = section_table(engine_counters_section, CELL)
     assert [column.heading for column in table.columns] == ["counter", "padded", "paged"]
     assert rows(CELL) == [
         ("padding.waste_pct", "59.4", ""),
@@ -49,5 +49,5 @@ def test_only_counters_that_differ_are_shown_and_no_control():
 
 def test_kernel_workloads_and_single_arms_have_no_counter_table():
     kernel = [{**arm, "counters": {"kernel.decode": 3.0}} for arm in ARMS]
-    assert engine_counters_table(planted_cell(arms=kernel)) is None
-    assert engine_counters_table(planted_cell(arms=ARMS[:1])) is None
+    assert section_table(engine_counters_section, planted_cell(arms=kernel)) is None
+    assert section_table(engine_counters_section, planted_cell(arms=ARMS[:1])) is None

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from planted_cells import section_table
 
 from labkit.analysis import write_study
-from labkit.analysis.charts.roofline import roofline_points
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.tables.counter_tables import (
-    dispatch_table,
-    host_times_table,
-    launch_queue_table,
-    roofline_table,
+    dispatch_section,
+    host_times_section,
+    launch_queue_section,
+    roofline_section,
 )
-from labkit.analysis.tables.published_table import host_time_rows, published_table
+from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.results_table import results_table
 from labkit.records import Metric
 
@@ -23,24 +23,31 @@ def cells(table):
             for line in table.lines]  # fmt: skip
 
 
+def shown(section, folder):
+    """Return the first table that a section of a cell's report shows, or None."""
+    analysis = analyse(folder)
+    return section_table(section, analysis.cell, analysis.data.records, analysis=analysis)
+
+
 def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     analysis = analyse(make_cell(noise=0.0, repeats=1))
-    table = roofline_table(roofline_points(analysis.cell, analysis.data.records))
+    table = section_table(roofline_section, analysis.cell, analysis.data.records)
     first, *_, last = cells(table)
     assert (first["batch"], first["arm"]) == ("decode, 64 reqs, ctx 128", "binary_search")
+    work = [first[heading] for heading in ("MB", "MFLOP", "GFLOP/s")]
+    assert work == ["10.00", "10.00", "31.00"]
     assert (first["bound by"], first["share of limit"]) == ("memory", "62%")  # 200 of 322.6 us
     assert (last["arm"], last["bound by"]) == ("seq_map", "compute")
     assert last["share of limit"] == "35%"  # 2,500 of 7,049 us
     assert "50.0 GB/s reading 128 MiB, 400.0 GFLOP/s" in table.notes[1]
     bare = [replace(r, notes={}) for r in analysis.data.records]
-    table = roofline_table(roofline_points(analysis.cell, bare))
+    table = section_table(roofline_section, analysis.cell, bare)
     assert "share of limit" not in [c.heading for c in table.columns]
     assert "no shares" in table.notes[1]
 
 
 def test_counters_are_columns_unless_they_stay_0(make_cell):
-    analysis = analyse(make_cell())
-    table = dispatch_table(analysis.cell, analysis.data.records)
+    table = shown(dispatch_section, make_cell())
     assert [c.heading for c in table.columns] == [
         "batch", "arm", "search iterations", "KV blocks visited"
     ]  # fmt: skip
@@ -60,8 +67,7 @@ def test_only_what_the_kernel_counts_is_called_counted(make_cell):
         )
         return replace(record, cases=cases)
 
-    analysis = analyse(make_cell(change=change))
-    table = dispatch_table(analysis.cell, analysis.data.records)
+    table = shown(dispatch_section, make_cell(change=change))
     assert [c.heading for c in table.columns][2:] == [
         "search iterations", "dependent loads (computed)", "surplus threadgroups",
         "KV blocks visited", "bytes (computed)", "window skipped blocks (computed)",
@@ -78,8 +84,7 @@ def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
         changed = replace(case, notes={**case.notes, "counters": counters})
         return replace(record, cases=(changed, *record.cases[1:]))
 
-    analysis = analyse(make_cell(change=change))
-    lines = cells(dispatch_table(analysis.cell, analysis.data.records))
+    lines = cells(shown(dispatch_section, make_cell(change=change)))
     assert [line["KV blocks visited"] for line in lines] == ["512", "varies", "512", "512"]
 
 
@@ -99,16 +104,14 @@ def adding_notes(**notes):
 
 
 def test_planning_time_has_a_column(make_cell):
-    analysis = analyse(make_cell("study/new", change=adding_notes(plan_us=40.0)))
-    table = host_times_table(analysis.cell, analysis.data.records)
+    table = shown(host_times_section, make_cell("study/new", change=adding_notes(plan_us=40.0)))
     assert [c.heading for c in table.columns[:5]] == [
         "batch", "binary_search maps (µs)", "binary_search plan (µs)",
         "seq_map maps (µs)", "seq_map plan (µs)",
     ]  # fmt: skip
     assert table.cells(table.lines[0])[1:5] == ["12.50", "40.00", "12.50", "80.00"]
     assert "the dispatch times above exclude this" in table.notes[0] and len(table.notes) == 2
-    analysis = analyse(make_cell("study/old"))
-    table = host_times_table(analysis.cell, analysis.data.records)
+    table = shown(host_times_section, make_cell("study/old"))
     assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]
     assert len(table.notes) == 1
 
@@ -133,12 +136,14 @@ def test_numbers_beside_published_ones_are_medians_of_runs(make_cell):
 
     for blocks, median in ((3, 2.0), (4, 2.5)):
         options = {"blocks": blocks, "runs": 1, "published": published, "change": change}
-        analysis = analyse(make_cell(f"{blocks}/cell", **options))
-        table = published_table(analysis.cell, list(host_time_rows(analysis.data.records)))
+        folder = make_cell(f"{blocks}/cell", **options)
+        table = shown(published_section, folder)
         ours = [line.number("seq_map") for line in table.lines if line.own_row is not None]
         assert list(map(float, ours)) == [10 * median, median, 5 * median]
         if blocks % 2:
-            assert {arm["counters"][counter] for arm in analysis.cell.to_json()["arms"]} == {median}
+            assert {arm["counters"][counter] for arm in analyse(folder).cell.to_json()["arms"]} == {
+                median
+            }
 
 
 QUEUED = {
@@ -165,8 +170,7 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
         return replace(record, cases=tuple(cases))
 
     study = make_cell("study/queue", noise=0.0, repeats=1, change=change).parent
-    analysis = analyse(study / "queue")
-    (first, second, *_, last) = cells(launch_queue_table(analysis.cell, analysis.data.records))
+    (first, second, *_, last) = cells(shown(launch_queue_section, study / "queue"))
     assert first == {
         "batch": "decode, 64 reqs, ctx 128", "arm": "binary_search", "launches in a chain": "8",
         "in a chain (µs)": "322.6", "by itself (µs)": "500.0", "empty, in a chain (µs)": "2.00",
@@ -178,17 +182,16 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
     write_study(study, plots=False)
     for form in ("report.md", "report.html"):
         assert "Queued launches" in (study / form).read_text(encoding="utf-8")
-    analysis = analyse(make_cell("study/other"))
-    assert launch_queue_table(analysis.cell, analysis.data.records) is None
+    assert shown(launch_queue_section, make_cell("study/other")) is None
 
 
 def test_old_records_have_no_work_table_and_no_roofline(make_cell):
     def change(record):
         return replace(record, cases=tuple(replace(c, notes={}) for c in record.cases))
 
-    analysis = analyse(make_cell(change=change))
-    assert dispatch_table(analysis.cell, analysis.data.records) is None
-    assert roofline_points(analysis.cell, analysis.data.records) == []
+    folder = make_cell(change=change)
+    assert shown(dispatch_section, folder) is None
+    assert shown(roofline_section, folder) is None
 
 
 def test_the_report_has_the_work_table_and_the_roofline(make_cell):

@@ -1,13 +1,12 @@
 """Tables of requests: outcomes and arrivals."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
-from planted_cells import planted_cell
+from planted_cells import planted_cell, section_table
 
-from labkit.analysis.robustness.caveats import _unserved, _unsustained, _waits
-from labkit.analysis.tables.serving_tables import (
-    request_outcomes_table,
-)
+from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.robustness.caveats import caveats
+from labkit.analysis.tables.serving_tables import request_outcomes_section
 from labkit.records import CaseRecord, Record
 
 
@@ -27,7 +26,7 @@ BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
 
 def test_counts_are_sums_over_runs_and_older_records_have_no_table():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
-    table = request_outcomes_table(CELL, records)
+    table = section_table(request_outcomes_section, CELL, records)
     assert [column.heading for column in table.columns] == [
         "arm", "requests", "served", "ended without a token", "ended after a token",
         "within the limits", "sender's share of a core",
@@ -36,45 +35,58 @@ def test_counts_are_sums_over_runs_and_older_records_have_no_table():
         ["base", "10", "10", "0", "0", "0", "1.00%"],
         ["other", "20", "16", "2", "2", "8", "1.00%"],
     ]
-    assert request_outcomes_table(CELL, [run("base", 0)]) is None
+    assert section_table(request_outcomes_section, CELL, [run("base", 0)]) is None
 
 
 def test_open_loop_arrivals_have_rates_and_waits():
     spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
     sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
-    table = request_outcomes_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
+    table = section_table(
+        request_outcomes_section, CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)]
+    )
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
 
 
-def test_unserved_requests_and_waits_at_the_client_are_caveats():
+def caveats_of(make_cell, blocks, traffic):
+    """Return the caveats on arm seq_map; ``traffic``: what its run in a block notes."""
+
+    def change(record):
+        own = traffic(record.block) if record.arm == "seq_map" else {"arrivals": "closed"}
+        noted = run("other", 0, **own).cases[0].notes
+        cases = (replace(case, notes={**case.notes, **noted}) for case in record.cases)
+        return replace(record, cases=tuple(cases))
+
+    options = {"requests": True, "blocks": blocks, "runs": 1, "change": change}
+    lines = caveats(analyse(make_cell(**options)))
+    return [line for line in lines if line.startswith("seq_map: ")]
+
+
+def test_unserved_requests_and_waits_at_the_client_are_caveats(make_cell):
     queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
-    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
-    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
-    lines = [*_unserved(analysis), *_waits(analysis)]
-    assert lines == [
-        "other: 2 of 10 requests were not served, 1 of them without a first token (request r3: "
+    assert caveats_of(make_cell, 1, lambda block: {**BAD, **queued}) == [
+        "seq_map: 2 of 10 requests were not served, 1 of them without a first token (request r3: "
         "no room); its numbers describe the rest",
-        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
-        "no latency includes this wait",
+        "seq_map: half of the requests waited 1,500 ms or more at the client "
+        "(workload.concurrency); no latency includes this wait",
     ]
 
 
-def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats():
+def test_a_wait_that_latencies_include_and_a_load_that_was_not_sustained_are_caveats(make_cell):
     spread = {"p50": 1500.0, "p99": 2.0, "max": 2.0}
     slow = {"queue_ms": spread, "latency_from": "arrival", "due_per_s": 40.0, "sent_per_s": 5.04}
-    records = [
-        run("base", n, **(slow if n else {"due_per_s": 40, "sent_per_s": 39})) for n in (0, 1)
-    ]
-    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
-    assert list(_unsustained(analysis)) == [
-        "base: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
+    fast = {"due_per_s": 40, "sent_per_s": 39}
+    load, wait = caveats_of(make_cell, 2, lambda block: slow if block else fast)
+    assert load == (
+        "seq_map: its load was not sustained in 1 of 2 runs: requests arrived at 40 per second and "
         "were sent at 5.04"
-    ]
-    (wait,) = _waits(analysis)
+    )
     assert wait.endswith("(workload.concurrency); latencies include this wait")
 
 
 def test_the_table_says_that_the_time_of_a_run_counts_requests_that_failed():
-    notes = [request_outcomes_table(CELL, [run("base", 0, **one)]).notes for one in (SERVED, BAD)]
+    notes = [
+        section_table(request_outcomes_section, CELL, [run("base", 0, **one)]).notes
+        for one in (SERVED, BAD)
+    ]
     texts = ["number includes requests", "number but the time of a run includes requests"]
     assert all(text in "".join(note) for text, note in zip(texts, notes, strict=True))

@@ -13,8 +13,6 @@ from budget_cases import GIB, MIB
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.memory_budget import model_footprint, pool_sizing
 from labkit.machine.facts import memory_capacity
 
@@ -154,11 +152,17 @@ def test_measured_activations_match_the_estimate(tiny_dir, rows):
 
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows):
+    from labkit.engine import kv_layout
+
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    lengths = pool_sizing.prompt_lengths(scheduler)
+    kind, shapes, steps = kv_layout.create_factory(config.Engine()), (KVShape(1, 8, 8),), []
+    pool_sizing.measure_activation_bytes(
+        lambda batch, *_: steps.append(batch), kind, shapes, scheduler
+    )
+    batch, again = steps
+    lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
-    cache = PagedKVCacheManager(BlockPool(num_blocks, 16))
-    batch = pool_sizing.largest_step(lengths, cache)
+    assert batch is again and batch.seq_lens.tolist() == lengths
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
     assert batch.block_tables.max() == num_blocks - 1

@@ -6,7 +6,6 @@ import pytest
 from mlx_lm_bench import LENGTHS, requests, serve
 
 from labkit.engine.engine_protocol import KVBytes, Observable
-from labkit.engine.mlx_lm.batch_generator_counters import num_padding
 
 
 def test_counters_of_computed_tokens(shared):
@@ -54,11 +53,6 @@ def test_one_request_alone_has_no_padding(shared):
     engine = shared()
     serve(engine, requests()[3:4])
     assert engine.counters()["tokens.padded"] == engine.counters()["kv.padded_slots"] == 0
-
-
-def test_num_padding_pads_to_the_longest():
-    assert num_padding([5, 1, 3]) == 6
-    assert num_padding([]) == num_padding([7]) == 0
 
 
 def test_peak_kv_bytes_is_the_peak_of_the_caches(shared):

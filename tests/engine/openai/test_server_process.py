@@ -289,8 +289,10 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
 
     def build(folder, python, requirements, without, index):
         built.append((python, requirements, without))
+        folders.append(folder)
         return folder
 
+    folders = []
     monkeypatch.setattr(server_process.package_installer, "build_venv", build)
     for server, words in (
         (
@@ -305,7 +307,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
         assert server_process.missing_program(engine_options) is None
         openai.prepare(engine_options, tiny_dir)
         command = server_process.build_command(engine_options, tiny_dir, 81)
-        folder = str(server_process.server_python(server).parent)
+        folder = str(folders[-1] / "bin")
         if words is not None:
             assert "OMP_NUM_THREADS=3" in command and str(tiny_dir) in command
             first = command.index(f"{folder}/python")

@@ -28,7 +28,7 @@ from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget.pool_sizing import size_pool
 from labkit.engine.parallel.model_sharding import sharding_error
-from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
+from labkit.engine.parallel.schedule_check import ScheduleCheck
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.facts import memory_capacity
@@ -160,15 +160,21 @@ def scheduled(tokens=(1, 2, 3), start=0, count=3, name="a"):
 
 
 def test_different_steps_have_different_digests():
-    same = [chain_digest("", scheduled()) for _ in range(2)]
-    assert same[0] == same[1]
+    def digest(*steps):
+        check = ScheduleCheck(2, lambda digest: None)
+        for step in steps:
+            check.check_step(step, Counters())
+        return check.digest
+
+    same = [digest(scheduled()) for _ in range(2)]
+    assert same[0] == same[1] and len(same[0]) == 32
     others = [
-        chain_digest("before", scheduled()),
-        chain_digest("", scheduled(name="b")),
-        chain_digest("", scheduled(tokens=(1, 2, 4))),  # another token sampled in the step before
-        chain_digest("", scheduled(count=2)),
-        chain_digest("", scheduled(start=1, count=2)),
-        chain_digest("", SchedulerOutput(())),
+        digest(scheduled(), scheduled()),
+        digest(scheduled(name="b")),
+        digest(scheduled(tokens=(1, 2, 4))),  # another token sampled in the step before
+        digest(scheduled(count=2)),
+        digest(scheduled(start=1, count=2)),
+        digest(SchedulerOutput(())),
     ]
     assert len({same[0], *others}) == 1 + len(others)
 

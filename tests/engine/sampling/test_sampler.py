@@ -91,16 +91,47 @@ def test_logprobs_are_of_the_logits_before_bias_and_temperature():
         assert [token for token, _ in out.logprobs.top] == [1, 2]
 
 
-def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
-    rows = []
-    monkeypatch.setattr(
-        "labkit.engine.sampling.sampler.sample_row", lambda *args: rows.append(args)
-    )
-    Sampler()(np.zeros((2, 9), np.float32), [state("a"), state("b", max_tokens=3, seed=1)])
-    assert rows == []
-    for params in ({"logprobs": 0}, {"min_p": 0.1, "temperature": 1}, {"presence_penalty": 1}):
-        Sampler()(np.zeros((1, 9), np.float32), [state("a", **params)])
-    assert len(rows) == 3
+def test_logprobs_are_the_log_softmax_of_the_likeliest_tokens_equal_ones_by_id():
+    def logprobs(logits, token, count):
+        biased = state("a", logit_bias={token: 100}, logprobs=count)
+        (sampled,) = Sampler()(np.array([logits], np.float32), [biased])
+        assert sampled.token == token
+        return sampled.logprobs
+
+    result = logprobs(np.log([0.1, 0.4, 0.2, 0.3]) + 400, 2, 3)  # exp(2 * 400) would overflow
+    np.testing.assert_allclose(np.exp(result.token), 0.2, rtol=1e-4)
+    assert [token for token, _ in result.top] == [1, 3, 2]
+    np.testing.assert_allclose([np.exp(v) for _, v in result.top], [0.4, 0.3, 0.2], rtol=1e-4)
+    alone = logprobs(np.zeros(4), 1, 0)
+    assert alone.top == () and alone.token == pytest.approx(-np.log(4))
+    for count, ids in ((2, [1, 2]), (4, [1, 2, 4, 0]), (9, [1, 2, 4, 0, 3])):
+        assert [token for token, _ in logprobs([1, 3, 3, 0, 3], 0, count).top] == ids
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        ({}, True),
+        ({"max_tokens": 3, "seed": 1}, True),
+        ({"logprobs": 0}, False),
+        ({"min_p": 0.1, "temperature": 1}, False),
+        ({"presence_penalty": 1}, False),
+    ],
+)
+def test_a_plain_greedy_row_runs_nothing_but_the_argmax(params, plain):
+    class Read(RequestState):
+        """A request whose tokens are looked at."""
+
+        def __getattribute__(self, name):
+            if name == "token_ids":
+                reads.append(name)
+            return super().__getattribute__(name)
+
+    reads = []
+    watched = Read(Request("a", (1, 2, 3), SamplingParams(**params)))
+    reads.clear()
+    Sampler()(np.zeros((1, 9), np.float32), [watched])
+    assert (reads == []) is plain
 
 
 def test_every_token_is_drawn_anew():
@@ -113,6 +144,8 @@ def test_every_token_is_drawn_anew():
     assert len(drawn) > 7
     fresh = state("b", temperature=1.0, seed=3)
     assert Sampler()(logits, [fresh])[0].token == sequence.token_ids[3]
+    other = {Sampler()(logits, [state("b", temperature=1.0, seed=n)])[0].token for n in range(10)}
+    assert len(other) > 7
 
 
 HETEROGENEOUS = [

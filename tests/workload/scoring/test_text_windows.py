@@ -1,20 +1,20 @@
 """Texts become windows of equal length; a wrong file is one line."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from labkit.analysis.statistics import block_jackknife
-from labkit.config import ConfigError
+from labkit.config import ConfigError, Model, ModelShape
 from labkit.models import resolve
 from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
     MIN_JUDGED_WINDOWS,
-    PACKAGED_TEXTS,
     TextWindows,
     check_windows,
-    read_texts,
     windows_of,
 )
 from labkit.workload.tokenized_prompts import Prompt
@@ -72,16 +72,26 @@ def test_windows_take_4_bytes_a_token():
         windows[3]
 
 
+def refusal(texts, window_tokens):
+    """Return why a plan refuses these texts, or a million windows of them."""
+    workload = SimpleNamespace(
+        name="scoring", texts=texts, window_tokens=window_tokens, num_windows=1_000_000
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_windows(SimpleNamespace(workload=workload, model=Model(shape=ModelShape())))
+    return str(caught.value)
+
+
 def test_the_packaged_texts_are_articles():
-    texts = read_texts(None)
-    assert len(texts) == PACKAGED_TEXTS
-    assert min(map(len, texts)) > 4000
+    """Ten, each longer than a window; the corpus goes on with single questions."""
+    (windows,) = re.findall(r"has at most (\d+) windows of 4000 tokens", refusal(None, 4000))
+    assert 10 <= int(windows) < 20
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     for name, content in (("a.txt", "a\ufeff b"), ("a.jsonl", '{"text": "a\ufeff b"}\n')):
         (tmp_path / name).write_text(f"\ufeff{content}", "utf-8")
-        assert read_texts(str(tmp_path / name)) == ("a\ufeff b",)
+        assert "text 1 has only 6 bytes" in refusal(str(tmp_path / name), 9)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +111,8 @@ def test_a_wrong_file_is_one_line(name, content, reason, tmp_path):
             file.truncate(content)
     elif content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        read_texts(str(tmp_path / name))
-    assert reason in str(caught.value) and "\n" not in str(caught.value)
+    said = refusal(str(tmp_path / name), 1)
+    assert reason in said and "\n" not in said
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ pytest.importorskip("av")
 pytest.importorskip("cv2")
 
 import clip_files as files
+from planted_cells import output_difference
 
-from labkit.analysis.comparison.output_identity import frames_difference
 from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.measurement import InvalidOutput
@@ -69,7 +69,7 @@ def test_every_arm_is_measured_and_checked(folder):
             (metric,) = cases[name].metrics
             assert (metric.name, metric.primary, len(metric.repeats)) == ("decode_ms", True, 3)
             first = results[0].cases[list(cases).index(name)].outputs
-            assert frames_difference(first, cases[name].outputs) is None
+            assert output_difference(first, cases[name].outputs) is None
             traffic = cases[name].notes["traffic"]
             assert (traffic["requests"], traffic["served"], traffic["failed"]) == (3, 3, 0)
             assert "evidence" not in cases[name].notes  # nobody knows what the files show
@@ -200,7 +200,7 @@ def test_a_pick_moved_by_one_frame_is_found(folder, how):
         cases = measured(arms, moved(how, 2, reported))
         case = next(case for case in cases[1].cases if case.case == "61-7.mp4")
         requested = case.outputs["asked"][2]
-        difference = frames_difference(None, case.outputs)
+        difference = output_difference(None, case.outputs)
         assert difference.startswith(
             words.format(*((requested + 1, requested) if reported else (requested,)))
         )
@@ -334,7 +334,7 @@ def survive(tmp_path, folder, number):
         assert len(cases) == number + len(originals)
         for name, line, outputs in cases:
             if line is None:
-                assert frames_difference(None, outputs) is None, name
+                assert output_difference(None, outputs) is None, name
                 served += name.startswith("bad")
             else:
                 assert name.startswith("bad") and line.startswith(f"{name}: ")
