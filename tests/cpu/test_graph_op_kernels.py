@@ -6,17 +6,20 @@ import pytest
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms
+from labkit.cpu.matmul import product_units
+from labkit.cpu.matmul.microkernels import ROW_PANELS
 from labkit.cpu.replay.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
 
 from_python = numba.njit(lambda *arguments: num_units(*arguments))
+tasks_of = numba.njit(lambda *arguments: product_units._num_tasks(*arguments))
 LEAST, CHUNK = activations.MIN_PARALLEL_NUMBERS, activations.CHUNK
 
 
-def units_of(op, rows=1, **values):
+def units_of(op, rows=1, workers=4, **values):
     params = np.zeros(1, graph_ops.PARAMS[op])
     for name, value in values.items():
         params[name] = value
-    return from_python(op, params.ctypes.data, rows, 4)
+    return from_python(op, params.ctypes.data, rows, workers)
 
 
 @pytest.mark.parametrize("op", [graph_ops.ADD, graph_ops.MULTIPLY, graph_ops.SCALE])
@@ -40,3 +43,13 @@ def test_a_norm_has_a_unit_per_row_from_a_least_size_on():
     width = norms.MIN_PARALLEL_NUMBERS // 8
     assert units_of(graph_ops.RMS_NORM, rows=8, num_rows=8, width=width) == 8
     assert units_of(graph_ops.RMS_NORM, rows=8, num_rows=8, width=width - 1) == 1
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("panels", [18, 30, 64])
+def test_a_product_of_one_row_has_work_for_every_thread(workers, panels):
+    units = units_of(graph_ops.MATMUL, workers=workers, num_panels=panels, depth=576)
+    tasks = tasks_of(graph_ops.MATMUL, panels, 1, units)
+    assert units == workers and tasks in (panels, -(-panels // ROW_PANELS))
+    # The longest unit has hardly more panels than an equal share.
+    assert -(-tasks // units) * -(-panels // tasks) <= 1.5 * panels / units + 1

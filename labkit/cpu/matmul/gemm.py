@@ -75,26 +75,31 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
 
 
 @njit(**INNER)
-def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels.
+def multiply_panels(first, end, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply one block of rows by the panels from ``first`` to ``end``.
 
-    ``out`` is flat: [M, N] of each matrix, one after another. ``columns[p]`` contains three numbers
-    for panel p: the number of columns of all preceding matrices, the number of columns of the
-    panel's own matrix, and the panel's first column in it.
+    If x has one row, ``ROW_PANELS`` panels of a matrix are multiplied at once. ``out`` is flat:
+    [M, N] of each matrix, one after another. ``columns[p]`` contains three numbers for panel p: the
+    number of columns of all preceding matrices, the number of columns of the panel's own matrix,
+    and the panel's first column in it.
     """
     m, depth = x.shape
     panel_bytes = depth * PANEL_ROW_BYTES
     panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
-    start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
-    if m == 1 and column + ROW_PANELS * PANEL_COLUMNS <= width:
-        bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW_BYTES
-        out_at = np.int64(out.ctypes.data) + (start + column) * FLOAT_BYTES
-        gemm_row(np.int64(x.ctypes.data), panel_at, panel_bytes, depth, bias_at, out_at)
-        return
-    for panel in range(first, min(first + (ROW_PANELS if m == 1 else 1), panels.shape[0])):
-        ahead = panel_at + panel_bytes
-        multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, panel_bytes)
-        panel_at += panel_bytes
+    while first < end:
+        start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
+        count = min(ROW_PANELS if m == 1 else 1, end - first)
+        if count == ROW_PANELS and column + ROW_PANELS * PANEL_COLUMNS <= width:
+            bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW_BYTES
+            out_at = np.int64(out.ctypes.data) + (start + column) * FLOAT_BYTES
+            gemm_row(np.int64(x.ctypes.data), panel_at, panel_bytes, depth, bias_at, out_at)
+            panel_at += ROW_PANELS * panel_bytes
+        else:
+            for panel in range(first, first + count):
+                ahead = panel_at + panel_bytes
+                multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, panel_bytes)
+                panel_at = ahead
+        first += count
 
 
 @njit(**INNER)
