@@ -7,7 +7,6 @@ import pytest
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms
 from labkit.cpu.matmul import product_units
-from labkit.cpu.matmul.microkernels import ROW_PANELS
 from labkit.cpu.replay.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
 
 from_python = numba.njit(lambda *arguments: num_units(*arguments))
@@ -48,8 +47,5 @@ def test_a_norm_has_a_unit_per_row_from_a_least_size_on():
 @pytest.mark.parametrize("workers", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize("panels", [18, 30, 64])
 def test_a_product_of_one_row_has_work_for_every_thread(workers, panels):
-    units = units_of(graph_ops.MATMUL, workers=workers, num_panels=panels, depth=576)
-    tasks = tasks_of(graph_ops.MATMUL, panels, 1, units)
-    assert units == workers and tasks in (panels, -(-panels // ROW_PANELS))
-    # The longest unit has hardly more panels than an equal share.
-    assert -(-tasks // units) * -(-panels // tasks) <= 1.5 * panels / units + 1
+    assert units_of(graph_ops.MATMUL, workers=workers, num_panels=panels, depth=576) == workers
+    assert tasks_of(graph_ops.MATMUL, panels, 1) == panels

@@ -62,7 +62,7 @@ def test_a_row_has_the_same_bits_in_any_batch(depth, width):
                 np.testing.assert_array_equal(part, whole[offset : offset + rows])
 
 
-@pytest.mark.parametrize("width", [300, 1100])  # for one row, panels are tasks, or fours of them
+@pytest.mark.parametrize("width", [300, 1100])
 def test_a_row_has_the_same_bits_for_any_number_of_threads(width):
     import numba
 

@@ -102,7 +102,7 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
         matmul = matmul_at(params)  # the same fields come first in the other products
         cost = matmul.num_panels * PANEL_COLUMNS * matmul.depth * (rows + WEIGHT_COST)
         most = workers * (1 if cost < LARGE_PRODUCT else UNITS_PER_THREAD)
-        tasks = _num_tasks(op, matmul.num_panels, rows, most)
+        tasks = _num_tasks(op, matmul.num_panels, rows)
         units = 1 if cost < MIN_PARALLEL_FMAS else min(tasks, most)
     elif op == graph_ops.QUANTIZE:
         units = 1 if rows * _quantize_at(params).depth < int8_matmul.MIN_PARALLEL_NUMBERS else rows
@@ -110,17 +110,10 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
 
 
 @inner
-def _num_tasks(op: int, num_panels: int, rows: int, units: int) -> int:
+def _num_tasks(op: int, num_panels: int, rows: int) -> int:
     if op != graph_ops.MATMUL:
         return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
-    step = _task_panels(num_panels, rows, units)
-    return (num_panels + step - 1) // step * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
-
-
-@inner
-def _task_panels(num_panels: int, rows: int, units: int) -> int:
-    """Return the panels of a task: ``ROW_PANELS`` for one row, unless threads would lack work."""
-    return ROW_PANELS if rows == 1 and num_panels >= 2 * ROW_PANELS * units else 1
+    return num_panels * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
 
 
 @inner
@@ -137,15 +130,12 @@ def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore
         bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
         columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
         panels = float_panels(matmul.weights, matmul.num_panels, matmul.depth, PANEL_COLUMNS)
-        step = _task_panels(matmul.num_panels, rows, units)
-        groups = (matmul.num_panels + step - 1) // step
-        task, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows, units))
-        while task < end:
-            tasks = end - task if rows == 1 else 1
-            first = task % groups * step
-            last = min(first + tasks * step, matmul.num_panels)
-            multiply_panels(first, last, task // groups, x, panels, bias, columns, out)
-            task += tasks
+        first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
+        while first < end:
+            panel, block = first % matmul.num_panels, first // matmul.num_panels
+            last = min(end, first + (ROW_PANELS if rows == 1 else 1))
+            multiply_panels(panel, panel + last - first, block, x, panels, bias, columns, out)
+            first = last
     else:
         packed = _packed_embedding_at(params)
         panels = float_panels(packed.weights, packed.num_panels, packed.width, PANEL_COLUMNS)
@@ -165,7 +155,7 @@ def _low_precision_unit(op, params, unit, units, rows, launches, slots):  # type
         columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
         spans = byte_matrix(matmul.weights, matmul.num_panels // SPAN_PANELS, matmul.span_bytes)
         functions = int64_array(matmul.functions, NUM_FUNCTIONS)
-        first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows, units))
+        first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
         if rows <= MAX_FUSED_ROWS:
             for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
                 _prefetch(matmul.weights + first * matmul.span_bytes + offset)
@@ -201,7 +191,7 @@ def _int8_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[
         columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
         spans = byte_matrix(matmul.weights, matmul.num_panels // SPAN_PANELS, matmul.span_bytes)
         functions = int64_array(matmul.functions, int8_matmul.NUM_FUNCTIONS)
-        first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows, units))
+        first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
         if rows <= MAX_FUSED_ROWS:
             for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
                 _prefetch(matmul.weights + first * matmul.span_bytes + offset)

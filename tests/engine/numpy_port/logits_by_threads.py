@@ -75,7 +75,7 @@ def step_of(engine, threads):
             address = int(node["params"]) - graph._words.ctypes.data
             first, size = address // graph_ops.WORD_BYTES, graph_ops.num_words(node["op"])
             (params,) = graph._words[first : first + size].view(graph_ops.PARAMS[node["op"]])
-            products.append([tasks_of(node["op"], params["num_panels"], 1, count), count])
+            products.append([tasks_of(node["op"], params["num_panels"], 1), count])
     return {"waits": waits, "products": products}
 
 
