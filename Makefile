@@ -12,7 +12,7 @@ INSTALL := .ci/install $(VENV)
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac gpu clean
+.PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 mutants clients lint bench docs mac gpu clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -68,6 +68,10 @@ test-slurm: $(DEV)  ## with Debian's slurm-wlm and munge: a real Slurm, on this 
 test-ray: $(DEV)  ## a local cluster of two workers
 	@$(INSTALL) -e '.[ray]'
 	$(RUN) -m pytest -m ray tests/slurm
+
+test-aarch64: $(DEV)  ## with Debian's qemu-user-static and debian-archive-keyring: the kernels on an emulated ARM
+	$(RUN) tests/aarch64/emulated_python.py
+	$(RUN) -m pytest -m aarch64 tests/aarch64
 
 mutants: $(DEV)  ## SAMPLE mutants of labkit, some of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)

@@ -24,7 +24,8 @@ TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
 from sampled_cases import SAMPLED, commit, draw  # noqa: E402  (tests is on the path only now)
 
-CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
+# Run only where -m names them: make test-slurm, make test-ray, make test-aarch64.
+NAMED_ONLY = ("slurm", "ray", "aarch64")
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -63,7 +64,7 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(config, items):
-    """Mark most cases of ``SAMPLED`` slow; leave out what starts a cluster unless -m names it."""
+    """Mark most cases of ``SAMPLED`` slow; leave out ``NAMED_ONLY`` unless -m names it."""
     cases = defaultdict(dict)
     for item in items:
         test = str(item.path.relative_to(TESTS)), getattr(item, "originalname", None)
@@ -77,7 +78,7 @@ def pytest_collection_modifyitems(config, items):
         rank = partial(random_rank, config.option.shuffle)
         items.sort(key=lambda item: (rank(str(item.path)), rank(item.nodeid)))
     markers = config.option.markexpr
-    away = [i for i in items for m in CLUSTERS if i.get_closest_marker(m) and m not in markers]
+    away = [i for i in items for m in NAMED_ONLY if i.get_closest_marker(m) and m not in markers]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in away]

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import psutil
 import pytest
@@ -29,6 +30,7 @@ from labkit.doctor import (
 from labkit.experiment import Interrupted
 from labkit.experiment.schedule import doctor_noise
 from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.machine import worker_environment
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 from labkit.machine.facts.wired_advice import WiredAdvice
@@ -40,6 +42,11 @@ QUIET = {
     "steal_pct": 0.0,
     "noise": {"matmul_cv_pct": 0.5, "bandwidth_cv_pct": 1.0, "windows": 16, "seconds": 8.0},
     "bandwidth": {"gb_s": 20.0, "mib": 256},
+    "scaling": [
+        {"threads": 1, "gb_s": 12.0, "matmul_us": 800.0},
+        {"threads": 2, "gb_s": 18.0, "matmul_us": 410.0},
+        {"threads": 3, "gb_s": 20.0, "matmul_us": 400.0},
+    ],
     "mlx": {
         "version": "0.32.4",
         "metal": True,
@@ -50,6 +57,10 @@ QUIET = {
         "side": 768,
     },
 }
+SAME_SPEED = [
+    {"threads": 8, "gb_s": 20.0, "matmul_us": 100.0},
+    {"threads": 16, "gb_s": 21.0, "matmul_us": 95.0},
+]
 ESTIMATE = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
 MAC = {"os": "Darwin", "settings": {}, "thermal": "nominal", "low_power_mode": False}
 LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0"}}
@@ -61,6 +72,10 @@ def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None
     measured["mlx"] = None if mlx is False else measured["mlx"] | (mlx or {})
     machine = MemoryProfile("a test's", 32 * GIB, free, 32 * GIB, metal=False)
     return machine_caveats.MachineFacts(environment, machine, measured, **others)
+
+
+def by_threads(**of_all):
+    return {"shares": {"scaling": [SAME_SPEED[0], SAME_SPEED[1] | of_all]}}
 
 
 @pytest.mark.parametrize("environment", [LINUX, MAC])
@@ -75,6 +90,7 @@ def test_a_quiet_machine_has_no_caveats(environment):
         ({"noise": {"bandwidth_cv_pct": 3.0}}, "varies by 3.0 %", "design=strict"),
         ({"shares": {"others_pct": 30.0}}, "took 30 % of the cores", "stop them"),
         ({"shares": {"steal_pct": 4.0}}, "virtual machines took 4 %", "dedicated host"),
+        ({"shares": {"scaling": SAME_SPEED}}, "16 threads are hardly", "engine.threads=8"),
         ({"free": GIB}, "only 1.0 GiB", "close programs"),
         ({"on_battery": True}, "battery", "plug it in"),
         ({"mlx": {"metal": False}}, "there is no Metal here", "on a Mac"),
@@ -114,6 +130,9 @@ def test_settings_come_with_the_command_that_changes_them(setting, command):
         ({"shares": {"others_pct": 5.0}}, {"shares": {"others_pct": 5.01}}),
         ({"shares": {"steal_pct": 1.0}}, {"shares": {"steal_pct": 1.01}}),
         ({"shares": {"steal_pct": None}}, {"shares": {"steal_pct": 2.0}}),
+        (by_threads(gb_s=22.0), by_threads(gb_s=21.9)),
+        (by_threads(matmul_us=90.0), by_threads(matmul_us=91.0)),
+        ({"shares": {"scaling": SAME_SPEED[1:]}}, by_threads()),
         ({"free": 2 * GIB}, {"free": 2 * GIB - 1}),
         (
             {"environment": {**LINUX, "swap": {"used_bytes": GIB // 4 - 1}}},
@@ -215,6 +234,11 @@ def test_the_library_and_the_bandwidth_without_a_gpu():
     lines = dict(terminal_screen.machine_lines(cpu))
     text = "OpenBLAS 0.3 Zen, 2 threads: 900 GFLOP/s (float32, 768 wide)"
     assert (lines["matmul"], lines["bandwidth"]) == (text, "20.0 GB/s (reading 256 MiB)")
+    two, three = "2 threads: products 2.0, reading 1.5", "3 threads: products 2.0, reading 1.7"
+    assert lines["scaling"] == f"{two}; {three} times one thread"
+    assert "scaling" not in dict(
+        terminal_screen.machine_lines(facts(shares={"scaling": SAME_SPEED[:1]}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,17 +300,31 @@ def test_noise_is_the_variation_of_the_windows_medians(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "size"), [(8 * ((3 << 20) + 5000), (3 << 20) + 4096), (64 * GIB, 256 << 20)]
+    ("free", "size", "cores", "counts"),
+    [
+        (8 * ((3 << 20) + 5000), (3 << 20) + 4096, 1, [1]),
+        (64 * GIB, 256 << 20, 12, [1, 2, 4, 8, 12]),
+        (64 * GIB, 256 << 20, 16, [1, 2, 4, 8, 16]),
+    ],
 )
-def test_an_eighth_of_the_free_memory_is_read_in_whole_pages(monkeypatch, free, size):
+def test_an_eighth_of_the_free_memory_is_read_by_ever_more_threads(
+    monkeypatch, free, size, cores, counts
+):
     read = []
     monkeypatch.setattr(np, "ones", lambda count, dtype: SimpleNamespace(nbytes=4 * count))
     monkeypatch.setattr(memory_capacity, "this_machine", lambda: SimpleNamespace(available=free))
     monkeypatch.setattr(
-        roofline_peaks, "read_gb_per_s", lambda stream, cores: read.append(stream.nbytes) or 7.0
+        roofline_peaks, "read_gb_per_s", lambda stream, _: read.append(stream.nbytes) or 7.0
     )
-    assert measurement_worker.cpu_bandwidth() == {"gb_s": 7.0, "mib": size >> 20}
-    assert read == [size]
+    probe = SimpleNamespace(time=lambda: {"matmul_us": 5.0})
+    monkeypatch.setattr(speed_probe, "SpeedProbe", lambda threads: probe)
+    monkeypatch.setattr(worker_environment, "core_count", lambda: cores)
+    used = []
+    monkeypatch.setattr(numba, "set_num_threads", used.append)
+    found = measurement_worker.cpu_rates()
+    assert found["bandwidth"] == {"gb_s": 7.0, "mib": size >> 20}
+    assert read == [size] * len(counts)
+    assert used == counts == [each["threads"] for each in found["scaling"]]
 
 
 @pytest.mark.parametrize(("cost", "calls"), [(0.05, 7), (0.5, 4)])

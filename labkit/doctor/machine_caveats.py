@@ -16,6 +16,7 @@ from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 MAX_NOISE_PCT = 2.0  # the default margin; more noise would hide effects larger than the margin
 MAX_OTHERS_PCT = 5.0
 MAX_STEAL_PCT = 1.0
+MIN_THREADS_GAIN = 1.1  # of the products or of reading, by the last threads that are added
 MIN_FREE_BYTES = 2 * GIB
 NOTABLE_SWAP_BYTES = GIB // 4
 
@@ -62,7 +63,7 @@ class MachineCaveat:
 
 def find_caveats(facts: MachineFacts) -> list[MachineCaveat]:
     """Return all caveats, sorted by severity: the most severe first."""
-    rules = (_noise, _memory, _blas, _power, _clock, _container, _metal)
+    rules = (_noise, _scaling, _memory, _blas, _power, _clock, _container, _metal)
     return [caveat for rule in rules for caveat in rule(facts)]
 
 
@@ -84,6 +85,20 @@ def _noise(facts: MachineFacts) -> Iterator[MachineCaveat]:
         yield MachineCaveat(
             f"other virtual machines took {steal:.0f} % of the cores",
             "use a dedicated host, or more blocks: design=strict",
+        )
+
+
+def _scaling(facts: MachineFacts) -> Iterator[MachineCaveat]:
+    if len(facts.measured["scaling"]) < 2:
+        return
+    fewer, most = facts.measured["scaling"][-2:]
+    products, reads = fewer["matmul_us"] / most["matmul_us"], most["gb_s"] / fewer["gb_s"]
+    if max(products, reads) < MIN_THREADS_GAIN:
+        yield MachineCaveat(
+            f"{most['threads']} threads are hardly faster than {fewer['threads']} (products "
+            f"{products:.2f} times, reading {reads:.2f}): the others may be slower cores, share "
+            "cores with these, or be taken by other programs",
+            f"engine.threads={fewer['threads']}, or choose cores: taskset -c LIST (lscpu -e)",
         )
 
 

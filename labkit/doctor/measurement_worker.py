@@ -48,17 +48,29 @@ def noise(seconds: float) -> dict[str, Any]:
     return {**variation, "windows": NOISE_WINDOWS, "seconds": time.monotonic() - start}
 
 
-def cpu_bandwidth() -> dict[str, Any]:
-    """Return the bandwidth of reading memory with all cores (GB/s) and the bytes read (MiB)."""
+def cpu_rates() -> dict[str, Any]:
+    """Measure reads of memory and the probe's matrix product with 1, 2, 4, ... threads, and all.
+
+    ``bandwidth`` has the rate with all cores (GB/s) and the bytes read (MiB); ``scaling`` has for
+    each number of threads the rate and the time of the product (us).
+    """
+    import numba
     import numpy as np
 
-    from labkit.cpu.roofline_peaks import read_gb_per_s
+    from labkit.cpu import roofline_peaks, speed_probe
     from labkit.machine.facts.memory_capacity import this_machine
     from labkit.machine.worker_environment import core_count
 
     size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096
     stream = np.ones(size // 4, dtype=np.float32)
-    return {"gb_s": read_gb_per_s(stream, core_count()), "mib": size >> 20}
+    scaling: list[dict[str, Any]] = []
+    cores = core_count()
+    for threads in sorted({*(1 << i for i in range(cores.bit_length())), cores}):
+        numba.set_num_threads(threads)
+        gb_s = roofline_peaks.read_gb_per_s(stream, threads)
+        matmul_us = speed_probe.SpeedProbe(threads).time()["matmul_us"]
+        scaling.append({"threads": threads, "gb_s": gb_s, "matmul_us": matmul_us})
+    return {"bandwidth": {"gb_s": gb_s, "mib": size >> 20}, "scaling": scaling}
 
 
 def mlx() -> dict[str, Any]:
@@ -122,8 +134,8 @@ def main(argv: Sequence[str]) -> None:
 
     _write(step=f"noise: repeating the same work for {seconds:g} s")
     result: dict[str, Any] = {"noise": noise(seconds)}
-    _write(step="memory bandwidth")
-    result["bandwidth"] = cpu_bandwidth()
+    _write(step="memory bandwidth, and the speed by threads")
+    result |= cpu_rates()
     _write(step="MLX's matrix product")
     result["mlx"] = mlx() if find_spec("mlx") else None
     _write(result=result)

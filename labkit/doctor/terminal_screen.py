@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.model.time_model import PART_NAMES, PartShare
@@ -32,10 +32,22 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
         ("memory", _memory(environment, facts.machine)),
         *_mlx(mlx),
         ("bandwidth", f"{read_gb_s:.1f} GB/s (reading {bandwidth['mib']} MiB)"),
+        *_scaling(measured["scaling"]),
         ("wired", _wired_text(facts.machine)),
         ("power", _power(facts)),
         ("noise", _noise(facts)),
     ]
+
+
+def _scaling(scaling: Sequence[Mapping[str, float]]) -> list[LabelledLine]:
+    """Return a line on how many times as fast more threads are, or none on a single core."""
+    one, *more = scaling
+    texts = [
+        f"{each['threads']} threads: products {one['matmul_us'] / each['matmul_us']:.1f}, "
+        f"reading {each['gb_s'] / one['gb_s']:.1f}"
+        for each in more
+    ]
+    return [("scaling", "; ".join(texts) + " times one thread")] if more else []
 
 
 def simulated_lines(machine: MemoryProfile) -> list[LabelledLine]:

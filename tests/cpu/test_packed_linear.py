@@ -62,12 +62,13 @@ def test_a_row_has_the_same_bits_in_any_batch(depth, width):
                 np.testing.assert_array_equal(part, whole[offset : offset + rows])
 
 
-def test_a_row_has_the_same_bits_for_any_number_of_threads():
+@pytest.mark.parametrize("width", [300, 1100])
+def test_a_row_has_the_same_bits_for_any_number_of_threads(width):
     import numba
 
-    packed = PackedLinear([random(0, 300, 64)], [None])
-    x = random(1, 19, 64)
-    (many,) = packed.multiply(x)
+    packed = PackedLinear([random(0, width, 256)], [random(2, width)])
+    x = random(1, 19, 256)
+    (many,), (alone,) = packed.multiply(x), packed.multiply(x[:1])
     before = numba.get_num_threads()
     numba.set_num_threads(1)
     try:
@@ -75,6 +76,7 @@ def test_a_row_has_the_same_bits_for_any_number_of_threads():
     finally:
         numba.set_num_threads(before)
     np.testing.assert_array_equal(one, many)
+    np.testing.assert_array_equal(one[:1], alone)
 
 
 def test_nan_and_inf_stay_in_their_row_and_column():

@@ -75,23 +75,25 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
 
 
 @njit(**INNER)
-def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels.
+def multiply_panels(first, end, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply one block of rows by the panels from ``first`` to ``end``.
 
-    ``out`` is flat: [M, N] of each matrix, one after another. ``columns[p]`` contains three numbers
-    for panel p: the number of columns of all preceding matrices, the number of columns of the
-    panel's own matrix, and the panel's first column in it.
+    ``ROW_PANELS`` panels of one matrix are multiplied at once, if x has one row. ``out`` is flat:
+    [M, N] of each matrix, one after another. ``columns[p]`` contains three numbers for panel p: the
+    number of columns of all preceding matrices, the number of columns of the panel's own matrix,
+    and the panel's first column in it.
     """
     m, depth = x.shape
     panel_bytes = depth * PANEL_ROW_BYTES
     panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
     start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
-    if m == 1 and column + ROW_PANELS * PANEL_COLUMNS <= width:
+    whole = column + ROW_PANELS * PANEL_COLUMNS <= width
+    if m == 1 and whole and end - first == ROW_PANELS:
         bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW_BYTES
         out_at = np.int64(out.ctypes.data) + (start + column) * FLOAT_BYTES
         gemm_row(np.int64(x.ctypes.data), panel_at, panel_bytes, depth, bias_at, out_at)
         return
-    for panel in range(first, min(first + (ROW_PANELS if m == 1 else 1), panels.shape[0])):
+    for panel in range(first, end):
         ahead = panel_at + panel_bytes
         multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, panel_bytes)
         panel_at += panel_bytes

@@ -29,8 +29,8 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba.core.registry import cpu_target
 
+from labkit.cpu.runtime.host_target import host_target
 from labkit.cpu.simd.simd_emitter import I32, I32_VECTOR, Emitter
 from labkit.cpu.simd.vector_registers import LANES
 
@@ -251,4 +251,4 @@ def form_of(bits: int, triple: str, cpu: str, features: str) -> DotForm:
 
 def host_form(bits: int) -> DotForm:
     """Return the fastest form of the CPU that numba compiles for."""
-    return form_of(bits, *cpu_target.target_context.codegen().magic_tuple())
+    return form_of(bits, *host_target())

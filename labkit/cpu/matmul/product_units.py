@@ -113,8 +113,7 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
 def _num_tasks(op: int, num_panels: int, rows: int) -> int:
     if op != graph_ops.MATMUL:
         return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
-    step = ROW_PANELS if rows == 1 else 1
-    return (num_panels + step - 1) // step * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
+    return num_panels * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
 
 
 @inner
@@ -131,11 +130,12 @@ def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore
         bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
         columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
         panels = float_panels(matmul.weights, matmul.num_panels, matmul.depth, PANEL_COLUMNS)
-        step = ROW_PANELS if rows == 1 else 1
-        groups = (matmul.num_panels + step - 1) // step
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
-        for task in range(first, end):
-            multiply_panels(task % groups * step, task // groups, x, panels, bias, columns, out)
+        while first < end:
+            panel, block = first % matmul.num_panels, first // matmul.num_panels
+            last = min(end, first + (ROW_PANELS if rows == 1 else 1))
+            multiply_panels(panel, panel + last - first, block, x, panels, bias, columns, out)
+            first = last
     else:
         packed = _packed_embedding_at(params)
         panels = float_panels(packed.weights, packed.num_panels, packed.width, PANEL_COLUMNS)

@@ -21,10 +21,12 @@ import llvmlite.binding as llvm
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-from labkit.cpu.runtime import kernel_cache
+from labkit.cpu.runtime import host_target, kernel_cache
 from labkit.cpu.runtime.linked_code import KernelCompiler
 
-kernel_cache.install()  # every module that caches machine code imports this one first
+# Every module that compiles or caches machine code imports this one first.
+host_target.install()
+kernel_cache.install()
 
 POOL_BYTES = 1 << 20  # size of the pool's memory
 MAX_THREADS = 2048

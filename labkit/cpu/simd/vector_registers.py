@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba.core.registry import cpu_target
+from labkit.cpu.runtime.host_target import host_target
 
 LANES = 16  # float32 elements in a vector of the kernels, the same on every CPU
 
@@ -58,7 +58,7 @@ def registers_of(triple: str, features: str) -> Registers:
 
 
 def _host() -> Registers:
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    triple, _, features = host_target()
     return registers_of(triple, features)
 
 

@@ -1,6 +1,11 @@
 """Replayed steps have the bits of the forward; steps that cannot be replayed run the forward."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -209,3 +214,27 @@ def test_a_replay_with_a_wrong_stamp_is_refused(model_dir, monkeypatch):
     monkeypatch.setattr(replay_state, "launch_stamp", lambda nonce, *_: nonce + 1)
     with pytest.raises(StaleLaunchError, match="layer 0"):
         logits_of(engine)
+
+
+@pytest.mark.slow
+def test_16_threads_have_the_bits_of_one_and_work_for_each(tmp_path):
+    """In a process whose pool has 16 threads, on as many cores as there are."""
+    script = Path(__file__).with_name("logits_by_threads.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        env=os.environ | {"NUMBA_NUM_THREADS": "16", "PYTHONPATH": str(script.parents[3])},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {len(each) for each in found["digests"].values()} == {5}
+    assert all(len(set(each.values())) == 1 for each in found["digests"].values())
+    for kind, by_threads in found["steps"].items():
+        # A layer has four products and attention, and one thread's work between each two of them;
+        # int8 quantises attention's output, too.
+        most = (11 if kind == "int8" else 10) * found["layers"] + 1
+        assert all(step["waits"] <= most for step in by_threads.values())
+        for threads, step in by_threads.items():
+            for tasks, units in step["products"]:
+                assert units >= min(int(threads), tasks)
+                assert kind != "float32" or units >= int(threads)
