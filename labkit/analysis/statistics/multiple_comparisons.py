@@ -40,10 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from labkit.analysis.statistics.permutation_test import RESAMPLING_SEED, Floats, Relabellings
+from labkit.analysis.statistics.permutation_test import (
+    RESAMPLING_SEED,
+    Floats,
+    Relabellings,
+    smallest,
+)
 
 JOINT_DRAWS = 100_000
-SAMPLED_OF = 17  # odd, because enumerated relabellings alternate
 
 
 @dataclass(frozen=True)
@@ -219,19 +223,6 @@ class RowPermutations:
         distance /= math.sqrt(self._label_squares)
         distance[unbounded] = np.inf
         return distance
-
-
-def smallest(values: Floats, index: int) -> float:
-    """Return the value at ``index`` of the sorted values, float64 [n].
-
-    Of many values, only those are sorted that a sample shows to be among the smallest.
-    """
-    if len(values) > 100 * SAMPLED_OF and 4 * index < len(values):
-        sample = values[::SAMPLED_OF]
-        place = min(index // SAMPLED_OF * 5 // 4 + 16, len(sample) - 1)
-        few = values[values <= np.partition(sample, place)[place]]
-        values = few if index < len(few) else values
-    return float(np.partition(values, index)[index])
 
 
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
