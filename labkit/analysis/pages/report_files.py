@@ -24,7 +24,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.stored_cells import read_stored, stamp, store
+from labkit.analysis.studies.stored_cells import Unread, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -172,7 +172,7 @@ def _write_page(
     opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
 ) -> StudyCell:
     """Write what is derived from one cell: its ``cell.json``, tables and pages."""
-    page, before = folder / PAGES / path.name, stamp(path)
+    page, before = folder / PAGES / path.name, Unread.of(path)
     analysis = cache.cell(path)
     _write_cell(analysis)
     cell, (report,) = study_cell(analysis), _reports(opened, [analysis], below=f"{PAGES}/")

@@ -54,10 +54,10 @@ JOINT_DRAWS = 100_000
 class InvertedTest:
     """A row's adjusted test as a function of the shift: p-values and the interval.
 
-    ``lower_breakpoints`` and ``upper_breakpoints``, float64 [relabellings / 2], are the shifts below
-    and above ``mean_difference`` up to which each relabelling, and its mirror image, counts against
-    rejecting. They are not sorted, because counting and selecting take a tenth of the time. Alpha
-    is divided among ``n_families`` families (C. E. Bonferroni).
+    ``lower_breakpoints`` and ``upper_breakpoints``, float64 [relabellings / 2], are the shifts
+    below and above ``mean_difference`` up to which each relabelling, and its mirror image, counts
+    against rejecting. They are not sorted, because counting and selecting take a tenth of the time.
+    Alpha is divided among ``n_families`` families (C. E. Bonferroni).
     """
 
     mean_difference: float
@@ -123,8 +123,8 @@ class RowPermutations:
     def residual_statistics(self) -> Floats:
         """Absolute standardised statistics after the estimated effect is subtracted.
 
-        float64 [relabellings / 2]. The divisor is the standard deviation over all relabellings, a constant of the test
-        (sampling without replacement within blocks).
+        float64 [relabellings / 2]. The divisor is the standard deviation over all relabellings, a
+        constant of the test (sampling without replacement within blocks).
         """
         if self._residual_squares <= 0.0:
             return np.zeros_like(self.null_distribution)
@@ -142,7 +142,7 @@ class RowPermutations:
 
     @property
     def at_least_observed(self) -> NDArray[np.bool_]:
-        """Whether each relabelling's statistic reaches the observed one: bool [relabellings / 2]."""
+        """Whether a relabelling's statistic reaches the observed one: bool [relabellings / 2]."""
         sizes = np.abs(self.null_distribution)
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=1.0)))
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 from collections import Counter
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -91,7 +93,7 @@ def test_an_article_links_to_the_page_of_its_cell(study, monkeypatch):
 def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
     apart(monkeypatch)
 
-    def rewritten():
+    def rewritten(study=study):
         counts.clear()
         family = Counter()
         monkeypatch.setattr(
@@ -107,7 +109,13 @@ def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
     assert {path: path.read_bytes() for path in study.rglob("*") if path.is_file()} == files
     run = next((study / "seed=2" / "runs").glob("*.json"))
     os.utime(run, ns=(1, 1))
+    assert rewritten() == (0, 0)  # its content decides
+    run.with_suffix(".log").write_text("a line")
     assert rewritten() == (1, 1)
+    moved = Path(shutil.copytree(study, study.parent / "elsewhere" / study.name))
+    assert rewritten(moved) == (0, 0)
+    renamed = Path(shutil.copytree(study, study.parent / "renamed"))
+    assert rewritten(renamed) == (len(SEEDS), 1)  # pages show the study's name
     facts = json.loads((study / "seed=3" / "cell.json").read_text())
     (study / "seed=3" / "cell.json").write_text(json.dumps({**facts, "question": "Really?"}))
     assert rewritten() == (1, 1) and "Really?" in (study / "cells" / "seed=3.html").read_text()
