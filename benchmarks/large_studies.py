@@ -5,8 +5,9 @@
 ``plan``: ``plan=true`` of one question with as many seeds as cells. ``report``: the first report of
 planted cells (pages, tables and study.json, no pictures), each a copy of a committed one with
 ``--runs`` runs; 50 or a multiple fill its blocks. ``again``: the same report when nothing has
-changed. ``compare``: the study with a copy of itself. ``history``: of one metric. ``archive``:
-``labkit.archive``, and ``archived``: the report of that file.
+changed. ``moved``: the report of a copy in another place. ``compare``: the study with a copy of
+itself. ``history``: of one metric. ``archive``: ``labkit.archive``, and ``archived``: the report of
+that file.
 
 Each figure is of a process of its own, of one thread: CPU seconds and peak memory, so another
 program's load matters little. The ratio is the cost of a further cell relative to that in the
@@ -37,7 +38,7 @@ from labkit.analysis.pages.report_files import write_study
 write_study(Path(sys.argv[1]), plots=False)
 """
 METRIC = "e2e_p50_ms"
-PARTS = ("plan", "report", "again", "compare", "history", "archive", "archived")
+PARTS = ("plan", "report", "again", "moved", "compare", "history", "archive", "archived")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def costs(cells: int, runs: int, parts: Sequence[str], folder: Path) -> dict[str
         "plan": ["-m", "labkit", "ablation=seq_map", f"seed={seeds}", "plan=true", "-m"],
         "report": ["-c", REPORT, "study"],
         "again": ["-c", REPORT, "study"],
+        "moved": ["-c", REPORT, "moved/study"],
         "compare": ["-m", "labkit.compare", "study", "copy"],
         "history": ["-m", "labkit.history", "study", METRIC],
         "archive": ["-m", "labkit.archive", "study", "study.zip"],
@@ -84,6 +86,7 @@ def costs(cells: int, runs: int, parts: Sequence[str], folder: Path) -> dict[str
     pages = {
         "report": "study/report.html",
         "again": "study/report.html",
+        "moved": "moved/study/report.html",
         "history": f"study/history-{METRIC}.html",
         "archived": "study.report/report.html",
     }
@@ -92,6 +95,8 @@ def costs(cells: int, runs: int, parts: Sequence[str], folder: Path) -> dict[str
     if "compare" in parts:
         shutil.copytree(folder / "study", folder / "copy", copy_function=os.link)
     for part in parts:
+        if part == "moved":
+            shutil.copytree(folder / "study", folder / "moved" / "study", copy_function=shutil.copy)
         found[part] = cost(words[part], folder, pages.get(part, ""))
     return found
 

@@ -10,6 +10,7 @@ message, if the study cannot be read or lacks data that the format needs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
     from labkit.analysis.pages.report_files import report_dir, write_study
     from labkit.config import count_text
 
-    study = write_study(folder, analysis_cache=analysis_cache)
+    processes = os.cpu_count() or 1
+    study = write_study(folder, analysis_cache=analysis_cache, processes=processes)
     cells = count_text(len(study.cells), "cell")
     runs = count_text(sum(cell.runs for cell in study.cells), "run")
     reports = report_dir(folder)

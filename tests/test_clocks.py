@@ -34,7 +34,7 @@ DATES = {
 }
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {
-    "labkit/analysis/studies/stored_cells.py:_files": {"st_ctime", "st_mtime"},
+    "labkit/analysis/studies/stored_cells.py:_state": {"st_ctime", "st_mtime"},
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/doctor_noise.py:_load": {"st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},

@@ -6,6 +6,7 @@ the reports, and the analysis does not import the runners.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -155,7 +156,8 @@ class StudyRunner:
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        study = analysis.write_study(self.out, pictures, self._load_analysis())
+        processes = os.cpu_count() or 1
+        study = analysis.write_study(self.out, pictures, self._load_analysis(), processes)
         return max(int(len(begun) < len(cells)), study.exit_code)
 
     def decided(self) -> Iterator[str]:

@@ -156,7 +156,7 @@ def paired_rows(
 
 
 def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutations]:
-    """Return the rows' permutation tests by row index; each holds up to 300,000 differences."""
+    """Return the rows' permutation tests by row index; each holds up to 150,000 differences."""
     groups: dict[tuple[int, ...], list[PairedRow]] = {}
     for row in rows:
         groups.setdefault(row.blocks, []).append(row)
@@ -167,7 +167,7 @@ def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutati
             [all_blocks.index(block) for block in blocks]
         )
         values = np.stack([row.values for row in members], axis=1)
-        differences = labels.mean_differences(values).T
+        differences = labels.half_differences(values).T
         within = values.reshape(len(blocks), 2 * runs, len(members))
         squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
         for column, row in enumerate(members):

@@ -317,23 +317,34 @@ class CellAnalysis:
         return self._compare(self.rows)
 
     @cached_property
-    def _alternative_comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
-        """The comparisons in the alternative rows that are not the rows themselves."""
-        differing = frozenset(filter(self.differs, range(len(self.rows))))
-        return self._compare(self.alternative_rows, differing)
+    def _alternative_comparisons(self) -> dict[str, tuple[Mapping[str, Comparison], ...]]:
+        """The comparisons of an arm in the differing alternative rows, as far as asked for."""
+        return {}
+
+    def _alternative_comparison(self, index: int, arm: str) -> Comparison | None:
+        """Return the comparison of an arm in an alternative row; None if there is no such arm."""
+        known = self._alternative_comparisons
+        if arm not in known:
+            known[arm] = self._compare(self.alternative_rows, self._differing, arm)
+        return known[arm][index].get(arm)
 
     def _compare(
-        self, rows: Sequence[MetricRow], only: Container[int] | None = None
+        self,
+        rows: Sequence[MetricRow],
+        only: Container[int] | None = None,
+        only_arm: str | None = None,
     ) -> tuple[Mapping[str, Comparison], ...]:
         """Compare the arms in every row; a case that stopped at a look keeps its result."""
         data = self.data
-        compared = list(self._compare_by(rows, data.criteria, data.estimates_at(None), only))
+        arms = [arm for arm in data.arms[1:] if only_arm in (None, arm.name)]
+        now = data.criteria, data.estimates_at(None)
+        compared = list(self._compare_by(rows, arms, *now, only))
         for look in {look.blocks: look for look in data.stopped.values()}.values():
             stopped = [i for i, row in enumerate(rows) if data.stopped.get(row.case) == look]
             if stopped:
                 then = [row.before(look.blocks) for row in rows]
                 criteria = data.criteria_of(rows[stopped[0]].case)
-                at_look = self._compare_by(then, criteria, data.estimates_at(look), only)
+                at_look = self._compare_by(then, arms, criteria, data.estimates_at(look), only)
                 for index in stopped:
                     compared[index] = at_look[index]
         return tuple(compared)
@@ -341,6 +352,7 @@ class CellAnalysis:
     def _compare_by(
         self,
         rows: Sequence[MetricRow],
+        arms: Sequence[Arm],
         criteria: DecisionCriteria,
         estimates: Collection[str],
         only: Container[int] | None,
@@ -358,7 +370,7 @@ class CellAnalysis:
                 estimated,
                 only,
             )
-            for arm in data.arms[1:]
+            for arm in arms
         }
         return tuple(
             {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
@@ -394,9 +406,10 @@ class CellAnalysis:
             return verdict
 
         def as_measured() -> Verdict:
-            both = self._alternative_comparisons[index]
-            control = both.get(self.data.control or "")
-            return judge(both[comparison.arm], row.better, criteria, causes, control)
+            control = self._alternative_comparison(index, self.data.control or "")
+            other = self._alternative_comparison(index, comparison.arm)
+            assert other is not None
+            return judge(other, row.better, criteria, causes, control)
 
         if self.stalls is not None:
             return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
@@ -424,10 +437,16 @@ class CellAnalysis:
 
     def differs(self, index: int) -> bool:
         """Whether an alternative row is not the row itself."""
-        if not self.alternative_rows:
-            return False
-        row, other = self.rows[index], self.alternative_rows[index]
-        return row.over_rounds != other.over_rounds or row.arms != other.arms
+        return index in self._differing
+
+    @cached_property
+    def _differing(self) -> frozenset[int]:
+        rows = zip(self.rows, self.alternative_rows, strict=False)  # there may be none
+        return frozenset(
+            index
+            for index, (row, other) in enumerate(rows)
+            if row.over_rounds != other.over_rounds or row.arms != other.arms
+        )
 
     @cached_property
     def cell(self) -> Cell:

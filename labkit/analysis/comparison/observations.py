@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,9 +127,12 @@ class MetricRow:
             and all(len({v.value for v in values}) == 1 for values in self.arms.values())
         )
 
-    @property
+    @cached_property
     def positive(self) -> bool:
-        """Whether all values (all repeats, if rounds are paired) are above 0."""
+        """Whether all values (all repeats, if rounds are paired) are above 0.
+
+        It is asked for when all arms have their values.
+        """
         all_values = (v for values in self.arms.values() for v in values)
         if self.paired_baseline is not None:
             return all(min(v.repeats) > 0 for v in all_values)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import chain, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +28,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.stored_cells import read_stored, stamp, store
+from labkit.analysis.studies.stored_cells import Unread, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -45,6 +49,8 @@ from labkit.records import (
 )
 from labkit.records.atomic_write import atomic_write
 
+MAX_PROCESSES = 4  # each takes up to 0.4 GB
+CELLS_PER_TASK = 8  # of a process
 MAX_CELLS_ON_PAGE = 50  # a cell takes up to 0.5 MB of the page, and 20 MB of memory
 PAGES = "cells"  # the folder of the pages of a study with more cells
 PAGES_NOTE = (
@@ -96,7 +102,10 @@ def url(path: str) -> str:
 
 
 def write_study(
-    study_dir: str | Path, plots: bool = True, analysis_cache: AnalysisCache | None = None
+    study_dir: str | Path,
+    plots: bool = True,
+    analysis_cache: AnalysisCache | None = None,
+    processes: int = 1,
 ) -> Study:
     """Write every derived file: ``cell.json``, ``study.json``, reports, tables and plots.
 
@@ -112,6 +121,9 @@ def write_study(
         Whether to draw the pictures (about 0.5 s each).
     analysis_cache
         Cached analyses, which are reused.
+    processes
+        How many processes may write cells' own pages, each several cells (at most MAX_PROCESSES).
+        With more than 1, the calling program must be importable, as :mod:`multiprocessing` says.
 
     Raises
     ------
@@ -124,7 +136,7 @@ def write_study(
     derived = (folder / name for name in ("tables", "plots", PAGES))
     _refuse_links((*paths, *derived), within=folder)
     if len(paths) > MAX_CELLS_ON_PAGE:
-        return _write_many(opened, paths, folder, plots, cache)
+        return _write_many(opened, paths, folder, plots, cache, processes)
     analyses = [cache.cell(path) for path in paths]
     for analysis in analyses:
         _write_cell(analysis)
@@ -143,19 +155,24 @@ def write_study(
 
 
 def _write_many(
-    opened: StudyPath, paths: Sequence[StudyPath], folder: Path, plots: bool, cache: AnalysisCache
+    opened: StudyPath,
+    paths: Sequence[StudyPath],
+    folder: Path,
+    plots: bool,
+    cache: AnalysisCache,
+    processes: int,
 ) -> Study:
     """Write a study whose cells have pages of their own, cell by cell: only one is in memory."""
     for name in ("", "tables", PAGES):
         (folder / name).mkdir(exist_ok=True)
-    cells, changed = [], False
-    for path in paths:
-        page = folder / PAGES / path.name
-        cell = read_stored(page, path)
-        if cell is None:
-            cell, changed = _write_page(opened, path, folder, cache), True
+    stored = {path: read_stored(folder / PAGES / path.name, path) for path in paths}
+    changed = [path for path, cell in stored.items() if cell is None]
+    written = dict(
+        zip(changed, _write_pages(opened, changed, folder, cache, processes), strict=True)
+    )
+    cells = [stored[path] or written[path] for path in paths]
+    for path, cell in zip(paths, cells, strict=True):
         cache.count(path, cell.unlisted, cell.entry.runs)
-        cells.append(cell)
     known = None if changed else _known_study(folder)
     study = summarise_study(opened, cells, known)
     if study != known:
@@ -168,11 +185,40 @@ def _write_many(
     return study
 
 
+def _write_pages(
+    opened: StudyPath,
+    paths: Sequence[StudyPath],
+    folder: Path,
+    cache: AnalysisCache,
+    processes: int,
+) -> Iterator[StudyCell]:
+    """Write what is derived from each cell; with many cells, in several processes."""
+    names = [path.name for path in paths]
+    tasks = [names[i : i + CELLS_PER_TASK] for i in range(0, len(names), CELLS_PER_TASK)]
+    workers = min(processes, MAX_PROCESSES, len(tasks))
+    if workers < 2:
+        yield from (_write_page(opened, path, folder, cache) for path in paths)
+        return
+    study = opened.file if isinstance(opened, ArchivePath) else opened
+    ignore = signal.SIGINT, signal.SIG_IGN  # this process ends the others
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), signal.signal, ignore)
+    try:
+        yield from chain.from_iterable(pool.map(_write_task, repeat(study), tasks, repeat(folder)))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write_task(study: Path, names: Sequence[str], folder: Path) -> list[StudyCell]:
+    """Write what is derived from some cells, in a process of its own."""
+    opened, cache = open_study(study), AnalysisCache(MAX_RECORDS // MAX_PROCESSES)
+    return [_write_page(opened, opened / name, folder, cache) for name in names]
+
+
 def _write_page(
     opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
 ) -> StudyCell:
     """Write what is derived from one cell: its ``cell.json``, tables and pages."""
-    page, before = folder / PAGES / path.name, stamp(path)
+    page, before = folder / PAGES / path.name, Unread.of(path)
     analysis = cache.cell(path)
     _write_cell(analysis)
     cell, (report,) = study_cell(analysis), _reports(opened, [analysis], below=f"{PAGES}/")

@@ -32,7 +32,7 @@ from typing import Protocol
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.statistics.permutation_test import Floats, smallest
 
 
 def to_percent(log_ratio: float) -> float:
@@ -62,7 +62,7 @@ def mean_difference(baseline: Floats, arm: Floats) -> float:
 class Breakpoints:
     """The shift at which each relabelling reaches the observed statistic.
 
-    ``shifts`` is float64 [count - n_observed], ascending. ``n_observed`` relabellings equal
+    ``shifts`` is float64 [count - n_observed], in any order. ``n_observed`` relabellings equal
     the observed one (1, or more in a sample). They reach the observed statistic at every shift,
     so ``shifts`` leaves them out. ``count`` is the number of all relabellings.
     """
@@ -74,13 +74,13 @@ class Breakpoints:
     def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         edge = shift + self._tolerance(shift)
-        below = int(np.searchsorted(self.shifts, edge, side="right"))
+        below = int(np.count_nonzero(self.shifts <= edge))
         return (self.n_observed + below) / self.count
 
     def p_less(self, shift: float) -> float:
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         edge = shift - self._tolerance(shift)
-        above = len(self.shifts) - int(np.searchsorted(self.shifts, edge, side="left"))
+        above = int(np.count_nonzero(self.shifts >= edge))
         return (self.n_observed + above) / self.count
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
@@ -89,11 +89,10 @@ class Breakpoints:
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.n_observed
         if not 0 <= index < len(self.shifts):
             return None
-        return float(self.shifts[index]), float(self.shifts[-1 - index])
+        return smallest(self.shifts, index), -smallest(-self.shifts, index)
 
     def _tolerance(self, shift: float) -> float:
-        ends = np.abs(self.shifts[[0, -1]]) if len(self.shifts) else np.zeros(1)
-        return 1e-12 * max(abs(shift), float(ends.max()))
+        return 1e-12 * max(abs(shift), float(np.max(np.abs(self.shifts), initial=0.0)))
 
 
 class ReferenceSet(Protocol):
@@ -113,9 +112,7 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
     gap = 1.0 - labels.label_correlation  # c_0 = 1
     other = gap > 1e-9
     points = (null_distribution[0] - null_distribution[other]) / gap[other]
-    return Breakpoints(
-        shifts=np.sort(points), n_observed=int(np.count_nonzero(~other)), count=labels.count
-    )
+    return Breakpoints(points, int(np.count_nonzero(~other)), labels.count)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ P. Onghena, *Randomization Tests* (2007), chapter 4.
 
 Examples
 --------
-Two blocks of one run per arm have ``2 ** 2 = 4`` relabellings. Row 0 is the observed one:
+Two blocks of one run per arm have ``2 ** 2 = 4`` relabellings. Row 0 is the observed one, and
+swapping all labels of a row gives one of the other two:
 
 >>> import numpy as np
 >>> baseline = np.array([[10.0], [20.0]])  # [blocks, runs]
@@ -19,9 +20,7 @@ Two blocks of one run per arm have ``2 ** 2 = 4`` relabellings. Row 0 is the obs
 >>> labels = relabellings(blocks=2, runs=1)
 >>> labels.signs  # columns: baseline and arm of block 0, baseline and arm of block 1
 array([[-1,  1, -1,  1],
-       [-1,  1,  1, -1],
-       [ 1, -1, -1,  1],
-       [ 1, -1,  1, -1]], dtype=int8)
+       [-1,  1,  1, -1]], dtype=int8)
 
 The observed mean difference is ``((12 - 10) + (21 - 20)) / 2 = 1.5``. Two of the four
 relabellings are as far from 0, so p is 2 / 4, the smallest p that two blocks can give:
@@ -51,6 +50,7 @@ MAX_ENUMERATED = 300_000  # relabellings; designs with more are sampled
 N_RESAMPLES = 100_000
 RESAMPLING_SEED = 20_260_612
 CHUNK = 4096  # relabellings that are multiplied at a time
+SAMPLED_OF = 17  # odd, because enumerated relabellings alternate
 MAX_LISTED_RUNS = 5  # a block of more runs per arm has too many relabellings to draw from a list
 
 
@@ -58,13 +58,12 @@ MAX_LISTED_RUNS = 5  # a block of more runs per arm has too many relabellings to
 class Relabellings:
     """The relabellings that a blocked design is tested against; row 0 is the observed one.
 
-    ``signs`` is int8 [relabellings, 2 * runs * blocks]: +1 labels a run as the arm's, -1 as the
+    ``signs`` is int8 [relabellings / 2, 2 * runs * blocks]: +1 labels a run as the arm's, -1 as the
     baseline's. Columns go block by block, the baseline's runs before the arm's; ``runs`` is ``r``.
 
-    If ``exact``, ``signs`` holds all relabellings. Otherwise it holds a sample, and the mirror
-    image of each row belongs to the set too. Either way the set is closed under swapping all
-    labels, so every null distribution is symmetric about 0 and the two-sided p is twice the
-    smaller tail.
+    The mirror image of each row, with all labels swapped, belongs to the set, too, and is not
+    stored. So every null distribution is symmetric about 0, and the two-sided p is twice the
+    smaller tail. If ``exact``, these are all relabellings, otherwise a sample.
     """
 
     signs: NDArray[np.int8]
@@ -75,12 +74,26 @@ class Relabellings:
     @property
     def count(self) -> int:
         """Number of relabellings, mirror images included."""
-        return len(self.signs) * (1 if self.exact else 2)
+        return 2 * len(self.signs)
 
     @property
     def smallest_p(self) -> float:
         """Smallest two-sided p that this design can give: ``2 / count``."""
         return 2.0 / self.count
+
+    def half_differences(self, values: Floats) -> Floats:
+        """Return the mean difference, arm minus baseline, under each row of ``signs``.
+
+        Its mirror image has the negative of it. Arguments and results are otherwise those of
+        :meth:`mean_differences`.
+        """
+        scale = 1.0 / (self.blocks * self.runs)
+        out = np.empty((len(self.signs), *values.shape[1:]))
+        out[:CHUNK] = (self._first_signs @ values) * scale
+        for start in range(CHUNK, len(self.signs), CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = (self.signs[part].astype(np.float64) @ values) * scale
+        return out
 
     def mean_differences(self, values: Floats) -> Floats:
         """Return the mean difference, arm minus baseline, under every relabelling.
@@ -94,13 +107,13 @@ class Relabellings:
         -------
         float64 [relabellings] or [relabellings, rows]
         """
-        scale = 1.0 / (self.blocks * self.runs)
-        out = np.empty((len(self.signs), *values.shape[1:]))
-        out[:CHUNK] = (self._first_signs @ values) * scale
-        for start in range(CHUNK, len(self.signs), CHUNK):
-            part = slice(start, start + CHUNK)
-            out[part] = (self.signs[part].astype(np.float64) @ values) * scale
-        return out if self.exact else np.concatenate([out, -out])
+        half = self.half_differences(values)
+        return np.concatenate([half, -half[::-1] if self.exact else -half])
+
+    def rows_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row of ``signs``, or of its mirror image, at places in all relabellings."""
+        rows = np.minimum(places, self.count - 1 - places) if self.exact else places
+        return np.asarray(rows % len(self.signs))
 
     @cached_property
     def _first_signs(self) -> Floats:
@@ -120,9 +133,15 @@ class Relabellings:
         return Relabellings(signs, len(positions), self.runs, self.exact)
 
     @cached_property
+    def half_correlation(self) -> Floats:
+        """Correlation of each row of ``signs`` with the observed labels, -1 to 1; row 0 is 1."""
+        return self.half_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
+
+    @property
     def label_correlation(self) -> Floats:
-        """Correlation of each relabelling with the observed labels, -1 to 1; row 0 is 1."""
-        return self.mean_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
+        """Correlation of each relabelling, in the order of :meth:`mean_differences`."""
+        half = self.half_correlation
+        return np.concatenate([half, -half[::-1] if self.exact else -half])
 
 
 def smallest_p(blocks: int, runs: int) -> float:
@@ -138,7 +157,8 @@ def relabellings_counted(blocks: int, runs: int) -> int:
 
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
     """Return a block's relabellings, int8 [relabellings, 2 * runs]; the observed one is first."""
-    # Combinations start with the last columns, which are the arm's own runs.
+    # Combinations start with the last columns, which are the arm's own runs. The last one is the
+    # mirror image of the first, and so on, which makes the first half of all blocks' a half.
     chosen = np.array(list(combinations(reversed(range(2 * runs)), runs)), np.intp)
     signs = np.full((len(chosen), 2 * runs), -1, np.int8)
     np.put_along_axis(signs, chosen, 1, axis=1)
@@ -164,7 +184,7 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
     exact = count <= MAX_ENUMERATED
     if exact:
         indices = np.stack(
-            np.unravel_index(np.arange(count), (math.comb(2 * runs, runs),) * blocks), axis=1
+            np.unravel_index(np.arange(count // 2), (math.comb(2 * runs, runs),) * blocks), axis=1
         )
         signs = _block_relabellings(runs)[indices]
     else:
@@ -200,6 +220,19 @@ def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
         )
     both = np.concatenate([baseline, arm], axis=1).astype(np.float64)
     return both.reshape(-1, *both.shape[2:])
+
+
+def smallest(values: Floats, index: int) -> float:
+    """Return the value at ``index`` of the sorted values, float64 [n].
+
+    Of many values, only those are sorted that a sample shows to be among the smallest.
+    """
+    if len(values) > 100 * SAMPLED_OF and 4 * index < len(values):
+        sample = values[::SAMPLED_OF]
+        place = min(index // SAMPLED_OF * 5 // 4 + 16, len(sample) - 1)
+        few = values[values <= np.partition(sample, place)[place]]
+        values = few if index < len(few) else values
+    return float(np.partition(values, index)[index])
 
 
 def upper_tail_p(null_distribution: Floats) -> float:

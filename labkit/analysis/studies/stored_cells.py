@@ -1,8 +1,9 @@
 """What is stored of a cell beside its page, so that an unchanged cell is not read again.
 
 ``CELL.json`` holds a :class:`.StudyCell` and a stamp: the names, sizes and times of the cell's
-files and of labkit's own code, and the content of ``cell.json``. If any of them has changed, or the
-study was copied, the cell is analysed again from its records.
+files, the content of ``cell.json`` and labkit's own code. If any of them has changed, such as the
+times in a copy of the study, the files' content decides: it is read and compared by its digest. If
+that has changed, too, the cell is analysed again from its records.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +42,48 @@ def read_stored(page: Path, cell_dir: StudyPath) -> StudyCell | None:
     """Return what is stored beside ``page`` (without its suffix), or None if it is out of date."""
     if not all(page.with_name(f"{page.name}{end}").is_file() for end in (".json", ".html", ".md")):
         return None
+    path = page.with_name(f"{page.name}.json")
     try:
-        stored = read_json(page.with_name(f"{page.name}.json"))
-        if stored["stamp"] == _with_facts(stamp(cell_dir), cell_dir):
+        stored, now = read_json(path), stamp(cell_dir)
+        stamped = _with_facts(now, cell_dir)
+        if stored["stamp"] == stamped:
             return _from_json(stored["cell"])
+        if stored["content"] == _with_facts(content(cell_dir), cell_dir):
+            cell = _from_json(stored["cell"])
+            _write(path, {**stored, "stamp": stamped})
+            return cell
     except (RecordError, KeyError, TypeError, ValueError, AttributeError, IndexError):
         pass  # it is damaged, so it is written again
     return None
 
 
-def store(page: Path, cell_dir: StudyPath, before: str, cell: StudyCell) -> None:
-    """Store a cell that is complete and not being worked on.
+@dataclass(frozen=True)
+class Unread:
+    """The stamp and the content of a cell before it is read, so that no later run is missed."""
 
-    ``before``: its stamp before it was read, so that a run that came later is not missed.
-    """
+    stamp: str
+    content: str
+
+    @classmethod
+    def of(cls, cell_dir: StudyPath) -> Unread:
+        """Return those of a cell's files as they are now."""
+        return cls(stamp(cell_dir), content(cell_dir))
+
+
+def store(page: Path, cell_dir: StudyPath, before: Unread, cell: StudyCell) -> None:
+    """Store a cell that is complete and not being worked on."""
     path = page.with_name(f"{page.name}.json")
     if not cell.entry.complete or (isinstance(cell_dir, Path) and is_locked(cell_dir)):
         path.unlink(missing_ok=True)
         return
-    body = {"stamp": _with_facts(before, cell_dir), "cell": _to_json(cell)}
+    states = {"stamp": before.stamp, "content": before.content}
+    body = {name: _with_facts(state, cell_dir) for name, state in states.items()}
+    _write(path, {"schema_version": SCHEMA_VERSION, **body, "cell": _to_json(cell)})
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
     with atomic_write(path) as temporary:
-        temporary.write_bytes(to_bytes({"schema_version": SCHEMA_VERSION, **body}, indent=None))
+        temporary.write_bytes(to_bytes(body, indent=None))
 
 
 def _to_json(cell: StudyCell) -> dict[str, Any]:
@@ -103,16 +126,22 @@ def _comparison(row: Row, arm: str) -> Comparison:
 
 
 def stamp(cell_dir: StudyPath) -> str:
-    """Return a digest of the names, sizes and times of a cell's files and of labkit's code.
+    """Return a digest of the names, sizes and times of a cell's files, and of labkit's code.
 
     The files of the cell that confirms it in separate processes are included, ``cell.json`` not.
     """
     if isinstance(cell_dir, ArchivePath):
         return f"{_code()} {cell_dir.archive.digest}"
-    name = cell_dir.name.removesuffix(PROCESSES_SUFFIX)
-    folders = (cell_dir.with_name(one) / sub for one in (name, name + PROCESSES_SUFFIX)
-               for sub in FOLDERS)  # fmt: skip
-    return _digest(line for folder in folders for line in _files(folder))
+    return _digest(f"{entry.path} {_state(entry)}" for entry in _entries(cell_dir))
+
+
+def content(cell_dir: StudyPath) -> str:
+    """Return a digest of the same files' names and content, and of the study's name."""
+    if isinstance(cell_dir, ArchivePath):
+        return stamp(cell_dir)
+    files = map(Path, _entries(cell_dir))
+    lines = (f"{path.relative_to(cell_dir.parent)} {_sha256(path)}" for path in files)
+    return _digest(chain([cell_dir.parent.resolve().name], lines))
 
 
 def _with_facts(stamp: str, cell_dir: StudyPath) -> str:
@@ -120,18 +149,27 @@ def _with_facts(stamp: str, cell_dir: StudyPath) -> str:
     if isinstance(cell_dir, ArchivePath):
         return stamp
     path = cell_dir / "cell.json"
-    content = path.read_bytes() if path.is_file() else b""
-    return f"{stamp} {hashlib.sha256(content).hexdigest()}"
+    return f"{stamp} {_sha256(path) if path.is_file() else None}"
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Yield a line per file of a folder: its path, and what every change of its content changes."""
-    if folder.is_dir():
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+def _entries(cell_dir: Path) -> Iterator[os.DirEntry[str]]:
+    name = cell_dir.name.removesuffix(PROCESSES_SUFFIX)
+    for one, sub in product((name, name + PROCESSES_SUFFIX), FOLDERS):
+        folder = cell_dir.with_name(one) / sub
+        entries = sorted(os.scandir(folder), key=lambda e: e.name) if folder.is_dir() else ()
+        for entry in entries:
             if entry.is_file() and entry.name != "cell.json" and not entry.name.startswith("."):
-                facts = entry.stat()
-                state = facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
-                yield f"{entry.path} {state}"
+                yield entry
+
+
+def _state(entry: os.DirEntry[str]) -> tuple[int, ...]:
+    """Return what every change of a file's content changes."""
+    facts = entry.stat()
+    return facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _digest(lines: Iterator[str]) -> str:
@@ -141,7 +179,7 @@ def _digest(lines: Iterator[str]) -> str:
 @cache
 def _code() -> str:
     root = Path(labkit.__file__).parent
-    folders = (Path(at) for name in PACKAGES for at, _, _ in os.walk(root / name))
-    lines = (line for folder in sorted(folders) if folder.name != "__pycache__"
-             for line in _files(folder))  # fmt: skip
+    paths = sorted(path for name in PACKAGES for path in (root / name).rglob("*.*"))
+    files = (path for path in paths if path.suffix != ".pyc" and path.is_file())
+    lines = (f"{path.relative_to(root)} {_sha256(path)}" for path in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

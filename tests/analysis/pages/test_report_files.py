@@ -2,17 +2,22 @@
 
 import json
 import os
+import pickle
+import shutil
 from collections import Counter
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from labkit.analysis.comparison import cell_analysis
+from labkit.analysis.comparison import arm_comparison, cell_analysis
 from labkit.analysis.pages import cell_report_content, report_files
 from labkit.analysis.pages.article_placeholders import PlaceholderFunctions
+from labkit.analysis.statistics.multiple_comparisons import RowPermutations
+from labkit.analysis.studies import study_cell
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.archive import archive_study
-from labkit.records import open_study, read_cell
+from labkit.records import open_study, read_cell, record_store
 from labkit.records.study_archive import StudyArchive
 
 SEEDS = (1, 2, 3)
@@ -88,10 +93,69 @@ def test_an_article_links_to_the_page_of_its_cell(study, monkeypatch):
     assert {one.link(table.lines[0]) for one in table.columns if one.link} == {f"#{anchor}"}
 
 
+class PoolInOneProcess:
+    """A pool that only copies arguments and results, as processes do."""
+
+    def __init__(self, workers, *options):
+        assert workers == 2
+
+    def map(self, function, *arguments):
+        for each in zip(*arguments, strict=False):
+            yield pickle.loads(pickle.dumps(function(*pickle.loads(pickle.dumps(each)))))
+
+    def shutdown(self, cancel_futures):
+        assert cancel_futures
+
+
+def test_several_processes_write_the_same_pages(study, monkeypatch):
+    apart(monkeypatch)
+    report_files.write_study(study, plots=False)
+
+    def texts():
+        return {path: path.read_text() for path in study.rglob("*.*") if path.suffix != ".json"}
+
+    alone, summary = texts(), (study / "study.json").read_bytes()
+    for path in (study / "cells").iterdir():
+        path.unlink()
+    monkeypatch.setattr(report_files, "ProcessPoolExecutor", PoolInOneProcess)
+    monkeypatch.setattr(report_files, "CELLS_PER_TASK", 2)
+    cache = AnalysisCache()
+    report_files.write_study(study, plots=False, analysis_cache=cache, processes=3)
+    assert texts() == alone and (study / "study.json").read_bytes() == summary
+    assert cache._known == {} and len(cache._counts) == len(SEEDS)
+
+
+@pytest.mark.parametrize("cells", [3, 6])
+def test_each_cell_costs_the_same_however_many_there_are(make_cell, counts, monkeypatch, cells):
+    apart(monkeypatch)
+    for seed in range(cells):
+        folder = make_cell(f"study/seed={seed}", blocks=3, cases=("one",), seed=seed)
+
+    def count(name, owner):
+        function = getattr(owner, name)
+
+        def counted(*arguments):
+            counts[name] += 1
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count("read_record", record_store)
+    count("inverted_test", RowPermutations)
+    for module in (arm_comparison, study_cell):
+        count("paired_tests", module)
+    report_files.write_study(folder.parent, plots=False)
+    runs = len(list((folder / "runs").glob("*.json")))
+    each = {"read_runs": 1, "read_record": runs, "sensitivity_results": 1}
+    each |= {"inverted_test": 2 * 2}  # of arm and control: alone and in the family
+    each |= {"paired_tests": 2 * 2 + 2}  # primary rows and others; twice for the study's family
+    assert counts == {name: cells * number for name, number in each.items()}
+
+
 def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
     apart(monkeypatch)
 
-    def rewritten():
+    def rewritten(study=study):
         counts.clear()
         family = Counter()
         monkeypatch.setattr(
@@ -107,7 +171,13 @@ def test_an_unchanged_cell_is_not_read_again(study, counts, monkeypatch):
     assert {path: path.read_bytes() for path in study.rglob("*") if path.is_file()} == files
     run = next((study / "seed=2" / "runs").glob("*.json"))
     os.utime(run, ns=(1, 1))
+    assert rewritten() == (0, 0)  # its content decides
+    run.with_suffix(".log").write_text("a line")
     assert rewritten() == (1, 1)
+    moved = Path(shutil.copytree(study, study.parent / "elsewhere" / study.name))
+    assert rewritten(moved) == (0, 0)
+    renamed = Path(shutil.copytree(study, study.parent / "renamed"))
+    assert rewritten(renamed) == (len(SEEDS), 1)  # pages show the study's name
     facts = json.loads((study / "seed=3" / "cell.json").read_text())
     (study / "seed=3" / "cell.json").write_text(json.dumps({**facts, "question": "Really?"}))
     assert rewritten() == (1, 1) and "Really?" in (study / "cells" / "seed=3.html").read_text()

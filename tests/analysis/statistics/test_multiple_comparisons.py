@@ -35,7 +35,7 @@ def make_tests(baseline, arm, labels=None):
     blocks, runs, rows = baseline.shape
     labels = relabellings(blocks, runs) if labels is None else labels
     units = pool_by_block(baseline, arm)
-    statistics = labels.mean_differences(units).T
+    statistics = labels.half_differences(units).T
     within = units.reshape(blocks, 2 * runs, rows)
     squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
     return [RowPermutations(labels, t, float(q)) for t, q in zip(statistics, squares, strict=True)]
@@ -165,7 +165,7 @@ def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
     p = permutation_test(*remaining[..., 0])
     assert short.inverted_test().p(0.0) == pytest.approx(p)
     family = regions([short, make_tests(*values)[1]])
-    assert family[0].p(0.0) > p and len(family[0].lower_breakpoints) == 1296
+    assert family[0].p(0.0) > p and len(family[0].lower_breakpoints) == 1296 // 2
 
 
 def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
@@ -212,7 +212,8 @@ def test_ties_count_in_a_joint_p():
         ((joint,),) = joint_p_values([[test]])
         draws = np.random.default_rng([RESAMPLING_SEED, 1]).integers(1296, size=JOINT_DRAWS)
         draws[0] = 0
-        sizes = np.round(np.abs(test.null_distribution) * 80)  # whole numbers: sums of 8 tenths
+        units = pool_by_block(0.1 * baseline, 0.1 * arm)
+        sizes = np.round(np.abs(test.labels.mean_differences(units)) * 80)[:, 0]  # of 8 tenths
         assert joint == np.mean(sizes[draws] >= sizes[0]) > 1e-5
 
 
@@ -221,7 +222,8 @@ def test_rows_that_tie_with_the_observed_row_count_in_a_joint_p():
     first = np.arange(12.0).reshape(3, 4)
     values = np.stack([first, first[:, [0, 3, 1, 2]]], axis=-1)
     tests = make_tests(values[:, :2], values[:, 2:])
-    own, other = (np.abs(test.null_distribution) for test in tests)
+    units = pool_by_block(values[:, :2], values[:, 2:])
+    own, other = np.abs(tests[0].labels.mean_differences(units)).T
     assert other[0] == 0.0
     draws = np.random.default_rng([RESAMPLING_SEED, 1]).integers(216, size=JOINT_DRAWS)
     draws[0] = 0
@@ -284,9 +286,10 @@ def test_the_joint_p_over_cells_matches_its_definition():
     """Computes every cell's largest statistic under every joint draw, all in memory."""
     cells = [make_tests(*draw(seed, (4, 2), rows=3, effect=2.0)) for seed in range(4)]
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
-    draws = [rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS) for tests in cells]
-    for each in draws:
+    draws = [rng.integers(tests[0].labels.count, size=JOINT_DRAWS) for tests in cells]
+    for i, (each, tests) in enumerate(zip(draws, cells, strict=True)):
         each[0] = 0
+        draws[i] = tests[0].labels.rows_of(each)
     sizes = {
         (i, j): test.residual_statistics[draws[i]]
         for i, tests in enumerate(cells)

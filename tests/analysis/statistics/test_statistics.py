@@ -27,6 +27,7 @@ from labkit.analysis.statistics.permutation_test import (
     permutation_test,
     pool_by_block,
     relabellings,
+    smallest,
     smallest_p,
 )
 from labkit.analysis.statistics.power import (
@@ -163,6 +164,26 @@ def test_a_sample_of_relabellings_holds_both_directions_of_each():
     low, high = confidence_interval(baseline, arm)
     assert confidence_interval(arm, baseline) == pytest.approx((-high, -low), rel=0.05)
     assert low < hodges_lehmann(baseline, arm) < high
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (8, 2), (1, 3)])
+def test_each_relabelling_is_a_stored_row_or_its_mirror_image(shape):
+    labels, values = relabellings(*shape), rng(7).normal(size=2 * shape[0] * shape[1])
+    everywhere, rows = labels.mean_differences(values), labels.rows_of(np.arange(labels.count))
+    half = labels.half_differences(values)
+    mirrored = np.where(np.arange(labels.count) < len(half), 1, -1)
+    assert np.array_equal(everywhere, mirrored * half[rows])
+    assert np.array_equal(np.bincount(rows), np.full(len(half), 2))
+    if labels.exact:  # the mirror images are the relabellings that are not stored
+        both = np.concatenate([labels.signs, -labels.signs])
+        assert len(np.unique(both, axis=0)) == labels.count
+
+
+def test_a_limit_is_the_same_as_after_sorting():
+    values = np.round(rng(8).normal(size=5000), 2)  # with ties
+    for index in (0, 1, 40, 400, 1249, 1251, 2500, 4999):
+        assert smallest(values, index) == np.sort(values)[index]
+    assert smallest(np.minimum(np.arange(5000.0) % 17, 1.0), 400) == 1.0  # the sample has zeros
 
 
 def test_a_relabelling_drawn_twice_that_equals_the_observed_one_counts_at_every_shift():
