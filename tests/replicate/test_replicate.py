@@ -348,7 +348,7 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
         "binary_search": ["numpy==1.2.3"], "seq_map": ["numpy==1.2.3"],
     }  # fmt: skip
     assert experiment.design.isolation.value == "auto" and experiment.design.time == 60
-    # The author's revision is not in this checkout (if it is one), which is said; one that is, runs.
+    # The author's revision is not in this checkout, if it is one; one that is, runs.
     refused = "not the author's revision: arm binary_search: environment.revision"
     assert reader.revision is None and refused in capsys.readouterr().err
     monkeypatch.setattr(AuthorsCell, "composed", lambda *_: None)
