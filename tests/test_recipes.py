@@ -21,6 +21,7 @@ import time
 import tomllib
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
@@ -31,6 +32,7 @@ from labkit.cli import command_line, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose import cell_composer
+from labkit.experiment.hydra import job_launcher
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.python_environment import Imports, default_options
 from labkit.experiment.worker.turn_protocol import VERSION
@@ -81,6 +83,7 @@ LISTED = {
     "python -m labkit.check mine.plain:Plain model=smollm2": "runs: tests/conformance",
     "python -m labkit.replicate STUDY.zip": "the form of a command",
     "python -m labkit.report FOLDER": "the form of a command",
+    "python -m labkit.report DIR/CELL": "the form of a command",
     "python -m labkit.report": "the command's name alone",
     "python -m labkit.compare": "the command's name alone",
     "python -m labkit.post --check": "the command's name and an option",
@@ -336,6 +339,8 @@ def tiny_run(reader, places, monkeypatch, capfd):
         monkeypatch.setattr(
             cell_composer, "compose_cell", lambda *given: tiny_cell(compose_cell(*given), name)
         )
+        # Where Slurm is installed, its jobs would wait for a cluster.
+        monkeypatch.setattr(job_launcher, "shutil", SimpleNamespace(which=lambda program: None))
         monkeypatch.setattr(
             study_runner,
             "StudyRunner",

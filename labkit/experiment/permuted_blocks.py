@@ -4,8 +4,8 @@ Each block is one uniformly random permutation of all arms, each ``runs_per_bloc
 permutation test relabels runs within blocks, so it matches this randomisation exactly. (A fixed
 order such as ABAB is not valid under drift; see the permuted-block design of clinical trials.)
 
->>> [run.arm for run in schedule(["base", "new"], blocks=1, runs_per_block=2, seed=0)]
-['new', 'new', 'base', 'base']
+    >>> [run.arm for run in schedule(["base", "new"], blocks=1, runs_per_block=2, seed=0)]
+    ['new', 'new', 'base', 'base']
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ STUDY = (
     "ablation=seq_map",
     "workload.cases=[{name: decode, decode: 4, context: 40}]",
     "design=quick",
+    "design.time=null",  # else the rounds, and so the searches counted, follow from the machine
     f"design.blocks={BLOCKS}",
     "design.runs_per_block=1",
     "seed=1,2",
