@@ -10,7 +10,6 @@ message, if the study cannot be read or lacks data that the format needs.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,9 +74,9 @@ def _index(folder: Path, format_name: str | None) -> None:
 def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
     from labkit.analysis.pages.report_files import report_dir, write_study
     from labkit.config import count_text
+    from labkit.machine.worker_environment import core_count
 
-    processes = os.cpu_count() or 1
-    study = write_study(folder, analysis_cache=analysis_cache, processes=processes)
+    study = write_study(folder, analysis_cache=analysis_cache, processes=core_count())
     cells = count_text(len(study.cells), "cell")
     runs = count_text(sum(cell.runs for cell in study.cells), "run")
     reports = report_dir(folder)

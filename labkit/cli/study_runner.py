@@ -6,7 +6,6 @@ the reports, and the analysis does not import the runners.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_allocation import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
+from labkit.machine.worker_environment import core_count
 from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ class StudyRunner:
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        processes = os.cpu_count() or 1
-        study = analysis.write_study(self.out, pictures, self._load_analysis(), processes)
+        study = analysis.write_study(self.out, pictures, self._load_analysis(), core_count())
         return max(int(len(begun) < len(cells)), study.exit_code)
 
     def decided(self) -> Iterator[str]:

@@ -20,10 +20,11 @@ from labkit.records import ARCHIVE_SUFFIX, open_study
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "outputs" / "reference"
 SCRIPT = ROOT / "docs" / "recompute_statistics.py"
-# Positions and looks; several arms; stalls; processes of their own, with drawn relabellings.
+# Positions and looks; several arms; estimates; stalls; processes of their own, with drawn
+# relabellings.
 EXAMPLES = [
     "seq_map/ablation=seq_map,design.time=360,engine=paged",
-    "gqa_sharing/ablation=gqa_sharing,engine=paged",
+    "gqa_sharing/ablation=gqa_sharing,engine=paged", "grid/ablation=grid,engine=paged",
     "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
     "sensitivity/requests-busy-11",
     "sensitivity/kernels-2x9-busy-00", "sensitivity/agreement-requests~processes",

@@ -240,6 +240,18 @@ def test_write_to_an_input(compiler):
     assert faulty(body).detail.startswith("write to read-only a")
 
 
+def test_a_matrix_behind_its_array(compiler):
+    body = """
+    simdgroup_matrix<float, 8, 8> m[2];
+    for (int i = 0; i <= 2; ++i) {
+      m[i].thread_elements()[0] = 1;
+    }
+    out[thread_position_in_grid.x] = m[0].thread_elements()[0];
+    """
+    fault = faulty(body)
+    assert fault.kind == "bounds" and fault.detail.startswith("a matrix behind its array, line")
+
+
 def test_overrun_of_a_threadgroup_array_through_a_pointer(compiler):
     body = """
     threadgroup float x[64];

@@ -21,9 +21,9 @@ struct simdgroup_matrix {
   static_assert(Rows == 8 && Cols == 8, "Metal has 8x8 matrices");
   static constexpr uint MATRIX = 0x8A7F1C53;
   vec<T, 2> e;
-  uint is = MATRIX;  // what lies behind an array of matrices is none
+  uint tag = MATRIX;  // what lies behind an array of matrices has none
   vec<T, 2>& thread_elements(int line = __builtin_LINE()) {
-    if (is != MATRIX) emulator::fault("bounds", "a matrix behind its array, line %d", line);
+    if (tag != MATRIX) emulator::fault("bounds", "a matrix behind its array, line %d", line);
     return e;
   }
 };
