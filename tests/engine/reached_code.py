@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 
+import mlx.core as mx
 import mlx_lm.models
 
 import labkit
@@ -36,6 +37,7 @@ def reached(call, models):
         return None
 
     before = sys.gettrace()
+    mx.disable_compile()  # Python runs once for a compiled function, whoever calls it first
     sys.settrace(function)
     threading.settrace(function)
     try:
@@ -43,6 +45,7 @@ def reached(call, models):
     finally:
         sys.settrace(before)
         threading.settrace(before)
+        mx.enable_compile()
     return places
 
 

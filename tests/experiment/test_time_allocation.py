@@ -77,6 +77,23 @@ def test_what_finished_blocks_lack_the_others_make_up_for():
     assert behind.rounds > 2 * ahead.rounds and behind.blocks == ahead.blocks == 12
 
 
+def test_rounds_of_microseconds_are_more_than_their_noise_asks_for():
+    """A disturbance of some milliseconds is not to be all that a process has of a case."""
+    tiny = CasePilot("tiny", 0.0005, 0.001, 0.02, 200)
+    _, by_case = shares(CellPilot(0.5, (tiny, replace(HEAVY, sd=0.03), *LIGHT)), 100, blocks=12)
+    assert by_case["heavy"].rounds < 12  # it takes all that is left
+    assert by_case["tiny"].rounds > 3 * MIN_ROUNDS_TO_DECIDE
+
+
+@pytest.mark.parametrize("time_s", [60, 120, 240])
+def test_time_that_nobody_needs_is_spent_as_far_as_it_is_of_use(time_s):
+    pilot = CellPilot(0.5, (LIGHT[0], replace(LIGHT[1], round_s=0.2), replace(LIGHT[2], sd=0.2)))
+    allocation, _ = shares(pilot, time_s, blocks=12)
+    assert time_s - 12 * 3 * 0.2 < allocation.seconds <= time_s
+    longer, _ = shares(CellPilot(0.5, tuple(LIGHT)), 10 * time_s, blocks=12)
+    assert longer.seconds < 90 and {share.rounds for share in longer.cases} == {207}
+
+
 def test_processes_that_are_slow_to_start_are_fewer():
     few, many = (shares(CellPilot(start_s, tuple(LIGHT)), 60)[0].blocks for start_s in (6.0, 0.1))
     assert few < many

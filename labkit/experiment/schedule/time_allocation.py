@@ -41,7 +41,9 @@ POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
 MIN_ROUNDS, MIN_ROUNDS_IN_REACH = 1, 2  # of a case that is only estimated, and of others
 MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
-SPARE = 2.0  # the most rounds per round needed: more would not help if the noise stays
+LEFT_BY_ROUNDS = 0.25  # of a process's own variance: rounds that leave less are of no use
+BISECTIONS = 20
+SPARE = 2.0  # rounds per round needed before cases out of reach get any
 WORTHWHILE = 1 / 3  # of the rounds that a case needs: with fewer it stays an estimate
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
 LIKELY = 0.8  # probability from which a case is said to be decided
@@ -196,7 +198,8 @@ def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, in
     """Return the rounds per block of the cases in reach, for the time that estimates leave.
 
     The cheapest get what they need, then the next one a good part of it, then those in reach some
-    more, and what is still left goes to the others, however few rounds it buys them.
+    more, then the others what it buys, however little; what is still left goes to all of these
+    until they take equally long, as far as it is of use.
     """
     rounds, waiting = dict[str, int](), sorted(needs, key=lambda need: need.extra_s)
     while waiting and waiting[0].extra_s <= budget_s:
@@ -205,14 +208,43 @@ def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, in
         budget_s -= need.extra_s
     for worthwhile in (WORTHWHILE, 0.0):
         for need in list(waiting):
-            affordable = min(need.rounds, balanced(need.affordable(budget_s), turns))
+            affordable = min(need.rounds, need.most, balanced(need.affordable(budget_s), turns))
             if affordable >= max(MIN_ROUNDS_IN_REACH, worthwhile * need.rounds):
                 rounds[need.case.case] = affordable
                 budget_s -= need.seconds(affordable) - need.estimate_s
                 waiting.remove(need)
         if worthwhile:
             budget_s -= _spend_spare(needs, rounds, budget_s, turns)
+    if math.isfinite(budget_s):
+        _level(needs, rounds, budget_s, turns)
     return rounds
+
+
+def _level(needs: Sequence[_Need], rounds: dict[str, int], budget_s: float, turns: int) -> None:
+    """Spend the budget on the cases with rounds that take least time, up to a common time.
+
+    Their rounds cost next to nothing, and a disturbance lasts longer than a few short launches.
+    """
+    measured = [need for need in needs if need.case.case in rounds]
+
+    def levelled(block_s: float) -> dict[str, int]:
+        return {
+            need.case.case: max(
+                rounds[need.case.case],
+                min(need.most, balanced(int(block_s / need.case.round_s), turns)),
+            )
+            for need in measured
+        }
+
+    before_s = sum(need.seconds(rounds[need.case.case]) for need in measured)
+    low_s = 0.0
+    high_s = 2 * max((need.most * need.case.round_s for need in measured), default=0.0)
+    for _ in range(BISECTIONS):
+        middle_s = (low_s + high_s) / 2
+        counts = levelled(middle_s)
+        seconds = sum(need.seconds(counts[need.case.case]) for need in measured)
+        low_s, high_s = (middle_s, high_s) if seconds - before_s <= budget_s else (low_s, middle_s)
+    rounds.update(levelled(low_s))
 
 
 def _spend_spare(
@@ -223,8 +255,10 @@ def _spend_spare(
     before_s = sum(need.seconds(rounds[need.case.case]) for need in in_reach)
     rounds_s = before_s - sum(need.seconds(0) for need in in_reach)
     spare = min(SPARE, 1 + budget_s / rounds_s) if rounds_s > 0 else 1.0
-    for case, count in rounds.items():
-        rounds[case] = min(MAX_ROUNDS, max(count, balanced(int(spare * count), turns)))
+    for need in in_reach:
+        count = rounds[need.case.case]
+        wanted = balanced(int(spare * count), turns)
+        rounds[need.case.case] = max(count, min(need.most, wanted))
     return sum(need.seconds(rounds[need.case.case]) for need in in_reach) - before_s
 
 
@@ -238,14 +272,15 @@ class _Need:
     """What deciding a case takes.
 
     ``left``: blocks to come. ``looks``: those of them that measure the case even if it is out of
-    reach. ``rounds``: rounds in each block to come that would decide it. ``done``: its rounds in
-    the finished blocks.
+    reach. ``rounds``: rounds in each block to come that would decide it. ``most``: those beyond
+    which more are of no use. ``done``: its rounds in the finished blocks.
     """
 
     case: CasePilot
     left: int
     looks: int
     rounds: int
+    most: int
     done: Sequence[int]
 
     @classmethod
@@ -253,8 +288,8 @@ class _Need:
         cls, case: CasePilot, errors: _Errors, left: int, few: int, done: Sequence[int]
     ) -> _Need:
         """Return the need of a case that has ``done`` rounds in the finished blocks."""
-        looks = min(left, max(0, few - len(done)))
-        return cls(case, left, looks, errors.rounds_needed(case.sd, left, done), done)
+        looks, most = min(left, max(0, few - len(done))), errors.most_rounds(case.sd)
+        return cls(case, left, looks, errors.rounds_needed(case.sd, left, done), most, done)
 
     def seconds(self, rounds: int) -> float:
         """Return the seconds of so many rounds in each block to come."""
@@ -337,6 +372,14 @@ class _Errors:
         of_runs = (PROCESS_SD**2 + (ESTIMATE_ERROR * sd) ** 2 / count for count in rounds)
         return self.runs_per_block * sum(of_runs)
 
+    def most_rounds(self, sd: float) -> int:
+        """Return the rounds of a process whose variance is small beside the process's own."""
+        rounds = (ESTIMATE_ERROR * sd) ** 2 / (LEFT_BY_ROUNDS * PROCESS_SD**2)
+        return self._whole_turns(max(SPARE * MIN_ROUNDS_TO_DECIDE, rounds))
+
+    def _whole_turns(self, rounds: float) -> int:
+        return min(MAX_ROUNDS, self.turns * math.ceil(rounds / self.turns))
+
     def rounds_needed(self, sd: float, left: int, done: Sequence[int]) -> int:
         """Return the rounds in each of the blocks left with which a case is decided.
 
@@ -351,5 +394,4 @@ class _Errors:
         if variance <= 0:
             return MAX_ROUNDS
         rounds = (ESTIMATE_ERROR * sd) ** 2 / variance
-        rounds = self.turns * math.ceil(max(MIN_ROUNDS_TO_DECIDE, rounds) / self.turns)
-        return min(MAX_ROUNDS, rounds)
+        return self._whole_turns(max(MIN_ROUNDS_TO_DECIDE, rounds))
