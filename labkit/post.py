@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
     """Render articles, and the HTML page of each if ``html``; return the exit code."""
-    from labkit.analysis.pages import article as articles
+    from labkit.analysis.pages import article_template
     from labkit.analysis.studies.study_analysis import AnalysisCache
 
     analysis_cache = AnalysisCache()
-    texts = {path: articles.render(path, analysis_cache) for path in paths}
+    texts = {path: article_template.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())
     stale = [
         file
@@ -56,9 +56,12 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
 
 
 def _files(article: Path, text: str, html: bool) -> dict[Path, str]:
-    from labkit.analysis.pages import article as articles
+    from labkit.analysis.pages import article_template
 
-    return {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
+    return {
+        article: text,
+        **({article.with_suffix(".html"): article_template.html(text)} if html else {}),
+    }
 
 
 def _update(file: Path, content: str, article: Path, check: bool) -> bool:

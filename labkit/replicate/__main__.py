@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.analysis.pages.article import table_archives
+    from labkit.analysis.pages.article_template import table_archives
     from labkit.analysis.pages.replication_page import write_replications
     from labkit.cli import command_line, study_command, study_composer
     from labkit.experiment.progress_display import format_duration

@@ -18,7 +18,7 @@ from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
-from labkit.experiment.compose.legacy_design import ALLOCATION
+from labkit.experiment.compose.resumed_design import ALLOCATION
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report

@@ -13,8 +13,8 @@ import pytest
 from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
 
 from labkit.analysis.robustness.caveats import caveats
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_cell import study_cell
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_allocation, cell_runner, round_planner
@@ -185,7 +185,7 @@ def test_a_continued_study_has_the_estimates_of_the_interrupted_one(make):
     analysis = AnalysisCache().cell(make().dir)
     (row,) = [row for row in analysis.cell.rows if row.case == "heavy"]
     assert row.comparison("seq_map").verdict == "estimate_only"
-    (tested,) = study_cell(analysis).tested
+    (tested,) = cell_summary(analysis).tested
     assert "heavy" not in dict(tested.names)  # nor is it in the study's family
 
 

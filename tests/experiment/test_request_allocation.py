@@ -17,7 +17,7 @@ from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.compose.legacy_design import rounds_as_begun
+from labkit.experiment.compose.resumed_design import rounds_as_begun
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_allocation
 from labkit.experiment.schedule.cell_allocation import allocation_of, lines_of, with_allocation

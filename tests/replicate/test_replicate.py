@@ -17,7 +17,7 @@ from labkit import archive as archive_command
 from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
-from labkit.analysis.pages.article import table_archives
+from labkit.analysis.pages.article_template import table_archives
 from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs

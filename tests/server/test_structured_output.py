@@ -8,10 +8,14 @@ import pytest
 
 from labkit.engine.request import SamplingError
 from labkit.models import tokenizer as tokenizers
-from labkit.server.constraints import tool_calls
 from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarSource
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.constraints.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
+from labkit.server.constraints.tool_call_parser import (
+    TEMPLATE_MARKS,
+    ParsedToolCall,
+    ToolCallFormat,
+    ToolCallParser,
+)
 
 REQUEST = {
     "model": "tiny",
@@ -243,7 +247,7 @@ def test_only_an_object_of_arguments_makes_a_call(arguments, expected):
 
 
 def test_every_template_mark_has_a_parser():
-    for mark, parser in tool_calls.TEMPLATE_MARKS:
+    for mark, parser in TEMPLATE_MARKS:
         call_format = ToolCallFormat(parser)
         start = call_format.start
         assert start and (start in mark or mark not in start)

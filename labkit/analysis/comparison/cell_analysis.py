@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median_high
 from typing import Any
 
-from labkit.analysis.comparison import gates, output_identity, slow_launches
+from labkit.analysis.comparison import gates, output_identity, slow_kernel_launches
 from labkit.analysis.comparison.arm_comparison import (
     OUT_OF_REACH,
     DecisionCriteria,
@@ -388,7 +388,9 @@ class CellAnalysis:
         causes = [gate.cause(arm) for gate in gates]
         causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
         if metric == "dispatch_us":
-            causes.append(slow_launches.timing_cause(arm, self.data.baseline, self.data.records))
+            causes.append(
+                slow_kernel_launches.timing_cause(arm, self.data.baseline, self.data.records)
+            )
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: Comparison) -> Verdict:
@@ -414,11 +416,11 @@ class CellAnalysis:
         if self.stalls is not None:
             return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
         launches, pair = self.alternative_rows[index], (comparison.baseline, comparison.arm)
-        p = slow_launches.slow_launch_p(
+        p = slow_kernel_launches.slow_launch_p(
             launches, *pair, complete_blocks(launches, pair, criteria.runs)
         )
         effects = comparison.effect_pct or 0.0, self._alternative_effect_pct(index, comparison)
-        return slow_launches.restrict(verdict, comparison.arm, p, effects, as_measured)
+        return slow_kernel_launches.restrict(verdict, comparison.arm, p, effects, as_measured)
 
     def _alternative_effect_pct(self, index: int, comparison: Comparison) -> float:
         """Return the effect in the alternative row: with stalls, or of the mean launch."""

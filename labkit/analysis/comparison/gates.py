@@ -15,7 +15,7 @@ from labkit.analysis.comparison.output_identity import IdentityReport, above_noi
 from labkit.analysis.comparison.served_requests import unserved_errors
 from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
 from labkit.analysis.model.cell_model import GateResult
-from labkit.analysis.statistics.block_jackknife import CONFIDENCE
+from labkit.analysis.statistics.text_window_intervals import CONFIDENCE
 from labkit.config import count_text
 from labkit.records import Arm, Record
 

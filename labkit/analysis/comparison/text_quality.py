@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.number_format import round_digits, significant_text
-from labkit.analysis.statistics.block_jackknife import (
+from labkit.analysis.statistics.text_window_intervals import (
     CONFIDENCE,
     Indices,
     Interval,

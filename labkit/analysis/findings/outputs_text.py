@@ -12,7 +12,7 @@ import numpy as np
 from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
 from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.number_format import join_names, significant_text, value_text
-from labkit.analysis.statistics.block_jackknife import Interval, block_jackknife
+from labkit.analysis.statistics.text_window_intervals import Interval, block_jackknife
 from labkit.records import Record
 
 if TYPE_CHECKING:

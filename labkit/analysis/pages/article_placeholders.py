@@ -29,8 +29,8 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import PAGES, report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
+from labkit.analysis.studies.cell_summary import cell_summary, study_answer
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_cell import study_answer, study_cell
 from labkit.analysis.tables.published_table import published_source
 from labkit.analysis.tables.results_table import ResultLine, verdict_text
 from labkit.config.option_index import did_you_mean
@@ -151,7 +151,7 @@ class PlaceholderFunctions:
             report, page = self._report(study, cell)
             return ArticleLink(report.short_answer, page)
         reports = self._valid_reports(study)
-        text = study_answer([study_cell(report.analysis) for report in reports])
+        text = study_answer([cell_summary(report.analysis) for report in reports])
         return ArticleLink(text, self._page(study, self._study(study)))
 
     def machine(self, study: str) -> ArticleLink:

@@ -17,7 +17,7 @@ from labkit.analysis.document.svg_elements import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.short_text import short_text
+from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import (
     SummaryVerdict,
     control_sentence,
@@ -96,7 +96,7 @@ class CellReport(CellSource):
     @cached_property
     def short_answer(self) -> str:
         """The answer to the question in at most 20 words."""
-        return short_text(self.findings)
+        return short_answer(self.findings)
 
     @cached_property
     def verdict(self) -> SummaryVerdict:

@@ -14,7 +14,7 @@ from labkit.analysis.document.report_parts import templates
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import effect_phrase
-from labkit.analysis.findings.short_text import capitalised
+from labkit.analysis.findings.short_answer import capitalised
 from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text

@@ -18,7 +18,12 @@ from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.study_cell import StudyCell, cell_labels, study_answer, study_question
+from labkit.analysis.studies.cell_summary import (
+    CellSummary,
+    cell_labels,
+    study_answer,
+    study_question,
+)
 
 MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
 MAX_LINES = 300  # of a table that explains results; tables of results are complete
@@ -72,18 +77,18 @@ class PageCharts:
         return text.replace("<", "\\u003c")
 
 
-def study_html(study: str, cells: Sequence[StudyCell], reports: Sequence[CellReport]) -> str:
+def study_html(study: str, cells: Sequence[CellSummary], reports: Sequence[CellReport]) -> str:
     """Return the HTML report of a study with this name, its cells on one page."""
     shown = list(map(_page_cell, reports, cell_labels(cells)))
     return _page(study, cells, shown, machine_overviews(cells))
 
 
-def overview_html(study: str, cells: Sequence[StudyCell], links: Sequence[str], note: str) -> str:
+def overview_html(study: str, cells: Sequence[CellSummary], links: Sequence[str], note: str) -> str:
     """Return the page of a study whose cells have pages of their own, at ``links``."""
     return _page(study, cells, [], machine_overviews(cells, links), note=note)
 
 
-def cell_html(study: str, cell: StudyCell, report: CellReport, markdown: str) -> str:
+def cell_html(study: str, cell: CellSummary, report: CellReport, markdown: str) -> str:
     """Return a cell's own page, one folder below the study's.
 
     ``markdown``: the file beside it with all lines of all tables.
@@ -94,7 +99,7 @@ def cell_html(study: str, cell: StudyCell, report: CellReport, markdown: str) ->
 
 def _page(
     study: str,
-    cells: Sequence[StudyCell],
+    cells: Sequence[CellSummary],
     shown: Sequence[PageCell],
     overviews: Sequence[MachineOverview],
     *,
@@ -125,7 +130,7 @@ def _page(
     return page
 
 
-def _machine_states(cells: Sequence[StudyCell]) -> dict[str, list[str]]:
+def _machine_states(cells: Sequence[CellSummary]) -> dict[str, list[str]]:
     """Return the labels of the cells during which the machine was busy or slowed, by state."""
     states: dict[str, list[str]] = {}
     for cell, label in zip(cells, cell_labels(cells), strict=True):

@@ -15,12 +15,12 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.exports.tool_exports import FormatError
 from labkit.analysis.model.study_model import CellEntry, Study
-from labkit.analysis.pages.article import html
+from labkit.analysis.pages.article_template import html
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.pages.study_overview import gates_text
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
-from labkit.analysis.studies.study_cell import study_cell
 from labkit.config import count_text
 from labkit.records import (
     OLDER_VERDICTS,
@@ -144,7 +144,7 @@ def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]
         older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)
         if {entry.dir for entry in listed} >= set(cells) and not older:
             return listed
-    return [study_cell(analyse(path)).entry for path in cells.values()]
+    return [cell_summary(analyse(path)).entry for path in cells.values()]
 
 
 def _entry(study: Path, cell: StudyPath, fact: CellEntry) -> IndexEntry:

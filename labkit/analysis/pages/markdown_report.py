@@ -17,7 +17,7 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.study_cell import StudyCell, study_answer, study_question
+from labkit.analysis.studies.cell_summary import CellSummary, study_answer, study_question
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -45,7 +45,7 @@ def _escaped(text: str) -> str:
 
 
 def study_markdown(
-    cells: Sequence[StudyCell], reports: Sequence[CellReport], note: str = ""
+    cells: Sequence[CellSummary], reports: Sequence[CellReport], note: str = ""
 ) -> str:
     """Return the Markdown report of a study. Links to pictures are relative to its folder.
 

@@ -21,7 +21,7 @@ from labkit.analysis.number_format import (
     significant_text,
     value_text,
 )
-from labkit.analysis.pages.article import html
+from labkit.analysis.pages.article_template import html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord

@@ -28,7 +28,8 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.stored_cells import Unread, read_stored, store
+from labkit.analysis.studies.cell_summary import CellSummary, cell_summary
+from labkit.analysis.studies.stored_cells import FilesState, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -36,7 +37,6 @@ from labkit.analysis.studies.study_analysis import (
     study_name,
     summarise_study,
 )
-from labkit.analysis.studies.study_cell import StudyCell, study_cell
 from labkit.records import (
     ArchivePath,
     RecordError,
@@ -140,7 +140,7 @@ def write_study(
     analyses = [cache.cell(path) for path in paths]
     for analysis in analyses:
         _write_cell(analysis)
-    cells, reports = list(map(study_cell, analyses)), _reports(opened, analyses)
+    cells, reports = list(map(cell_summary, analyses)), _reports(opened, analyses)
     study = summarise_study(opened, cells)
     folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study.to_json())
@@ -191,7 +191,7 @@ def _write_pages(
     folder: Path,
     cache: AnalysisCache,
     processes: int,
-) -> Iterator[StudyCell]:
+) -> Iterator[CellSummary]:
     """Write what is derived from each cell; with many cells, in several processes."""
     names = [path.name for path in paths]
     tasks = [names[i : i + CELLS_PER_TASK] for i in range(0, len(names), CELLS_PER_TASK)]
@@ -208,7 +208,7 @@ def _write_pages(
         pool.shutdown(cancel_futures=True)
 
 
-def _write_task(study: Path, names: Sequence[str], folder: Path) -> list[StudyCell]:
+def _write_task(study: Path, names: Sequence[str], folder: Path) -> list[CellSummary]:
     """Write what is derived from some cells, in a process of its own."""
     opened, cache = open_study(study), AnalysisCache(MAX_RECORDS // MAX_PROCESSES)
     return [_write_page(opened, opened / name, folder, cache) for name in names]
@@ -216,12 +216,12 @@ def _write_task(study: Path, names: Sequence[str], folder: Path) -> list[StudyCe
 
 def _write_page(
     opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
-) -> StudyCell:
+) -> CellSummary:
     """Write what is derived from one cell: its ``cell.json``, tables and pages."""
-    page, before = folder / PAGES / path.name, Unread.of(path)
+    page, before = folder / PAGES / path.name, FilesState.of(path)
     analysis = cache.cell(path)
     _write_cell(analysis)
-    cell, (report,) = study_cell(analysis), _reports(opened, [analysis], below=f"{PAGES}/")
+    cell, (report,) = cell_summary(analysis), _reports(opened, [analysis], below=f"{PAGES}/")
     _write_tables(report, folder / "tables")
     text = cell_html(study_name(opened), cell, report, f"{path.name}.md")
     write_text(page.with_name(f"{path.name}.html"), text)
@@ -271,7 +271,7 @@ def _write_tables(report: CellReport, folder: Path) -> None:
     write_text(Path(f"{stem}.tex"), latex_text(report.results, report.cell.title))
 
 
-def _write_plots(cells: Sequence[StudyCell], reports: Sequence[CellReport], folder: Path) -> None:
+def _write_plots(cells: Sequence[CellSummary], reports: Sequence[CellReport], folder: Path) -> None:
     from labkit.analysis.pages.matplotlib_figures import write_figure, write_figures
 
     folder.mkdir(exist_ok=True)
@@ -289,11 +289,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _markdown(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    return study_markdown(list(map(study_cell, analyses)), _reports(folder, analyses))
+    return study_markdown(list(map(cell_summary, analyses)), _reports(folder, analyses))
 
 
 def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    cells = list(map(study_cell, analyses))
+    cells = list(map(cell_summary, analyses))
     return study_html(study_name(folder), cells, _reports(folder, analyses))
 
 

@@ -15,12 +15,12 @@ from labkit.analysis.charts.html_charts import (
     variation_sentence,
 )
 from labkit.analysis.charts.latency_throughput_chart import frontier_section
-from labkit.analysis.charts.metric_matrix import matrix_section
-from labkit.analysis.charts.run_timeline_charts import (
+from labkit.analysis.charts.memory_and_request_timelines import (
     kv_utilization_section,
     memory_timeline_section,
     request_timeline_section,
 )
+from labkit.analysis.charts.metric_matrix import matrix_section
 from labkit.analysis.charts.step_player import step_player_section
 from labkit.analysis.comparison.observations import MetricRow
 from labkit.analysis.document.report_parts import (

@@ -17,6 +17,7 @@ from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
 from labkit.analysis.studies.serving_capacity import (
     LOAD_OPTIONS,
     LoadCurve,
@@ -24,7 +25,6 @@ from labkit.analysis.studies.serving_capacity import (
     load_curves,
     serving_capacities,
 )
-from labkit.analysis.studies.study_cell import StudyCell, cell_labels
 from labkit.analysis.tables.serving_tables import capacity_chart, capacity_table
 
 NOT_COMPARED = (
@@ -93,7 +93,7 @@ class MachineOverview:
 
 
 def machine_overviews(
-    cells: Sequence[StudyCell], links: Sequence[str] | None = None
+    cells: Sequence[CellSummary], links: Sequence[str] | None = None
 ) -> list[MachineOverview]:
     """Return one overview per machine, in the order of their first cells.
 
@@ -123,7 +123,7 @@ class CellLine:
 
     link: str
     label: str
-    cell: StudyCell
+    cell: CellSummary
 
 
 def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
@@ -141,7 +141,7 @@ def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
     return Table(columns, tuple(lines), (NOT_COMPARED,) if values else (), prose=True)
 
 
-def _values(cells: Sequence[StudyCell]) -> list[Column[CellLine]]:
+def _values(cells: Sequence[CellSummary]) -> list[Column[CellLine]]:
     """Return a column of medians and quartiles, or an empty list if the cells cannot share one.
 
     They can if no cell compares arms and every cell has one primary row, of the same metric.

@@ -10,7 +10,8 @@ Rules that were fixed before any data were seen say which analyses apply:
   note beside the numbers says so;
 - stalls: included if the verdict excludes them, and excluded if the verdict includes them
   (``labkit.analysis.comparison.machine_or_arm_stalls``);
-- mean of all launches, beside a typical launch (``labkit.analysis.comparison.slow_launches``).
+- mean of all launches, beside a typical launch
+  (``labkit.analysis.comparison.slow_kernel_launches``).
 
 The results are shown beside the verdict's own numbers and never replace them. Their intervals and
 p-values are for one row alone, not adjusted for several rows or arms.

@@ -38,8 +38,8 @@ from labkit.analysis.statistics.replication_test import (
     region_of,
     times_as_long,
 )
+from labkit.analysis.studies.cell_summary import cell_labels, cell_summary, study_question
 from labkit.analysis.studies.study_analysis import study_name
-from labkit.analysis.studies.study_cell import cell_labels, study_cell, study_question
 from labkit.analysis.studies.study_diff import arm_effect, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
@@ -117,7 +117,7 @@ def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> It
 def _labels(author: Sequence[CellAnalysis]) -> dict[str, str]:
     """Return the label of each of the author's cells, by its folder's name."""
     cells = [one for one in author if not one.data.dir.name.endswith(PROCESSES_SUFFIX)]
-    labels = cell_labels(list(map(study_cell, cells)))
+    labels = cell_labels(list(map(cell_summary, cells)))
     return {cell.data.dir.name: label for cell, label in zip(cells, labels, strict=True)}
 
 
@@ -276,7 +276,7 @@ def replication_of(
     )  # fmt: skip
     return Replication(
         schema_version=SCHEMA_VERSION,
-        question=study_question(list(map(study_cell, author[1]))),
+        question=study_question(list(map(cell_summary, author[1]))),
         author=_side(*author),
         reader=_side(*reader),
         alpha=alpha,

@@ -33,7 +33,7 @@ from labkit.records import Record
 from labkit.records.record_notes import TrafficNote
 
 if TYPE_CHECKING:
-    from labkit.analysis.studies.study_cell import StudyCell
+    from labkit.analysis.studies.cell_summary import CellSummary
 
 LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
@@ -124,7 +124,7 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
             )
 
 
-def serving_capacities(cells: Sequence[StudyCell]) -> list[ServingCapacity]:
+def serving_capacities(cells: Sequence[CellSummary]) -> list[ServingCapacity]:
     """Return the capacity of every arm, for each workload that sets ``workload.capacity``."""
     groups: dict[tuple[str, str], list[CapacityLoad]] = {}
     for cell in cells:
@@ -253,7 +253,7 @@ def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
             yield ArmLoad(arm.name, rest, load[0], LoadPoint(load[1], medians[arm.name]))
 
 
-def load_curves(cells: Sequence[StudyCell], labels: Sequence[str]) -> list[LoadCurve]:
+def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[LoadCurve]:
     """Return a study's load curves: cells that differ in their load alone are one curve per arm.
 
     ``labels``: the cells' labels without ``LOAD_OPTIONS``.

@@ -1,6 +1,6 @@
 """What is stored of a cell beside its page, so that an unchanged cell is not read again.
 
-``CELL.json`` holds a :class:`.StudyCell` and a stamp: the names, sizes and times of the cell's
+``CELL.json`` holds a :class:`.CellSummary` and a stamp: the names, sizes and times of the cell's
 files, the content of ``cell.json`` and labkit's own code. If any of them has changed, such as the
 times in a copy of the study, the files' content decides: it is read and compared by its digest. If
 that has changed, too, the cell is analysed again from its records.
@@ -21,7 +21,7 @@ import labkit
 from labkit.analysis.findings.cell_findings import Finding
 from labkit.analysis.model.json_form import fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.studies.study_cell import StudyCell
+from labkit.analysis.studies.cell_summary import CellSummary
 from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
@@ -38,7 +38,7 @@ FOLDERS = ("", "arms", "runs", "outputs")  # of a cell
 PACKAGES = ("analysis", "config", "records")  # whose code a page depends on
 
 
-def read_stored(page: Path, cell_dir: StudyPath) -> StudyCell | None:
+def read_stored(page: Path, cell_dir: StudyPath) -> CellSummary | None:
     """Return what is stored beside ``page`` (without its suffix), or None if it is out of date."""
     if not all(page.with_name(f"{page.name}{end}").is_file() for end in (".json", ".html", ".md")):
         return None
@@ -58,19 +58,19 @@ def read_stored(page: Path, cell_dir: StudyPath) -> StudyCell | None:
 
 
 @dataclass(frozen=True)
-class Unread:
+class FilesState:
     """The stamp and the content of a cell before it is read, so that no later run is missed."""
 
     stamp: str
     content: str
 
     @classmethod
-    def of(cls, cell_dir: StudyPath) -> Unread:
+    def of(cls, cell_dir: StudyPath) -> FilesState:
         """Return those of a cell's files as they are now."""
         return cls(stamp(cell_dir), content(cell_dir))
 
 
-def store(page: Path, cell_dir: StudyPath, before: Unread, cell: StudyCell) -> None:
+def store(page: Path, cell_dir: StudyPath, before: FilesState, cell: CellSummary) -> None:
     """Store a cell that is complete and not being worked on."""
     path = page.with_name(f"{page.name}.json")
     if not cell.entry.complete or (isinstance(cell_dir, Path) and is_locked(cell_dir)):
@@ -86,7 +86,7 @@ def _write(path: Path, body: Mapping[str, Any]) -> None:
         temporary.write_bytes(to_bytes(body, indent=None))
 
 
-def _to_json(cell: StudyCell) -> dict[str, Any]:
+def _to_json(cell: CellSummary) -> dict[str, Any]:
     """Return a cell without the values of single runs, which no page of a whole study shows.
 
     Each finding refers to its primary row instead of repeating it.
@@ -108,8 +108,8 @@ def _to_json(cell: StudyCell) -> dict[str, Any]:
     }
 
 
-def _from_json(data: Mapping[str, Any]) -> StudyCell:
-    cell = from_json(StudyCell, data)
+def _from_json(data: Mapping[str, Any]) -> CellSummary:
+    cell = from_json(CellSummary, data)
 
     def findings(places: Sequence[Sequence[Any]]) -> tuple[Finding, ...]:
         found = ((cell.primary[index], *rest) for index, *rest in places)

@@ -16,10 +16,10 @@ from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.model.study_model import FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.robustness.host_groups import host_groups
-from labkit.analysis.statistics.block_jackknife import LOOK_CONFIDENCE
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
+from labkit.analysis.studies.cell_summary import CellSummary
 from labkit.analysis.studies.serving_capacity import rate_is_decided
-from labkit.analysis.studies.study_cell import StudyCell
 from labkit.config import count_text
 from labkit.records import (
     ARCHIVE_SUFFIX,
@@ -276,7 +276,7 @@ def study_name(study_dir: StudyPath) -> str:
 
 
 def summarise_study(
-    study_dir: StudyPath, cells: Sequence[StudyCell], known: Study | None = None
+    study_dir: StudyPath, cells: Sequence[CellSummary], known: Study | None = None
 ) -> Study:
     """Return the model of a study: the cells with their status, gates and verdicts.
 
@@ -299,7 +299,7 @@ def summarise_study(
     )
 
 
-def study_family(cells: Sequence[StudyCell]) -> list[FamilyMember]:
+def study_family(cells: Sequence[CellSummary]) -> list[FamilyMember]:
     """Return the p-values of the primary rows of all cells, adjusted as one family.
 
     There is one entry per cell, row and arm. Cells in which nothing may be claimed yet are left

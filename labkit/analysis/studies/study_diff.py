@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.comparison import slow_launches
+from labkit.analysis.comparison import slow_kernel_launches
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, interval_to_percent
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import (
@@ -544,14 +544,14 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
 def _slow_launches_text(arm: str, *studies: tuple[CellAnalysis, MetricRow]) -> str | None:
     """Return what a typical launch leaves out: slow launches of an arm in one study alone."""
     ps = {
-        name: slow_launches.slow_launch_p(
+        name: slow_kernel_launches.slow_launch_p(
             row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
         )
         for name, (analysis, row) in zip(STUDY_NAMES, studies, strict=True)
         if analysis.alternative_rows and analysis.stalls is None  # rows of launches
         for pair in [(analysis.data.baseline, arm)]
     }
-    alone = [name for name, p in ps.items() if p <= slow_launches.UNCLEAR_ALPHA]
+    alone = [name for name, p in ps.items() if p <= slow_kernel_launches.UNCLEAR_ALPHA]
     if len(alone) != 1 or len(ps) < 2:
         return None
     return (

@@ -22,7 +22,12 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.outputs_text import interval_text, share_text
 from labkit.analysis.model.cell_model import ArmQuality, Cell
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.statistics.block_jackknife import CONFIDENCE, MIN_BEYOND, MIN_WINDOWS, Interval
+from labkit.analysis.statistics.text_window_intervals import (
+    CONFIDENCE,
+    MIN_BEYOND,
+    MIN_WINDOWS,
+    Interval,
+)
 from labkit.config import count_text
 from labkit.records import Record
 

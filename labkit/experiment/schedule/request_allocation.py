@@ -8,7 +8,7 @@ flight together are slowed together: they count as one. As for kernels
 means. A run serves all requests if enough such blocks fit, else the first of them: of the numbers
 of blocks that fit, the one with which a row is most likely decided. The windows of a scoring
 workload follow from declared looks at the limits on quality
-(:func:`labkit.analysis.statistics.block_jackknife.window_looks`), its blocks from the time.
+(:func:`labkit.analysis.statistics.text_window_intervals.window_looks`), its blocks from the time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from labkit.engine.engine_protocol import Logprobs
 from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.generated_choice import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.apis.requested_tools import RequestedTools
-from labkit.server.constraints.tool_calls import ParsedToolCall, ToolCallParser
+from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.output_parts import Part, message_parts, output_parts
 from labkit.server.generation.response_streams import DONE, sse_event

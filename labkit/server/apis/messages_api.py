@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
-from labkit.server.apis.conversation import converse
+from labkit.server.apis.message_generation import converse
 from labkit.server.apis.messages_writer import MessageWriter
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools

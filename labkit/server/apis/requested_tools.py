@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.constraints.tool_calls import ToolCallFormat, ToolCallParser
+from labkit.server.constraints.tool_call_parser import ToolCallFormat, ToolCallParser
 from labkit.server.generation.service import Service
 from labkit.server.types.api_error import invalid
 from labkit.server.types.openai_types import Function, FunctionName

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from labkit.server.apis.conversation import converse
+from labkit.server.apis.message_generation import converse
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.apis.responses_writer import ResponseWriter

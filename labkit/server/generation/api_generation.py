@@ -14,7 +14,7 @@ from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, PromptLogprobs, To
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.constraints.tool_calls import ToolCallParser
+from labkit.server.constraints.tool_call_parser import ToolCallParser
 from labkit.server.types.api_error import ApiError, internal_error, invalid
 
 OnEnd = Callable[[str, bool, str], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from labkit.server.constraints.tool_calls import ParsedToolCall, ToolCallParser
+from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import TokenOutput
 
 Part = str | ParsedToolCall

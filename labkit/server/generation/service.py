@@ -22,7 +22,7 @@ from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import SpecialTokenEscape, Tokenizer
 from labkit.server.constraints.structured_output import Grammars
-from labkit.server.constraints.tool_calls import ToolCallParser, detect_tool_call_format
+from labkit.server.constraints.tool_call_parser import ToolCallParser, detect_tool_call_format
 from labkit.server.generation.api_generation import Generation
 from labkit.server.generation.engine_thread import EngineStep, EngineThread
 from labkit.server.generation.prometheus_metrics import Metrics

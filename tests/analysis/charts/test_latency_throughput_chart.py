@@ -14,8 +14,8 @@ from labkit.analysis.document.chart import Dots, Line, Text
 from labkit.analysis.document.svg_elements import NUM_STYLES, chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
+from labkit.analysis.studies.cell_summary import cell_labels
 from labkit.analysis.studies.serving_capacity import LOAD_OPTIONS, METRICS, arm_loads, load_curves
-from labkit.analysis.studies.study_cell import cell_labels
 from labkit.records import Arm
 
 

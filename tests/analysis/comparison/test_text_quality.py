@@ -22,7 +22,7 @@ from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.document.svg_elements import chart_svg
 from labkit.analysis.findings.cell_findings import Findings
 from labkit.analysis.findings.outputs_text import interval_text, quality_sentences, share_text
-from labkit.analysis.statistics.block_jackknife import (
+from labkit.analysis.statistics.text_window_intervals import (
     Interval,
     block_jackknife,
     positive_interval,

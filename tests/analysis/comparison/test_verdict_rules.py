@@ -25,8 +25,8 @@ from labkit.analysis.statistics.effect_size import Equivalence, to_percent
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache, study_family
-from labkit.analysis.studies.study_cell import study_cell
 from labkit.records import CaseRecord
 
 LEVELS = DecisionCriteria(2, 0.05, 2.0)
@@ -123,7 +123,7 @@ def test_the_study_s_family_counts_its_arms(make_cell):
         for arm in a.data.arms[1:]
     ]
     expected = [min(1.0, 2 * p) for ps in joint_p_values(tests) for p in ps]
-    family = study_family(list(map(study_cell, analyses)))
+    family = study_family(list(map(cell_summary, analyses)))
     assert [one.p_adjusted for one in family] == pytest.approx(expected)
     assert min(expected) < 1.0
 
@@ -221,7 +221,7 @@ def test_an_exploratory_study_says_so_before_its_numbers(make_cell):
     assert reason in caveats(analyse(path))
     c = comparison_of(analyse_cell(path))
     assert (c["verdict"], c["reason"]) == ("estimate_only", reason)
-    assert study_family([study_cell(analyse(path))]) == []
+    assert study_family([cell_summary(analyse(path))]) == []
 
 
 def test_the_probe_is_the_mean_of_logarithms(make_cell):

@@ -9,7 +9,7 @@ from labkit.analysis.charts.html_charts import paired_differences, variation_sen
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.short_text import short_text
+from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.pages.report_files import FORMATS
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
@@ -103,7 +103,7 @@ def test_an_arm_is_compared_with_a_baseline_without_goodput_in_the_metrics_unit(
     start = "binary_search has 0 req/s in every run, so no effect in percent of it exists; fast has"
     assert one["reason"].startswith(start)
     findings = plan_findings(analysis)
-    texts = [long_text(findings), short_text(findings)]
+    texts = [long_text(findings), short_answer(findings)]
     texts += verdict_sentences(analysis.cell, "none")
     assert start in "\n".join(texts)
     if word == "better":

@@ -15,7 +15,7 @@ from labkit.analysis.findings.cell_findings import (
 from labkit.analysis.findings.effect_wording import Piece, optional
 from labkit.analysis.findings.long_text import long_text
 from labkit.analysis.findings.outputs_text import PickedFrames
-from labkit.analysis.findings.short_text import MAX_WORDS, arm_text, fit, short_text
+from labkit.analysis.findings.short_answer import MAX_WORDS, arm_text, fit, short_answer
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import ArmValues, Comparison, Row
@@ -491,8 +491,8 @@ CASES = {  # findings, the long text, the short text, the chip
 def test_every_kind_of_findings_has_its_words(case):
     findings, long, short, chip = CASES[case]
     assert long_text(findings) == long
-    assert short_text(findings) == (short or long)
-    assert len(short_text(findings).split()) <= MAX_WORDS
+    assert short_answer(findings) == (short or long)
+    assert len(short_answer(findings).split()) <= MAX_WORDS
     summary = summary_verdict(findings)
     assert f"{summary.kind}: {summary.text}" == chip
 
@@ -500,7 +500,7 @@ def test_every_kind_of_findings_has_its_words(case):
 def test_no_text_calls_a_time_faster():
     """A time that fell by 55 % is not "55 % faster"."""
     texts = [text for findings, *_ in CASES.values() for text in (long_text(findings),
-             short_text(findings), summary_verdict(findings).text)]  # fmt: skip
+             short_answer(findings), summary_verdict(findings).text)]  # fmt: skip
     assert not [text for text in texts if {"faster", "slower"} & set(text.split())]
 
 
@@ -508,14 +508,14 @@ def test_cells_of_the_same_arms_and_metric_are_merged():
     """A headline of several cells has its size: it was "faster in all 3 cells"."""
     cells = [cell(better(-20.0)), cell(better(-50.0)), cell(worse(25.0))]
     labels = ["n=1", "n=2", "n=4"]
-    assert short_text(merge_findings(cells[:2], labels[:2])) == (
+    assert short_answer(merge_findings(cells[:2], labels[:2])) == (
         "Map takes 20.0 to 50.0 % less time per launch than search in both cells."
     )
-    assert short_text(merge_findings(cells, labels)) == (
+    assert short_answer(merge_findings(cells, labels)) == (
         "Map takes 50.0 % less (n=2) to 25.0 % more (n=4) time per launch than search."
     )
     broken = replace(cell(invalid()), cause="the gate engaged failed")
-    assert short_text(merge_findings([cells[0], broken], labels[:2])) == (
+    assert short_answer(merge_findings([cells[0], broken], labels[:2])) == (
         "Map takes 20.0 % less time per launch than search in 1 of 2 cells; 1 invalid."
     )
     assert merge_findings([cells[0], cell(better(metric="decode_ms"))], labels[:2]) is None
@@ -542,7 +542,7 @@ def test_a_failed_gate_leaves_no_answer(make_cell, make_array):
         return replace(record, cases=cases)
 
     planned = plan_findings(analyse(make_cell(change=differ)))
-    assert short_text(planned) == "No answer: the gate identical failed."
+    assert short_answer(planned) == "No answer: the gate identical failed."
     assert long_text(planned).startswith("No answer: seq_map is invalid: ")
 
 
@@ -552,10 +552,10 @@ def test_several_failed_gates_are_all_named(make_cell):
 
     one_arm = make_cell(change=lambda r: fail(r) if r.arm == "seq_map" else r)
     planned = plan_findings(analyse(one_arm))
-    assert short_text(planned) == "No answer: the gates healthy, engaged and identical failed."
+    assert short_answer(planned) == "No answer: the gates healthy, engaged and identical failed."
     nothing = plan_findings(analyse(make_cell("b/x", change=fail)))
     text = "No answer: nothing was measured, because seq_map, control and binary_search failed."
-    assert long_text(nothing) == short_text(nothing) == text
+    assert long_text(nothing) == short_answer(nothing) == text
 
 
 def test_a_computed_metric_gets_no_test_and_what_varies_does(make_cell):
@@ -584,7 +584,7 @@ def test_a_computed_metric_gets_no_test_and_what_varies_does(make_cell):
 
 def test_a_question_about_outputs_is_answered_by_the_gate(make_cell):
     same_outputs = analyse(make_cell("f/x", requests=True, metrics=["outputs"]))
-    assert short_text(plan_findings(same_outputs)) == (
+    assert short_answer(plan_findings(same_outputs)) == (
         "The outputs of seq_map are bit-identical to those of binary_search."
     )
 
@@ -633,4 +633,4 @@ def test_names_are_written_as_words(name, text):
 )
 def test_values_have_three_significant_digits(value, text):
     found = Findings((), "search", alone=one("", place=None, base=value).row)
-    assert f" {text} µs" in short_text(found)
+    assert f" {text} µs" in short_answer(found)

@@ -20,7 +20,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_elements import NUM_STYLES, arm_classes
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.short_text import short_text
+from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.number_format import value_text
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
@@ -136,13 +136,13 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
     assert answer.startswith("Estimate only (2 blocks of 2")
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines[0] == f"**{short_text(plan_findings(analyse(study / 'cell')))}**"
+    assert lines[0] == f"**{short_answer(plan_findings(analyse(study / 'cell')))}**"
     assert lines[1] == answer and lines[2].startswith("| batch |")
     assert_in_order(
         text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row"
     )
     page = printed(capsysbinary, study, "html")
-    short = short_text(plan_findings(analyse(study / "cell")))
+    short = short_answer(plan_findings(analyse(study / "cell")))
     assert_in_order(page, f'<p class="answer">{short}</p>', answer, weak, "<table", "alpha 0.05")
     out = io.StringIO()
     print_cell(study / "cell", Console(width=200, file=out))

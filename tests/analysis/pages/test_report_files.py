@@ -14,7 +14,7 @@ from labkit.analysis.comparison import arm_comparison, cell_analysis
 from labkit.analysis.pages import cell_report_content, report_files
 from labkit.analysis.pages.article_placeholders import PlaceholderFunctions
 from labkit.analysis.statistics.multiple_comparisons import RowPermutations
-from labkit.analysis.studies import study_cell
+from labkit.analysis.studies import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.archive import archive_study
 from labkit.records import open_study, read_cell, record_store
@@ -142,7 +142,7 @@ def test_each_cell_costs_the_same_however_many_there_are(make_cell, counts, monk
 
     count("read_record", record_store)
     count("inverted_test", RowPermutations)
-    for module in (arm_comparison, study_cell):
+    for module in (arm_comparison, cell_summary):
         count("paired_tests", module)
     report_files.write_study(folder.parent, plots=False)
     runs = len(list((folder / "runs").glob("*.json")))

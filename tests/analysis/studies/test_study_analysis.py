@@ -8,8 +8,8 @@ import pytest
 from labkit.analysis import exit_code
 from labkit.analysis.comparison.arm_comparison import row_tests
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache, study_family, summarise_study
-from labkit.analysis.studies.study_cell import study_cell
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_family_of_cells_is_adjusted_for_the_largest_number_of_arms(make_cell)
         for arm in a.data.treatment_arms
     ]
     expected = [min(1.0, 3 * p) for ps in joint_p_values(tests) for p in ps]
-    cells = list(map(study_cell, analyses))
+    cells = list(map(cell_summary, analyses))
     family = study_family(cells)
     assert [one.p_adjusted for one in family] == pytest.approx(expected)
     assert list(summarise_study(path.parent, cells).family) == family

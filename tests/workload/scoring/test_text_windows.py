@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.analysis.statistics import block_jackknife
+from labkit.analysis.statistics import text_window_intervals
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.models import resolve
 from labkit.workload.scoring import text_windows
@@ -156,7 +156,7 @@ def test_a_plan_finds_impossible_windows_before_the_model_is_built(
 
 
 def test_limits_on_quality_need_windows_for_an_interval(compose_experiment, texts_of_40_tokens):
-    assert MIN_JUDGED_WINDOWS == block_jackknife.MIN_WINDOWS
+    assert MIN_JUDGED_WINDOWS == text_window_intervals.MIN_WINDOWS
     limit = ("ablation.claims.identity=quality", "ablation.claims.quality.kl_mean=0.1")
     options = (*SCORING, *texts_of_40_tokens)
     compose_experiment(*options, *limit, "workload.num_windows=16")

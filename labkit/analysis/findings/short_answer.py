@@ -49,7 +49,7 @@ PROPER_NAMES = ("mlx_lm",)  # names that keep their underscore
 Pieces = list[Piece]
 
 
-def short_text(findings: Findings) -> str:
+def short_answer(findings: Findings) -> str:
     """Return the answer in at most 20 words."""
     return fit(short_pieces(findings))
 

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
-from labkit.analysis.comparison.slow_launches import restrict, slow_launch_p
+from labkit.analysis.comparison.slow_kernel_launches import restrict, slow_launch_p
 from labkit.analysis.comparison.verdict import Verdict
 from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict_sentences
 from labkit.analysis.model.row_model import Comparison

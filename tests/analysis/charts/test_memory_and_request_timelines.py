@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from planted_cells import planted_cell
 
-from labkit.analysis.charts.run_timeline_charts import (
+from labkit.analysis.charts.memory_and_request_timelines import (
     MAX_SHOWN_REQUESTS,
     SERIES_LABELS,
     SERIES_STYLES,

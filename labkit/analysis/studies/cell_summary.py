@@ -16,7 +16,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.long_text import long_text
-from labkit.analysis.findings.short_text import Pieces, arm_text, fit, short_pieces, short_text
+from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.row_model import Row
 from labkit.analysis.model.study_model import CellEntry
@@ -61,7 +61,7 @@ class TestedArm:
 
 
 @dataclass(frozen=True)
-class StudyCell:
+class CellSummary:
     """What a study's pages say of one cell.
 
     ``machine_states``: as :func:`.caveats.machine_states`. ``loads`` and ``capacities``: what load
@@ -88,13 +88,13 @@ class StudyCell:
     @cached_property
     def short_answer(self) -> str:
         """The answer to the cell's question in at most 20 words."""
-        return short_text(self.findings)
+        return short_answer(self.findings)
 
 
-def study_cell(analysis: CellAnalysis) -> StudyCell:
+def cell_summary(analysis: CellAnalysis) -> CellSummary:
     """Return what a study's pages say of a cell."""
     findings, cell = plan_findings(analysis), analysis.cell
-    return StudyCell(
+    return CellSummary(
         entry=_entry(analysis, findings),
         title=cell.title,
         overrides=tuple(analysis.data.manifest.get("overrides") or [analysis.name]),
@@ -141,7 +141,7 @@ def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
             yield TestedArm(arm, runs, names, tuple(rows))
 
 
-def cell_labels(cells: Sequence[StudyCell], ignore: Collection[str] = ()) -> list[str]:
+def cell_labels(cells: Sequence[CellSummary], ignore: Collection[str] = ()) -> list[str]:
     """Return a label for each cell, such as ``rate=2``, without the options in ``ignore``.
 
     If there is only one cell, its label has all its overrides. A cell of an earlier version of
@@ -171,7 +171,7 @@ def _label(overrides: Sequence[str], short: dict[str, str], folder: str) -> str:
     return ", ".join(words) or "as configured"
 
 
-def study_question(study: Sequence[StudyCell]) -> str:
+def study_question(study: Sequence[CellSummary]) -> str:
     """Return the question of a study's cells, or the question about capacity if they measure it."""
     capacities = serving_capacities(study)
     if capacities:
@@ -181,7 +181,7 @@ def study_question(study: Sequence[StudyCell]) -> str:
     return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
 
 
-def study_answer(study: Sequence[StudyCell]) -> str:
+def study_answer(study: Sequence[CellSummary]) -> str:
     """Return a study's answer in at most 20 words."""
     capacities = serving_capacities(study)
     if capacities:
@@ -199,7 +199,7 @@ def study_answer(study: Sequence[StudyCell]) -> str:
     if set(texts) == {"computed"}:
         return fit([Piece(f"At {labels[-1]}:"), *short_pieces(cells[-1])], [counts])
     if together := merge_findings(cells, labels):
-        return short_text(together)
+        return short_answer(together)
     if directed := [i for i, verdict in enumerate(verdicts) if verdict.kind in DIRECTED]:
         first = directed[0]
         example = [Piece(f". At {labels[first]}:"), *short_pieces(cells[first])]

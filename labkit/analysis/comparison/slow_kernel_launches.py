@@ -16,7 +16,7 @@ the baseline's is tested in two ways, and the smaller p counts:
 If p is at most .05, the arm gets only a verdict that it has by the mean of all launches, too.
 Otherwise it is called better or worse only if its mean does not lie on the other side.
 
-Simulated in ``tests/analysis/comparison/test_slow_launches.py``.
+Simulated in ``tests/analysis/comparison/test_slow_kernel_launches.py``.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.short_text import short_text
-from labkit.analysis.studies.study_cell import study_answer, study_cell
+from labkit.analysis.findings.short_answer import short_answer
+from labkit.analysis.studies.cell_summary import cell_summary, study_answer
 
 
 def read(path):
-    return study_cell(analyse(path))
+    return cell_summary(analyse(path))
 
 
 def cells_of(make_cell, **options):
@@ -17,8 +17,8 @@ def cells_of(make_cell, **options):
 
 def test_equal_answers_are_said_once(make_cell):
     both = cells_of(make_cell, blocks=8)
-    alone = short_text(both[0].findings)
-    assert short_text(both[1].findings) == alone
+    alone = short_answer(both[0].findings)
+    assert short_answer(both[1].findings) == alone
     assert study_answer(both) == f"{alone.rstrip('.')}, in all 2 cells."
 
 
@@ -91,4 +91,4 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
 
 def test_one_cell_answers_for_itself(make_cell):
     cell = read(make_cell(blocks=8))
-    assert study_answer([cell]) == short_text(cell.findings)
+    assert study_answer([cell]) == short_answer(cell.findings)
