@@ -51,7 +51,6 @@ from labkit.records.record_schema import RecordError, require
 from labkit.records.study_archive import StudyPath
 
 SCHEMA_VERSION = 1
-NOTE = "step_trace"  # key of a record's notes
 MAX_TRACE_BYTES = 256 << 20  # of the JSON
 PARTS = ("schedule", "draft", "build", "plan", "forward", "sample", "update")
 DIGEST = re.compile("[0-9a-f]{64}")

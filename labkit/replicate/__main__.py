@@ -5,8 +5,8 @@ repeated, except those that cannot run here. Arguments ``key=value`` are options
 ``plan=true`` only says what would be run and decided, ``design.time=30m`` takes longer than the ten
 minutes of the default, ``model.path=DIR`` names the model on this machine, ``out=DIR`` the folder.
 Any other option of the engine, model or workload asks another question, and the result says so.
-Exit codes: 0 if all runs and gates are good, whatever was decided; 1 if one failed; 2, with a line
-for each reason, if the archive is not valid or this machine cannot run it (of an article: none of
+Exit codes: 0 if all runs and gates pass, whatever was decided; 1 if one fails; 2, with a line for
+each reason, if the archive is invalid or this machine cannot run it (of an article: can run none of
 its archives); 130 if interrupted.
 """
 
@@ -75,7 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.experiment import StudyError
 
-    parser = Program(prog=PROG, description="Repeat an author's comparison on this machine.")
+    parser = Program(
+        prog=PROG,
+        usage="%(prog)s STUDY [KEY=VALUE ...] [--versions {ours,theirs}] [--trust]",
+        description="Repeat an author's comparison on this machine.",
+    )
     parser.add_argument(
         "words",
         nargs="+",
