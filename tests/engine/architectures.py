@@ -462,6 +462,7 @@ REPRESENTATIVES = {
     "plamo",
     "rwkv7",
     "stablelm",
+    "step3p5",
 }
 
 CHUNKS = (
