@@ -279,14 +279,14 @@ def test_error_rates_under_other_noise(name, kind):
 def reference_residuals(folder):
     """Return the log differences of the committed study's arm and baseline, less their means.
 
-    float64 [processes, rows].
+    float64 [processes, rows], of the processes that measured all rows: a look decided some.
     """
     unpack_archive(REFERENCE, folder)
     (cell,) = folder.glob("*/cell.json")
     analysis = analyse(cell.parent)
     baseline, arm = (one.name for one in analysis.data.arms[:2])
-    blocks = analysis.data.blocks_done
     rows = [row for row in analysis.rows if row.primary and row.skipped is None]
+    blocks = sorted(set.intersection(*(set(row.by_block(baseline)) for row in rows)))
     pairs = [[log_values(row, name, blocks)[:, 0] for name in (baseline, arm)] for row in rows]
     differences = np.diff(pairs, axis=1)[:, 0].T
     return differences - differences.mean(axis=0)
