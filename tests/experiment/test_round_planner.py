@@ -96,6 +96,16 @@ def test_a_case_noisier_than_in_the_pilot_gets_more_rounds_and_a_calmer_one_fewe
     assert last["light"] < first["light"] / 2
 
 
+@pytest.mark.parametrize(("sd", "reached"), [(0.01, True), (0.1, False)])
+def test_single_rounds_of_a_case_out_of_reach_show_its_noise(now, sd, reached):
+    """A pilot found cases noisy; those that are calm in the first processes come into reach."""
+    heavy = [replace(HEAVY, case=f"heavy {i}", warm_up_s=0.3, sd=0.1) for i in range(3)]
+    sds = {"light": 0.04, **{case.case: sd for case in heavy}}
+    first, *_, last = Study(now, CellPilot(0.5, (LIGHT, *heavy)), 30, sds, blocks=12).run()
+    assert {first[case.case] for case in heavy} == {1}
+    assert any(case.case in last for case in heavy) == reached
+
+
 def test_an_effect_changes_no_plan(now):
     without, with_it = (Study([*now], PILOT, 60, SDS, shift=shift) for shift in (0.0, 0.5))
     plans = []

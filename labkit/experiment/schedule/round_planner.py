@@ -49,7 +49,7 @@ class RoundPlanner:
     pilot: CellPilot
     deadline: float
     estimates: Mapping[str, float] = field(default_factory=dict)
-    _noise: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
+    _ratios: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     _rounds: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _ended: set[str] = field(default_factory=set)
     _blocks: int = 0
@@ -98,7 +98,7 @@ class RoundPlanner:
         return self._spent_s / self._planned_s if self._planned_s > 0 else 1.0
 
     def _add_block(self, records: Sequence[Record]) -> None:
-        """Add the noise and the number of the rounds in a finished block."""
+        """Add the rounds of a finished block."""
         self._blocks += 1
         states: dict[str, dict[str | None, list[CaseRecord]]] = {}
         for record in records:
@@ -109,7 +109,7 @@ class RoundPlanner:
         for name, by_state in states.items():
             counts = [len(_times(case)) for cases in by_state.values() for case in cases]
             self._rounds[name].append(min(counts))
-            self._noise[name] += [_deviations(cases) for cases in by_state.values()]
+            self._ratios[name] += [_log_ratios(cases) for cases in by_state.values()]
         if states:  # else the block failed, which ends no case
             self._ended |= self._rounds.keys() - states.keys()
 
@@ -122,31 +122,42 @@ class RoundPlanner:
         return replace(self.pilot, cases=tuple(cases))
 
     def _case_now(self, case: CasePilot) -> CasePilot:
-        blocks = [one for one in self._noise[case.case] if one.shape[1] > 1]
+        blocks = _centred(self._ratios[case.case])
         if not blocks:
             return case
         seen = np.concatenate([np.abs(one).ravel() for one in blocks])
         rounds = sum(one.shape[1] for one in blocks)
         # Each block's median takes one degree of freedom.
         variance = (NORMAL_SD * float(np.median(seen))) ** 2 * rounds / (rounds - len(blocks))
-        pooled = (case.rounds * case.sd**2 + rounds * variance) / (case.rounds + rounds)
-        return replace(case, sd=math.sqrt(pooled))
+        # The pilot's few rounds may hold a disturbance: a mean of the logarithms follows it less.
+        weight = rounds / (case.rounds + rounds)
+        return replace(case, sd=case.sd ** (1 - weight) * math.sqrt(variance) ** weight)
 
 
 def _times(case: CaseRecord) -> Sequence[float]:
     return next(metric.repeats for metric in case.metrics if metric.primary)
 
 
-def _deviations(cases: Iterable[CaseRecord]) -> Floats:
-    """Return the deviations of a block's log ratios from their median, [arms - 1, rounds].
+def _log_ratios(cases: Iterable[CaseRecord]) -> Floats:
+    """Return a block's log ratios of the other arms to the first one, [arms - 1, rounds].
 
-    ``cases``: the records of one case of every arm. Without a second arm, no deviations.
+    ``cases``: the records of one case of every arm.
     """
     logs = [np.log(_times(case)) for case in cases]
     rounds = min(len(one) for one in logs)
     times = np.asarray([one[:rounds] for one in logs], np.float64)
     ratios: Floats = times[1:] - times[0]
-    if not len(ratios):
-        return np.empty((0, 0))
-    ratios -= np.median(ratios, axis=1, keepdims=True)
     return ratios
+
+
+def _centred(blocks: Sequence[Floats]) -> list[Floats]:
+    """Return the deviations of log ratios from their median in a block.
+
+    Blocks of a single round, which has no deviation, are one block together: so the noise of a
+    case that is only estimated is known, too, with that of the processes in it.
+    """
+    single = [one for one in blocks if one.shape[1] == 1]
+    several = [one for one in blocks if one.shape[1] > 1]
+    if len(single) > 1 and len({len(one) for one in single}) == 1:
+        several.append(np.hstack(single))
+    return [one - np.median(one, axis=1, keepdims=True) for one in several if len(one)]
