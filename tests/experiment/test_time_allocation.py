@@ -20,7 +20,6 @@ from labkit.experiment.schedule.time_allocation import (
     CellPilot,
     Measured,
     allocate,
-    best_allocation,
     divide,
 )
 
@@ -93,16 +92,6 @@ def test_time_that_nobody_needs_is_spent_as_far_as_it_is_of_use(time_s):
     assert time_s - 12 * 3 * 0.2 < allocation.seconds <= time_s
     longer, _ = shares(CellPilot(0.5, tuple(LIGHT)), 10 * time_s, blocks=12)
     assert longer.seconds < 90 and {share.rounds for share in longer.cases} == {207}
-
-
-def test_of_almost_equal_numbers_of_processes_the_usual_one_is_taken():
-    options = [
-        Allocation(blocks, (CaseShare("a", blocks, 6, p, 1.0),) * 10, 100.0)
-        for blocks, p in ((8, 0.5), (14, 0.61), (20, 0.62), (24, 0.63))
-    ]
-    assert best_allocation(options, 100.0).blocks == 14
-    assert best_allocation([*options[:1], *options[2:]], 100.0).blocks == 20
-    assert best_allocation(options, 50.0).blocks == 8  # none fits
 
 
 def test_processes_that_are_slow_to_start_are_fewer():

@@ -46,7 +46,6 @@ BISECTIONS = 20
 SPARE = 2.0  # rounds per round needed before cases out of reach get any
 WORTHWHILE = 1 / 3  # of the rounds that a case needs: with fewer it stays an estimate
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
-UNCERTAIN = 0.03  # probability of a case: a pilot does not know the noise well enough to tell less
 LIKELY = 0.8  # probability from which a case is said to be decided
 WANTED = 0.9  # probability of being decided that a case's rounds are to give
 NOISE_FACTORS = (0.7, 1.0, 1.4)  # noise to come over the noise seen, about equally likely
@@ -159,11 +158,11 @@ def best_allocation(options: Sequence[Allocation], time_s: float | None) -> Allo
     Of almost equal ones, that near the usual number of blocks: fewer processes would rely on the
     pilot's single process, which cannot see how much processes differ.
     """
-    affordable = [one for one in options if time_s is None or one.seconds <= time_s] or options[:1]
-    most = max(one.expected_decisions for one in affordable)
-    least = most - UNCERTAIN * len(affordable[0].cases)
-    good = [one for one in affordable if one.expected_decisions >= least]
-    return min(good, key=lambda one: abs(one.blocks - USUAL_BLOCKS))
+    affordable = [one for one in options if time_s is None or one.seconds <= time_s]
+    return max(
+        affordable or options[:1],
+        key=lambda one: (round(one.expected_decisions, 1), -abs(one.blocks - USUAL_BLOCKS)),
+    )
 
 
 def divide(
