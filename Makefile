@@ -35,6 +35,10 @@ $(DEV): $(READY)
 	@$(RUN) -m compileall -q -j 0 -x '/(transformers/models|tests)/' $(VENV)/lib || true
 	@touch $@
 
+# Byte code is kept even where the environment says not to: otherwise each of the processes that
+# a study or a test starts compiles labkit anew, and pytest rewrites all tests in each of its own.
+demo test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 demo: $(READY)  ## one question, one table
 	$(RUN) -m labkit engine=paged ablation=seq_map -m
 	@echo
@@ -44,10 +48,6 @@ demo: $(READY)  ## one question, one table
 	@echo "  $(RUN) -m labkit.doctor                                 # what this machine can measure in a minute"
 
 # FILES: modules or tests that you changed, to run the tests nearest to them instead of all.
-# Byte code is kept even where the environment says not to: otherwise each of the processes that
-# tests start compiles labkit anew, and pytest rewrites all tests in each of its own.
-test test-slow: export PYTHONDONTWRITEBYTECODE :=
-
 test: $(DEV)
 	@# Each kernel once, before two test processes want it at the same time.
 	@$(RUN) tests/cpu/kernel_digests.py attention elementwise low_precision >/dev/null & \

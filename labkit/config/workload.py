@@ -14,11 +14,13 @@ from labkit.config.video import Clip, Decoder, FramePicks
 class State(Enum):
     """State of the CPU caches when a kernel launch is measured.
 
-    hot: as the same arm's previous launch left them. cold: flushed by reading more memory than
-    they hold. both: every case gets two rows.
+    hot: as the same arm's previous launch left them. warm: as another arm's launch left them, for
+    arms that read the same memory. cold: flushed by reading more memory than they hold. both: every
+    case gets two rows, hot and cold.
     """
 
     hot = "hot"
+    warm = "warm"
     cold = "cold"
     both = "both"
 

@@ -333,6 +333,29 @@ def test_a_cold_turn_flushes_instead():
     assert repeats(result) == (1e6,) * 6 and result.cases[0].notes["state"] == "cold"
 
 
+def test_a_warm_round_begins_with_one_wash_out_of_the_arm_whose_turn_is_last(monkeypatch):
+    monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", 1)  # one launch a turn
+    world, orders = World(), []
+    backends = [Backend(world, lambda w: orders.append(w.turn) or 1.0) for _ in range(3)]
+    interleaved = interleave_kernels(world, backends, FEW, state=State.warm, repeats=4)
+    interleaved.warm_up()
+    orders.clear()
+    results = interleaved.measure(lambda text: None)
+    rounds = [orders[i : i + 4] for i in range(0, len(orders), 4)]
+    assert len(rounds) == 12 and all(sorted(arms[1:]) == [0, 1, 2] for arms in rounds)
+    assert all(arms[0] == arms[-1] for arms in rounds)  # the first launch follows another arm, too
+    assert len({tuple(arms) for arms in rounds}) > 3
+    for result in results:
+        assert repeats(result) == (1e6,) * 12 and result.cases[0].notes["state"] == "warm"
+
+
+def test_the_caches_of_a_single_arm_are_hot():
+    world = World()
+    (result,) = measure_kernels(world, [Backend(world, lambda w: 1.0)], FEW, state=State.warm)
+    assert result.cases[0].notes["state"] == "hot"
+    assert [what for what, _ in world.done[:3]] == ["pulse", ("launch", 5), ("launch", 5)]
+
+
 def test_hot_and_cold_in_one_study_are_two_rows_of_a_case():
     world = World()
     cold = {"now": False}
@@ -610,6 +633,18 @@ def test_arms_with_different_rounds_run_in_separate_processes(change):
     arms = list(experiments(make_workload(FEW), make_workload(FEW, **change)))
     assert f"workload.{name}" in kernel_workload_kind.KIND.apart(arms)
     assert kernel_workload_kind.KIND.apart([arms[0], arms[0]]) is None
+
+
+def test_arms_on_warm_caches_that_copy_memory_run_in_separate_processes():
+    fused, gather = experiments(*2 * [make_workload(FEW, state=State.warm)])
+    assert kernel_workload_kind.KIND.apart([fused, gather]) is None
+    attention = dataclasses.replace(gather.engine.attention, backend="gather")
+    gather = dataclasses.replace(
+        gather, engine=dataclasses.replace(gather.engine, attention=attention)
+    )
+    reason = kernel_workload_kind.KIND.apart([fused, gather])
+    assert reason is not None and "engine.attention.backend" in reason
+    assert kernel_workload_kind.KIND.apart([gather, gather]) is None
 
 
 def test_only_the_estimate_of_cold_turns_includes_flushing(monkeypatch):

@@ -39,6 +39,7 @@ RC_PARAMS = {
     "legend.frameon": False,
 }
 METADATA_CHARACTERS = 2000  # within which an SVG file's description is found
+PNG_DPI = 110
 UNITS_PER_INCH = 72.0  # of a chart's height
 WIDTH, PANEL_WIDTH, MAX_HEIGHT = 7.2, 4.2, 40.0  # inches
 LEGEND_CHARACTERS = 90  # that fit into the width of a figure
@@ -77,14 +78,19 @@ def write_figure(charts: Sequence[ChartPart], stem: Path, columns: int = 1) -> N
     png, svg, shown = Path(f"{stem}.png"), Path(f"{stem}.svg"), _digest(charts, columns)
     if png.is_file() and svg.is_file() and shown in svg.read_text("utf-8")[:METADATA_CHARACTERS]:
         return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    # Not ``savefig``, which draws everything once more to lay it out.
     with figure_style():
         figure = chart_figure(charts, columns)
+        figure.set_dpi(PNG_DPI)
         with atomic_write(png) as temporary:
-            figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+            FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
         figure.set_layout_engine("none")  # the panels stay where they were laid out above
         about = {"Date": None, "Creator": None, "Description": shown}
         with atomic_write(svg) as temporary:
-            figure.savefig(temporary, format="svg", metadata=about)
+            FigureCanvasSVG(figure).print_svg(temporary, metadata=about)
 
 
 def _digest(charts: Sequence[ChartPart], columns: int) -> str:

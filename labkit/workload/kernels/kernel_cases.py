@@ -23,8 +23,8 @@ POOL_COUNT = 2  # keys and values
 # size already exceeds the caches.
 WASHOUT_FLOPS = 0.5e9
 WASHOUT_BYTES = 48e6
-# Another process can only lengthen a launch. So a turn on hot caches times this many launches of a
-# batch that takes less than some 0.3 ms, and the fastest counts. Others are launched once: the time
+# Another process can only lengthen a launch. So a turn, except on cold caches, times this many
+# launches of a batch that takes less than some 0.3 ms, and the fastest counts. Others are launched once: the time
 # of more launches per round is worth more as rounds.
 TIMED_LAUNCHES = 3
 BRIEF_FLOPS = 36e6
@@ -127,7 +127,7 @@ def washout_share(size: CaseGeometry, workload: Workload) -> float:
 
 
 def timed_launches(size: CaseGeometry, workload: Workload) -> int:
-    """Return the number of launches that a turn on hot caches times. It is the same in all runs."""
+    """Return the number of launches that a turn times, except on cold caches, in all runs."""
     least = work(size, workload)
     brief = least.flops <= BRIEF_FLOPS and least.bytes <= BRIEF_BYTES
     return TIMED_LAUNCHES if brief else 1

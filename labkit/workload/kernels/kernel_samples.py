@@ -106,11 +106,11 @@ class CaseRounds:
 
     def chain_length(self, arm: ArmSamples) -> int:
         """Return the number of launches that are timed together; 1 on cold caches."""
-        return arm.prepared.batch.chain_length if self.state is State.hot else 1
+        return 1 if self.state is State.cold else arm.prepared.batch.chain_length
 
     def timed_launches(self, arm: ArmSamples) -> int:
         """Return the number of timed launches in a turn, of which the fastest counts."""
-        return arm.prepared.batch.timed_launches if self.state is State.hot else 1
+        return 1 if self.state is State.cold else arm.prepared.batch.timed_launches
 
 
 def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:

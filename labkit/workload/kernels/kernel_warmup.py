@@ -41,6 +41,12 @@ class KernelWarmup:
         self._context = context
         self._clock = clock
 
+    def compile(self, case_names: Sequence[str]) -> None:
+        """Launch every arm once on each of the named cases, which compiles all kernels."""
+        for name in case_names:
+            for prepared in self._prepare(name):
+                self._same_kernel(prepared)
+
     def run(self, case_names: Sequence[str]) -> Iterator[CaseRounds]:
         """Warm up the named cases in order, and yield each case once per state of the caches."""
         for name in case_names:
@@ -52,7 +58,7 @@ class KernelWarmup:
             rounds = self._settle(prepared)
             workload = self._arms.arms[prepared[0].arm].workload
             case = prepared[0].batch.size.case
-            for state in cache_states(workload.state):
+            for state in cache_states(workload.state, len(prepared)):
                 label = f"{name} ({state.value})" if workload.state is State.both else name
                 samples = [ArmSamples(arm, arm.report) for arm in prepared]
                 count = workload.num_repeats * case.factor
@@ -131,9 +137,14 @@ class KernelWarmup:
         return max_rounds
 
 
-def cache_states(state: State) -> tuple[State, ...]:
-    """Return the states of the caches that ``workload.state`` asks for."""
-    return (State.hot, State.cold) if state is State.both else (state,)
+def cache_states(state: State, arms: int) -> tuple[State, ...]:
+    """Return the states of the caches that ``workload.state`` asks for, with so many arms.
+
+    A single arm's launches follow its own, so its caches are hot.
+    """
+    if state is State.both:
+        return State.hot, State.cold
+    return (State.hot if state is State.warm and arms == 1 else state,)
 
 
 def _kernel(report: LaunchReport) -> tuple[object, ...]:

@@ -57,6 +57,12 @@ class KernelKind:
             return (
                 "the arms differ in workload.dtype, so they cannot share queries, keys and values"
             )
+        warm = [e.engine.attention for e in experiments if e.workload.state is State.warm]
+        if reason is None and len({attention.backend for attention in warm}) > 1:
+            return (
+                "the arms differ in engine.attention.backend, so they leave other memory in the "
+                "caches; workload.state=hot would allow one process"
+            )
         return reason
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
@@ -94,7 +100,7 @@ class KernelKind:
             rounds = w.num_repeats * size.case.factor * (2 if w.state is State.both else 1)
             launch = _launch_seconds(size, experiment, written)
             washout = _launch_seconds(_washed(size, w), experiment, 0)
-            flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
+            flush = FLUSH_SECONDS if w.state in (State.cold, State.both) else 0.0
             queued = w.state is not State.cold and device_availability.queued(
                 experiment.engine.attention
             )
