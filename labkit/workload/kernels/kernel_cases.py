@@ -161,12 +161,12 @@ def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
 
 def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
     """Return the reason that a case is skipped (its KV pool is too large), or None if it runs."""
+    from labkit.engine.memory_budget.budget_decision import format_bytes
+
     if size.pool_bytes <= workload.max_pool_bytes:
         return None
-    return (
-        f"its KV pool needs {size.pool_bytes} bytes; raise workload.max_pool_bytes "
-        f"(now {workload.max_pool_bytes})"
-    )
+    needed, limit = map(format_bytes, (size.pool_bytes, workload.max_pool_bytes))
+    return f"its KV pool needs {needed}; raise workload.max_pool_bytes (now {limit})"
 
 
 def block_tables(size: CaseGeometry, seed: int) -> NDArray[np.int32]:
