@@ -85,12 +85,14 @@ def write_figure(charts: Sequence[ChartPart], stem: Path, columns: int = 1) -> N
     with figure_style():
         figure = chart_figure(charts, columns)
         figure.set_dpi(PNG_DPI)
+        canvas: Any = FigureCanvasAgg(figure)
         with atomic_write(png) as temporary:
-            FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
+            canvas.print_png(temporary, metadata={"Software": None})
         figure.set_layout_engine("none")  # the panels stay where they were laid out above
         about = {"Date": None, "Creator": None, "Description": shown}
+        canvas = FigureCanvasSVG(figure)
         with atomic_write(svg) as temporary:
-            FigureCanvasSVG(figure).print_svg(temporary, metadata=about)
+            canvas.print_svg(temporary, metadata=about)
 
 
 def _digest(charts: Sequence[ChartPart], columns: int) -> str:

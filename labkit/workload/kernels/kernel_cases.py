@@ -24,8 +24,8 @@ POOL_COUNT = 2  # keys and values
 WASHOUT_FLOPS = 0.5e9
 WASHOUT_BYTES = 48e6
 # Another process can only lengthen a launch. So a turn, except on cold caches, times this many
-# launches of a batch that takes less than some 0.3 ms, and the fastest counts. Others are launched once: the time
-# of more launches per round is worth more as rounds.
+# launches of a batch that takes less than some 0.3 ms, and the fastest counts. Others are launched
+# once: the time of more launches per round is worth more as rounds.
 TIMED_LAUNCHES = 3
 BRIEF_FLOPS = 36e6
 BRIEF_BYTES = 4.5e6

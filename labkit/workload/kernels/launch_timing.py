@@ -95,7 +95,7 @@ class KernelBatch:
 
     @property
     def timed_launches(self) -> int:
-        """Number of timed launches in a turn, except on cold caches, of which the fastest counts."""
+        """Number of timed launches in a turn, if caches are not cold; the fastest counts."""
         return 1
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
