@@ -22,10 +22,11 @@ $(READY): pyproject.toml
 		test -x $(RUN) || uv venv --quiet --seed --python $(PYTHON) $(VENV); \
 	else \
 		echo "installing into $(VENV) with uv, which pip installs first (some twenty seconds)"; \
-		test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
-		$(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; \
+		test -x $(RUN) || $(PYTHON) -m venv --without-pip $(VENV); \
+		$(PYTHON) -m pip --python $(RUN) install -q --disable-pip-version-check $(UV) 2>/dev/null || { \
+			$(RUN) -m ensurepip >/dev/null; $(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; }; \
 	fi
-	@$(INSTALL) -e '.[mlx]'
+	@$(INSTALL) pip -e '.[mlx]'
 	@touch $@
 
 $(DEV): $(READY)
