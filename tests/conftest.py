@@ -171,3 +171,14 @@ def no_cache(tmp_path, monkeypatch):
     """An empty cache folder."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """The figures of reports, which are not drawn: that takes seconds, and other tests do it."""
+    made = []
+    for canvas in ("agg.FigureCanvasAgg.print_png", "svg.FigureCanvasSVG.print_svg"):
+        monkeypatch.setattr(
+            f"matplotlib.backends.backend_{canvas}", lambda self, *_, **__: made.append(self.figure)
+        )
+    return made

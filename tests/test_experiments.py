@@ -136,16 +136,6 @@ def test_every_arm_composes_at_every_scale(name, composer):
             composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
 
 
-@pytest.fixture
-def pictures(monkeypatch):
-    """Names of a report's pictures, without drawing them (other tests draw every kind)."""
-    made = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, path, **_: made.append(figure)
-    )
-    return made
-
-
 def check_answer(cell, told):
     """The headline is about the question's metrics, each in its own words."""
     answer, asked = told["answer"], cell.metrics

@@ -315,7 +315,7 @@ def test_a_study_s_command_composes(command, reader, places):
 
 
 @pytest.fixture
-def tiny_run(reader, places, monkeypatch, capfd):
+def tiny_run(reader, places, monkeypatch, capfd, pictures):
     """Return a function that runs a study's command here, tiny: its exit code and what it shows.
 
     The command line, Hydra's jobs, the analysis and the report are the application's; the overrides
@@ -324,9 +324,6 @@ def tiny_run(reader, places, monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.setattr(tempfile, "tempdir", str(reader))
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, path, **_: None
-    )  # takes seconds
 
     def run(command):
         words = words_of(command, places)

@@ -21,7 +21,7 @@ TIGHT = "+ablation.arms.tight={engine.memory_limit:67108864}"
 
 @pytest.mark.parametrize("how", [pytest.param("cgroup", marks=pytest.mark.slow), "RLIMIT_AS"])
 def test_an_arm_without_memory_is_oom_and_the_others_are_measured(
-    how, tmp_path, monkeypatch, composer, capsys
+    how, tmp_path, monkeypatch, composer, capsys, pictures
 ):
     """The study runs in this process, and its workers in their own."""
     plain = "from labkit.machine.processes import process_memory_limit as m; m.CGROUP_VERSIONS = ()"
@@ -41,7 +41,6 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(
     monkeypatch.setattr("labkit.experiment.hydra.hydra_composer.Composer", lambda: composer)
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: None)
     with pytest.raises(SystemExit) as left:
         app.main(words)
     assert left.value.code == 1, capsys.readouterr().err

@@ -25,9 +25,7 @@ def with_clocks(record):
     return replace(record, notes={**record.notes, "step_parts": note}, counters=counters)
 
 
-def test_a_report_says_where_the_time_went(make_cell, monkeypatch):
-    # tests/analysis/pages draw every kind of picture.
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: None)
+def test_a_report_says_where_the_time_went(make_cell, pictures):
     folder = make_cell("study/chat", requests=True, identity="tokens", blocks=6,
                        change=with_clocks)  # fmt: skip
     study = folder.parent
