@@ -15,6 +15,7 @@ SEED ?= 0
 .PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 mutants clients lint bench docs mac gpu clean
 .DEFAULT_GOAL := demo
 
+# The interpreter's own pip installs uv, if it has one: ensurepip would take several seconds.
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "labkit needs Python 3.11 to 3.13 with venv and pip (make PYTHON=/path/to/python3.12)"; exit 1; }
 	@if command -v uv >/dev/null; then \
@@ -24,7 +25,7 @@ $(READY): pyproject.toml
 		echo "installing into $(VENV) with uv, which pip installs first (some twenty seconds)"; \
 		test -x $(RUN) || $(PYTHON) -m venv --without-pip $(VENV); \
 		$(PYTHON) -m pip --python $(RUN) install -q --disable-pip-version-check $(UV) 2>/dev/null || { \
-			$(RUN) -m ensurepip >/dev/null; $(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; }; \
+			$(RUN) -m ensurepip --default-pip >/dev/null; $(INSTALL) $(UV) || echo "uv cannot be had: pip takes about a minute"; }; \
 	fi
 	@$(INSTALL) pip -e '.[mlx]'
 	@touch $@

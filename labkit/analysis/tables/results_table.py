@@ -34,7 +34,7 @@ MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns 
 WIDTH_WITH_QUALITY = 140  # a terminal this wide also shows the intervals of quality
 CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
-    "warm": "warm caches: every launch follows one of another arm on the same input",
+    "warm": "warm caches: every turn follows a launch of another arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
 }
 MEDIANS_TITLE = "Medians and quartiles"

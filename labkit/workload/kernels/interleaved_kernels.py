@@ -8,15 +8,15 @@ rounds of n arms, each arm has each position once:
 1. For hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
    leaves there and not what the previous arm left. For cold caches a flush evicts everything. For
    warm caches only the round begins with a wash-out, by the arm whose turn comes last, so that
-   every launch follows one of another arm.
-2. The output is poisoned, the launch is timed, the output is checked. Brief batches on hot
-   caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
+   every turn follows a launch of another arm.
+2. The output is poisoned, the launch is timed, the output is checked. Brief batches are launched
+   three times, but on cold caches, and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
    On a device with a queue, a chain of launches is timed and then a single launch. On cold
    caches only the single launch is timed, because a chain's second launch would find hot caches.
 
 Without the wash-out, the first launch after a switch of arms is 2 % slower than the second on
 small cases, which would penalise an arm that has more to load. Arms that read the same memory load
-the same, and warm caches save them half of the launches.
+the same, and warm caches save them all but one wash-out of a round.
 
 Queries, keys and values lie on the device, and every batch is planned before a clock is read;
 planning is timed separately. On a device with a queue each round also times empty launches.
@@ -31,7 +31,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -152,11 +152,10 @@ class InterleavedKernels:
         for number in range(COUNTED_LAUNCHES):
             samples.prepared.batch.launch(self._clock, f"counted launch {number}", 1)
 
-    def _measure_round(self, case: CaseRounds, turns: Iterable[tuple[int, int]]) -> None:
+    def _measure_round(self, case: CaseRounds, turns: Sequence[tuple[int, int]]) -> None:
         case.pulse_s.append(self._pulse())
         self._time_empty_launches(case)
-        turns = list(turns)
-        if case.state is State.warm and turns:
+        if case.state is State.warm:
             last, _ = turns[-1]
             with self._context.turn(last):
                 self._wash_out(case.samples(last))

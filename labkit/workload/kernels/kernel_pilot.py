@@ -21,7 +21,7 @@ from labkit.workload.turn_order import spread_rounds
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
 NORMAL_SD = 1.4826  # standard deviation over median absolute deviation, for normal noise
 
-MeasureRound = Callable[[CaseRounds, Iterable[tuple[int, int]]], None]
+MeasureRound = Callable[[CaseRounds, Sequence[tuple[int, int]]], None]
 
 
 def pilot_cases(
