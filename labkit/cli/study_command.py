@@ -50,10 +50,11 @@ def run(command: Command, pictures: bool = True) -> int:
             say(f"{archive} unpacked; the study continues in {out}")
         if plan:
             from labkit.experiment.compose.user_class_check import check_imports
+            from labkit.experiment.schedule.noise_history import StudyHistory
             from labkit.experiment.schedule.plan_preview import print_plan
 
             check_imports(cells)
-            print_plan(cells, out, written)
+            print_plan(cells, StudyHistory(out), out, written)
             return 0
     _create(out)
     same_command = _resuming_command(typed, overrides)

@@ -225,12 +225,14 @@ def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
 
 def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
     """Print what would be run, how long it takes, and what it decides; return the seconds."""
+    from labkit.experiment.schedule.noise_history import StudyHistory
     from labkit.experiment.schedule.plan_preview import print_plan
     from labkit.machine import cache_dir
 
     with cache_dir.recorded_entries() as written:
         cells = [cell.composed(reader, time_s) for cell in study.cells]
-        seconds = print_plan(cells, study.out, written)
+        history = StudyHistory(study.out, [cell.measured for cell in study.cells])
+        seconds = print_plan(cells, history, study.out, written)
     lines = [*study.forecast, *(f"another question: {x}" for x in study.changes(reader))]
     if study.other_revision is not None and reader.revision is None:
         revision = study.other_revision[:12]

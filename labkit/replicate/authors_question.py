@@ -19,6 +19,7 @@ from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
 from labkit.experiment.compose.resumed_design import ALLOCATION
+from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
 TIME_S = 540.0  # of all cells: ten minutes with preparation and report
@@ -78,15 +79,27 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class AuthorsCell:
-    """A cell of the author's: its manifest and its arms as its files hold them.
+    """A cell of the author's: its folder, its manifest and its arms as its files hold them.
 
     ``inputs``: by ``OPTION/FILE``, the path of a text that came with the archive.
     """
 
-    name: str
+    folder: StudyPath
     manifest: Mapping[str, Any]
     arms: tuple[Arm, ...]
     inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the cell's folder."""
+        return self.folder.name
+
+    @property
+    def measured(self) -> MeasuredCell:
+        """What the author measured, for the plan of a machine that has not measured it."""
+        base = self.tested[0]
+        now = replace(base, config=self.config(base, ReaderOptions()))
+        return MeasuredCell(self.folder, self.manifest, now)
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -227,9 +240,7 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
     cells = [
-        AuthorsCell(
-            one.name, read_cell(one), tuple(_with_units(one, arm) for arm in read_arms(one))
-        )
+        AuthorsCell(one, read_cell(one), tuple(_with_units(one, arm) for arm in read_arms(one)))
         for one in asked
     ]
     for folder, cell in zip(asked, cells, strict=True):

@@ -12,9 +12,9 @@ from planted_runs import PlantedRuns, kernel_fields
 from labkit import analysis, config
 from labkit.experiment.schedule import noise_history
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.experiment.schedule.noise_history import MeasuredCell, StudyHistory
 from labkit.machine.facts import fingerprint
-from labkit.records import Record
+from labkit.records import Record, read_arms
 
 
 def configured(isolation=config.Isolation.process, model="tiny", **workload):
@@ -64,6 +64,20 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
     assert list(StudyHistory(tmp_path).studies(configured())) == []
 
 
+def test_an_author_s_cell_counts_on_any_machine_after_this_machine_s(done, tmp_path, monkeypatch):
+    base = read_arms(done.dir)[0]
+    author = MeasuredCell(tmp_path / "theirs", {"design": {"isolation": "process"}}, base)
+    own, other = StudyHistory(tmp_path / "outputs" / "two", [author]).studies(configured())
+    assert own[0].resolve() == done.dir and other[0] == author.folder
+    here = fingerprint.take()
+    monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
+    history = StudyHistory(tmp_path, [author])
+    assert [folder for folder, _ in history.studies(configured())] == [author.folder]
+    assert list(history.studies(configured(repeats=2))) == []
+    assert history.source(author.folder) == f"{author.folder}, the author's"
+    assert history.source(done.dir) == str(done.dir)
+
+
 def test_a_cell_is_read_once(done, tmp_path, monkeypatch):
     reads = []
     read = noise_history.read_cell
@@ -86,6 +100,11 @@ def test_requests_of_another_model_are_another_workload():
     ours.model = config.Model(name="tiny", **tiny)
     del plain["workload"]["concurrency"]  # a record from before that option
     assert noise_history._same_workload(kept, ours)
+    del plain["workload"]["prompts"]["path"]  # nothing read it, so the record lacks it
+    assert noise_history._same_workload(kept, ours)
+    plain["workload"]["prompts"]["source"] = "listed"
+    assert not noise_history._same_workload(kept, ours)
+    plain["workload"]["prompts"]["source"] = chat.prompts.source
     plain["workload"]["num_requests"] = 8
     assert not noise_history._same_workload(kept, ours)
 

@@ -207,7 +207,7 @@ def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, mon
     monkeypatch.setattr(StudyHistory, "studies", studies)
     monkeypatch.setattr(noise_history, "median_block_s", lambda path: block_s[str(path)])
     plan = planned(tmp_path)
-    assert plan.seconds == pytest.approx(6 * 12.0 / 2) and plan.measured_in == Path("newest")
+    assert plan.seconds == pytest.approx(6 * 12.0 / 2) and plan.measured_in == "newest"
 
 
 def test_a_process_that_arms_share_starts_once(tmp_path):

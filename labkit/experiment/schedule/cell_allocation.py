@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from labkit.analysis.statistics.text_window_intervals import window_looks
@@ -51,7 +50,7 @@ from labkit.experiment.schedule.time_allocation import (
     CellPilot,
     allocate,
 )
-from labkit.records import Record, write_json
+from labkit.records import Record, StudyPath, write_json
 
 PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
 MAX_BLOCKS = 100
@@ -196,10 +195,10 @@ def blocks_within(cell: ReadyCell, block_s: float) -> Allocation:
     return Allocation(blocks, (), blocks * block_s)
 
 
-def earlier_pilot(cell_dir: Path) -> CellPilot | None:
+def earlier_pilot(cell_dir: StudyPath) -> CellPilot | None:
     """Return the pilot of the cell in a folder, or None if it had none."""
     try:
-        pilot = json.loads((cell_dir / ALLOCATION).read_text("utf-8"))["pilot"]
+        pilot = json.loads((cell_dir / ALLOCATION).read_bytes())["pilot"]
         return None if pilot is None else CellPilot.from_json(pilot)
     except (OSError, ValueError, KeyError, TypeError):
         return None

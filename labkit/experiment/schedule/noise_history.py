@@ -13,10 +13,27 @@ from labkit.analysis.statistics.power import alpha_share, degrees_of_freedom
 from labkit.config import Experiment, Isolation, to_plain
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.facts import fingerprint
-from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
+from labkit.records import (
+    Arm,
+    RecordError,
+    StudyPath,
+    machine_difference,
+    read_arms,
+    read_cell,
+    read_runs,
+)
 
 MAX_CELLS = 40  # number of newest cells that are read
 MIN_DEGREES_OF_FREEDOM = 3  # for an estimate of noise
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A measured cell: its folder, its manifest, and its baseline with the options of today."""
+
+    folder: StudyPath
+    manifest: Mapping[str, Any]
+    baseline: Arm
 
 
 class StudyHistory:
@@ -26,14 +43,16 @@ class StudyHistory:
     ----------
     out
         A folder to search for cells, besides ``outputs``.
+    authors
+        Cells of somebody else's study, on any machine. They count where this machine has none.
     """
 
-    def __init__(self, out: Path) -> None:
-        self._roots = (out, Path("outputs"))
+    def __init__(self, out: Path, authors: Sequence[MeasuredCell] = ()) -> None:
+        self._roots, self._authors = (out, Path("outputs")), authors
 
     def studies(
         self, composed: ComposedCell, isolation: Isolation | None = None
-    ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[StudyPath, Mapping[str, Any]]]:
         """Yield the folder and manifest of comparable cells, the newest first.
 
         A cell is comparable if its baseline has the same workload (and the same model, if it
@@ -41,14 +60,19 @@ class StudyHistory:
         """
         experiment = composed.experiments[composed.arms[0].name]
         isolation_name = (isolation or composed.isolation).value
-        for folder, manifest, baseline in self._cells:
-            old_isolation = manifest["design"].get("isolation", "process")
-            if old_isolation == isolation_name and _same_workload(baseline, experiment):
-                yield folder, manifest
+        for cell in (*self._cells, *self._authors):
+            old_isolation = cell.manifest["design"].get("isolation", "process")
+            if old_isolation == isolation_name and _same_workload(cell.baseline, experiment):
+                yield cell.folder, cell.manifest
+
+    def source(self, folder: StudyPath) -> str:
+        """Return a cell's folder as text that says whether somebody else measured it."""
+        authors = any(cell.folder == folder for cell in self._authors)
+        return f"{folder}, the author's" if authors else str(folder)
 
     @cached_property
-    def _cells(self) -> Sequence[tuple[Path, Mapping[str, Any], Arm]]:
-        """The folder, manifest and baseline of every cell of this kind of machine."""
+    def _cells(self) -> Sequence[MeasuredCell]:
+        """The cells of this kind of machine."""
         cells, this_machine = [], fingerprint.take()
         files = {path for root in self._roots for path in _manifests(root)}
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -60,16 +84,25 @@ class StudyHistory:
             environment = manifest.get("environment", {})
             same = machine_difference(environment, this_machine) is None
             if same and arms and arms[0].role == "baseline":
-                cells.append((path.parent, manifest, arms[0]))
+                cells.append(MeasuredCell(path.parent, manifest, arms[0]))
         return cells
 
 
 def _same_workload(old: Arm, experiment: Experiment) -> bool:
-    """Return whether workload and model are the same; options newer than ``old`` are ignored."""
-    options = to_plain(experiment.workload)
-    same = all(options.get(key) == value for key, value in old.config["workload"].items())
+    """Return whether workload and model are the same, but for options that ``old`` lacks."""
+    same = _has(to_plain(experiment.workload), old.config["workload"])
     loads_model = experiment.workload.loads_model
     return same and (not loads_model or old.config["model"]["name"] == experiment.model.name)
+
+
+def _has(options: Any, old: Any) -> bool:
+    """Return whether options have all values of old ones.
+
+    A record lacks the options that nothing read, and those that came after it.
+    """
+    if not isinstance(options, dict) or not isinstance(old, dict):
+        return bool(options == old)
+    return all(key in options and _has(options[key], value) for key, value in old.items())
 
 
 def _manifests(root: Path) -> Iterator[Path]:
@@ -122,7 +155,7 @@ def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> Cell
     )
 
 
-def median_block_s(cell_dir: Path) -> float | None:
+def median_block_s(cell_dir: StudyPath) -> float | None:
     """Return the median wall seconds of a cell's complete blocks, or None if there are none."""
     try:
         records = read_runs(cell_dir)
@@ -136,7 +169,7 @@ def median_block_s(cell_dir: Path) -> float | None:
     return median(complete) if complete else None
 
 
-def median_start_up_s(cell_dir: Path) -> float | None:
+def median_start_up_s(cell_dir: StudyPath) -> float | None:
     """Return the median seconds that a cell's runs take outside their measurement.
 
     Returns None if no run has recorded them.

@@ -28,6 +28,7 @@ from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.experiment.schedule.plan_question import question_lines
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
+from labkit.records import StudyPath
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -57,8 +58,8 @@ class CellPlan:
         The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
         largest run or, if arms take turns, of all arms of a block together.
     measured_in
-        The folder of the earlier cell whose blocks gave ``seconds``; None if a model of the
-        workload's cost gave it.
+        The earlier cell whose blocks gave ``seconds``, as text; None if a model of the workload's
+        cost gave it.
     detectable_effect, one_minute, start_up
         Lines of text for the plan, from the functions ``detectable_effect_line``,
         ``one_minute_line`` and ``start_up_line`` of
@@ -76,7 +77,7 @@ class CellPlan:
     to_run: int
     seconds: float
     bytes: int
-    measured_in: Path | None
+    measured_in: str | None
     detectable_effect: str
     one_minute: str | None
     start_up: str
@@ -119,7 +120,7 @@ def _plan(
         to_run=len(to_run),
         seconds=seconds,
         bytes=combine(cost.bytes for cost in costs.values()),
-        measured_in=measured_in,
+        measured_in=None if measured_in is None else history.source(measured_in),
         detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
         one_minute=one_minute,
         start_up=power_forecast.start_up_line(composed, history),
@@ -141,7 +142,7 @@ class _Timing:
 
     lines: tuple[str, ...]
     seconds: float | None = None
-    folder: Path | None = None
+    folder: StudyPath | None = None
 
     def at_least(self, fewest_s: float, cell: ReadyCell) -> _Timing:
         """Return what follows if the fewest blocks take ``fewest_s`` by the workload's estimate.
@@ -207,7 +208,7 @@ def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
 
 def _measured_run_s(
     cell: ReadyCell, composed: ComposedCell, history: StudyHistory
-) -> tuple[float | None, Path | None]:
+) -> tuple[float | None, StudyPath | None]:
     """Return a run's wall seconds in the newest cell of the same workload and arms, and its folder.
 
     Returns None twice if there is none.
@@ -250,7 +251,9 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
         yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
-def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> float:
+def print_plan(
+    composed: Sequence[ComposedCell], history: StudyHistory, out: Path, written: Sequence[Path]
+) -> float:
     """Print every cell's schedule and estimates, and the cache entries written for them.
 
     Returns the estimated seconds.
@@ -261,7 +264,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
     from rich.console import Console
     from rich.markup import escape
 
-    console, history = Console(highlight=False), StudyHistory(out)
+    console = Console(highlight=False)
     plans = [plan for cell in composed for plan in plan_cells(cell, out, history)]
     for plan in plans:
         scale = "" if plan.cell.scale is None else f" (scale={plan.cell.scale})"

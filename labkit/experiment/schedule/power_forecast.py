@@ -98,7 +98,8 @@ class _KnownNoise:
 def _noise(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
     for path, manifest in history.studies(composed):
         if (noise := noise_history.cell_noise(manifest, composed.metrics)) is not None:
-            return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, str(path))
+            source = history.source(path)
+            return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, source)
     pilot = _pilot_noise(composed)
     if pilot is not None and cell.design.isolation is not Isolation.live:
         interleaved = cell.design.isolation is Isolation.in_process
@@ -159,7 +160,7 @@ def _one_minute_effect(
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
             effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
-            return _effect_text(effect), str(path)
+            return _effect_text(effect), history.source(path)
     pilot = _pilot_noise(composed)
     if pilot is None or isolation is Isolation.live:  # the doctor has no pilot of live processes
         return None
@@ -176,7 +177,8 @@ def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
     for path, _ in history.studies(composed):
         seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
-            return f"start-up: {seconds:.2f} s of a run are outside its measurement ({path})"
+            source = history.source(path)
+            return f"start-up: {seconds:.2f} s of a run are outside its measurement ({source})"
     return "start-up per run: not measured yet"
 
 
