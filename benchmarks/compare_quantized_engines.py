@@ -522,8 +522,8 @@ def products() -> list[str]:
     """
     import numpy as np
 
-    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
     from labkit.cpu.matmul.packed_linear import PackedLinear
+    from labkit.cpu.matmul.quantized_weights import QuantizedMatrix
     from labkit.machine.worker_environment import REMOVED_PREFIXES, core_count
 
     def rate(work: int, call: Any, *arguments: Any) -> float:

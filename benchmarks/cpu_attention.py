@@ -68,7 +68,7 @@ def launcher(
 
     Each sequence's KV blocks, of 16 tokens, are scattered over the pool.
     """
-    from labkit.cpu.precision import kv_dtypes, kv_quantization
+    from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
     from labkit.engine import attention
 
     random = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def launcher(
     shape = (sequences * blocks, 16, kv_heads, head_dim)
     pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
     if kv_dtype in kv_dtypes.QUANTIZED_BITS:
-        pattern = kv_quantization.quantize(pattern, kv_dtype)
+        pattern = kv_quantization_reference.quantize(pattern, kv_dtype)
     else:
         pattern = kv_dtypes.from_float32(pattern, kv_dtype)
     k_pool, v_pool = (np.resize(pattern, (*shape[:3], pattern.shape[3])) for _ in range(2))

@@ -118,7 +118,7 @@ def plant_calls(pipeline: str | None, workload: str) -> None:
     if workload == "kernel":
         CpuBackend.forward = planted.slow(CpuBackend.forward)  # type: ignore[method-assign]
     elif workload == "video":
-        from labkit.workload.video.interleaved_video import InterleavedVideo
+        from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 
         initialize = InterleavedVideo.__init__
 

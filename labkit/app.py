@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from labkit import __version__
-from labkit.cli import config_printer, study_command
-from labkit.cli.command_line import parse
-from labkit.cli.study_command import say
+from labkit.cli import config_printer, run_study
+from labkit.cli.hydra_arguments import parse
+from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             config_printer.print_config(command)
             sys.exit(0)
         register()
-        sys.exit(study_command.run(command))
+        sys.exit(run_study.run(command))
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(130)

@@ -65,11 +65,11 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.pages import report_files
     from labkit.analysis.pages.terminal_report import print_cell
     from labkit.analysis.studies.study_analysis import AnalysisCache
-    from labkit.cli import command_line, study_command
+    from labkit.cli import hydra_arguments, run_study
 
     runs = _runs(options.files, options.against)
     study = ImportedStudy.of(runs)
-    out = options.out or study_command.study_folder(command_line.parse([]))[0]
+    out = options.out or run_study.study_folder(hydra_arguments.parse([]))[0]
     if out.exists() and any(out.iterdir()):
         raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
     title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"

@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
     """Render articles, and the HTML page of each if ``html``; return the exit code."""
-    from labkit.analysis.pages import article_template
+    from labkit.analysis.pages import article_rendering
     from labkit.analysis.studies.study_analysis import AnalysisCache
 
     analysis_cache = AnalysisCache()
-    texts = {path: article_template.render(path, analysis_cache) for path in paths}
+    texts = {path: article_rendering.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())
     stale = [
         file
@@ -56,11 +56,11 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
 
 
 def _files(article: Path, text: str, html: bool) -> dict[Path, str]:
-    from labkit.analysis.pages import article_template
+    from labkit.analysis.pages import article_rendering
 
     return {
         article: text,
-        **({article.with_suffix(".html"): article_template.html(text)} if html else {}),
+        **({article.with_suffix(".html"): article_rendering.html(text)} if html else {}),
     }
 
 

@@ -65,12 +65,12 @@ def subjects(
     ConfigError
         A name is neither a workload nor an ablation.
     """
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
     from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
 
     found: list[Subject] = []
-    composer, flags = Composer(), command_line.parse(_folder_flags(folders)).overrides
-    roots = (*map(Path, folders), command_line.CONF)
+    composer, flags = Composer(), hydra_arguments.parse(_folder_flags(folders)).overrides
+    roots = (*map(Path, folders), hydra_arguments.CONF)
     with study_composer.initialized():
         for name in names:
             groups = ("ablation", "workload")
@@ -112,10 +112,10 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
     """
     from labkit.analysis.model.cell_model import Cell
     from labkit.analysis.studies.study_analysis import cell_dirs
-    from labkit.cli import command_line, study_command
+    from labkit.cli import hydra_arguments, run_study
 
     words = [*subject.overrides, *overrides, f"out='{out}'"]
-    if study_command.run(command_line.parse(words), pictures=False) == 130:
+    if run_study.run(hydra_arguments.parse(words), pictures=False) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out) if "plan=true" not in overrides else ():
@@ -176,7 +176,7 @@ def _parser() -> Program:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import command_line, study_command, study_composer
+    from labkit.cli import hydra_arguments, run_study, study_composer
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
     given = [*options.words, *options.on]
@@ -195,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
         design.append(f"design.time={60 * options.minutes / len(found):g}")
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
-    out = options.out or study_command.study_folder(command_line.parse([]))[0]
+    out = options.out or run_study.study_folder(hydra_arguments.parse([]))[0]
     results: list[RowResult] = []
     for number, subject in enumerate(found):
         results += _study(subject, out / str(number), [*design, *overrides])

@@ -66,7 +66,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.cli.command_line import CONF
+    from labkit.cli.hydra_arguments import CONF
     from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     for override in overrides:

@@ -55,8 +55,8 @@ SAMPLED = {
         "test_the_printed_figure_has_its_power_with_few_blocks",
     ): 3,
     ("cpu/test_int8_matmul.py", "test_other_cpus_forms_have_the_same_bits"): 4,
-    ("cpu/test_vector_registers.py", "test_every_intrinsic_compiles_for_another_cpu"): 3,
-    ("cpu/test_vector_registers.py", "test_integer_products_compile_for_another_cpu"): 4,
+    ("cpu/test_register_tile_sizes.py", "test_every_intrinsic_compiles_for_another_cpu"): 3,
+    ("cpu/test_register_tile_sizes.py", "test_integer_products_compile_for_another_cpu"): 4,
     ("docs/test_recompute_statistics.py", "test_the_script_gives_the_package_s_numbers"): 4,
     ("docs/test_widget_functions.py", "test_both_languages_agree"): 3,
     (
@@ -106,7 +106,7 @@ SAMPLED = {
     ("test_docs.py", "test_the_tables_of_sensitivity_are_those_of_the_committed_records"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 6,
     ("test_experiments.py", "test_it_runs_tiny"): 4,
-    ("test_job_launcher.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
+    ("test_launcher_requirements.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
     ("test_post.py", "test_committed_articles_agree_with_their_records"): 5,
     ("test_published.py", "test_every_published_row_of_an_ablation_meets_a_case_and_a_metric"): 4,
     ("test_published.py", "test_every_published_row_of_an_experiment_meets_a_case_and_a_metric"): 4,
@@ -125,7 +125,10 @@ SAMPLED = {
         "workload/video/test_frame_selection.py",
         "test_keyframe_picks_of_all_clips_up_to_300_frames",
     ): 3,
-    ("workload/video/test_interleaved_video.py", "test_a_pick_moved_by_one_frame_is_found"): 4,
+    (
+        "workload/video/test_interleaved_frame_decoding.py",
+        "test_a_pick_moved_by_one_frame_is_found",
+    ): 4,
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit import app
-from labkit.cli import command_line, study_command, study_composer
+from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.cli.shell_completion import completion_script
 from labkit.config import ConfigError
 from labkit.models.gguf import gguf_writer
@@ -149,12 +149,12 @@ def test_folders_of_the_users_files_are_added_up(tmp_path, run_app, monkeypatch)
         (tmp_path / name / "ablation" / f"{name[:2]}.yaml").write_text("name: x\narms: {a: {}}\n")
     monkeypatch.chdir(tmp_path)
     flags = [word for name in names for word in ("--config-dir", name)]
-    command = command_line.parse([*flags, "ablation=it,an", "-m"])
+    command = hydra_arguments.parse([*flags, "ablation=it,an", "-m"])
     cells = study_composer.compose_cells(command)
     assert [cell.name for cell in cells] == ["ablation=it", "ablation=an"]
     assert cells[0].config_dirs == tuple(names)
-    again = study_command._resuming_command(command, [*command.overrides, "out=x"])
-    assert command_line.parse(shlex.split(again)[3:]) == command_line.parse(
+    again = run_study._resuming_command(command, [*command.overrides, "out=x"])
+    assert hydra_arguments.parse(shlex.split(again)[3:]) == hydra_arguments.parse(
         [*flags, "ablation=it,an", "out=x", "-m"]
     )
     (tmp_path / names[1] / "ablation" / "it.yaml").write_text("")
@@ -164,9 +164,9 @@ def test_folders_of_the_users_files_are_added_up(tmp_path, run_app, monkeypatch)
 
 
 def test_a_text_is_what_was_typed():
-    assert doctest.testmod(command_line) == (0, 2)
+    assert doctest.testmod(hydra_arguments) == (0, 2)
     command = "serve {model} --port {port} --name 'a b' --x=[1,2] ${oc.env:HOME}"
-    parsed = command_line.parse(
+    parsed = hydra_arguments.parse(
         ["engine=openai", f"engine.server.command={command}", "model.name=on"]
     )
     study_composer.register()
@@ -177,7 +177,7 @@ def test_a_text_is_what_was_typed():
     assert cell.experiment.model.name == "on"
     maps = ("++ablation.arms.x={model.name:'007',engine.budget.bytes:1_000,model.seed:0}",)
     for quoted in ("engine.server.args='--x {y}'", "engine.server.args=a\\,b", *maps):
-        assert command_line.parse([quoted]).overrides == (quoted,)
+        assert hydra_arguments.parse([quoted]).overrides == (quoted,)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ def test_a_flag_that_only_prints_exits_with_0_in_a_process_of_its_own(tmp_path):
 def test_a_user_s_file_may_not_have_the_name_of_labkit_s(tmp_path):
     (tmp_path / "ablation").mkdir()
     (tmp_path / "ablation" / "mine.yaml").touch()
-    assert "searchpath" in command_line.parse(["--config-dir", str(tmp_path)]).overrides[0]
+    assert "searchpath" in hydra_arguments.parse(["--config-dir", str(tmp_path)]).overrides[0]
     (tmp_path / "ablation" / "seq_map.yaml").touch()
     with pytest.raises(ConfigError, match=r"seq_map\.yaml: labkit has ablation/seq_map\.yaml"):
-        command_line.parse(["--config-dir", str(tmp_path)])
+        hydra_arguments.parse(["--config-dir", str(tmp_path)])
 
 
 def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):

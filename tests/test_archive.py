@@ -12,7 +12,7 @@ from labkit import app, compare, post, report
 from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import study_command
+from labkit.cli import run_study
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.records import DIGESTS_FILE, open_study, unpack_archive
@@ -165,13 +165,13 @@ def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
 
 def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
     path = Path(shutil.copy(archive, tmp_path / "old.zip"))
-    folder, overrides = study_command.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
+    folder, overrides = run_study.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
     assert folder == tmp_path / "old" and overrides == ["seed=1", f"out={folder}"]
     before = AnalysisCache().study(open_study(path))
     assert [one.cell for one in AnalysisCache().study(folder)] == [one.cell for one in before]
     for plan, message in ((False, "its folder exists; continue"), (True, "plan=true writes nothi")):
         with pytest.raises(ConfigError, match=message):
-            study_command.unpacked_archive(path, [f"out={path}"], plan=plan)
+            run_study.unpacked_archive(path, [f"out={path}"], plan=plan)
 
 
 def test_another_config_leaves_no_folder_behind(archive, tmp_path, monkeypatch, capsys):
@@ -182,7 +182,7 @@ def test_another_config_leaves_no_folder_behind(archive, tmp_path, monkeypatch, 
     path = Path(shutil.copy(archive, tmp_path / "old.zip"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(StudyRunner, "refuse_changes", refuse)
-    monkeypatch.setattr(study_command, "run_hydra", None)
+    monkeypatch.setattr(run_study, "run_hydra", None)
     with pytest.raises(SystemExit) as left:
         app.main(["engine=paged", "ablation=seq_map", f"out={path}"])
     assert left.value.code == 2 and "seed was 1, now 2" in capsys.readouterr().err

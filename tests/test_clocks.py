@@ -18,12 +18,14 @@ NAMES = "|".join(sorted(set.union(*WALL_CLOCK.values())))
 MAY_READ = re.compile(rf"\.\s*({NAMES})\b|from\s+({'|'.join(WALL_CLOCK)})\s|{'|'.join(FILE_TIMES)}")
 # The functions that read the wall clock, to stamp a date, and what they read.
 DATES = {
-    "labkit/cli/study_command.py:_fresh_folder": {"datetime.now"},  # a folder's name
+    "labkit/cli/run_study.py:_fresh_folder": {"datetime.now"},  # a folder's name
     "labkit/experiment/schedule/timing_lock.py:timing_lock": {"time.time"},
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
-    "labkit/experiment/launch/preparation_marker.py:write_marker": {"time.time"},
+    "labkit/experiment/launch/compile_once_marker.py:write_marker": {"time.time"},
     "labkit/mac/__main__.py:run_and_bundle": {"datetime.now"},  # a folder's name
-    "labkit/engine/runner/stored_logits.py:get": {"time.time"},  # beside a file's time of change
+    "labkit/engine/runner/expected_logits_cache.py:get": {
+        "time.time"
+    },  # beside a file's time of change
     "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
     "labkit/machine/facts/macos.py:state": {
@@ -34,7 +36,7 @@ DATES = {
 }
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {
-    "labkit/analysis/studies/stored_cells.py:_state": {"st_ctime", "st_mtime"},
+    "labkit/analysis/studies/cell_summary_cache.py:_state": {"st_ctime", "st_mtime"},
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/doctor_noise.py:_load": {"st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},

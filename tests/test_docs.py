@@ -74,11 +74,11 @@ def test_a_script_runs(name, beside, tiny, capsys):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_composes(name, beside):
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
 
     study_composer.register()
     (cell,) = study_composer.compose_cells(
-        command_line.parse(["--config-dir", "mine", f"ablation={name}"])
+        hydra_arguments.parse(["--config-dir", "mine", f"ablation={name}"])
     )
     assert len(cell.arms) == 3
     assert cell.experiment.ablation.name == name
@@ -189,12 +189,12 @@ def test_a_mistake_in_an_ablation_is_one_line(name, text, mistake, line, beside,
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_composes_and_knows_its_prompts(name, beside):
     from labkit import workload
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
 
     assert len(LINES) == 2 and len(WORKLOADS) > 5
     study_composer.register()
     (cell,) = study_composer.compose_cells(
-        command_line.parse(["--config-dir", "mine", f"workload={name}"])
+        hydra_arguments.parse(["--config-dir", "mine", f"workload={name}"])
     )
     assert cell.experiment.workload.name == name
     assert workload.estimate(cell.experiment).seconds > 0
@@ -202,11 +202,11 @@ def test_a_workload_composes_and_knows_its_prompts(name, beside):
 
 def test_a_kind_of_one_s_own_brings_its_prompts(beside):
     from labkit import workload
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
 
     study_composer.register()
     words = ["workload.name=countdown", "workload.kind=mine.countdown:Countdown"]
-    (cell,) = study_composer.compose_cells(command_line.parse(words))
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse(words))
     source = workload.kind_of(cell.experiment).source(cell.experiment)
     assert source.lengths(cell.experiment) == [(64, 8), (32, 8), (16, 8), (8, 8)]
 

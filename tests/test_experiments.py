@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError, Identity
 from labkit.experiment.compose.cell_composer import _with_arm, compose_cell, with_scale_overrides
@@ -17,7 +17,7 @@ from labkit.experiment.hydra.hydra_composer import expand_sweep
 from labkit.records import read_cell
 from labkit.records.metric_registry import METRICS, OUTPUTS
 
-EXPERIMENTS = sorted(path.stem for path in (command_line.CONF / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (hydra_arguments.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
 ELSEWHERE: dict[str, str] = {}
 # Experiments that take longest, even tiny.
@@ -58,7 +58,7 @@ def composer(composer):
 
 
 def source(name):
-    return Path(command_line.CONF, "experiment", f"{name}.yaml").read_text("utf-8")
+    return Path(hydra_arguments.CONF, "experiment", f"{name}.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -96,7 +96,7 @@ def test_a_sweep_of_models_has_the_dense_model_of_the_scale(name):
 
 def test_an_experiment_runs_the_sweep_of_its_file():
     def names(*words):
-        command = command_line.parse([*words, "-m"])
+        command = hydra_arguments.parse([*words, "-m"])
         return [
             c.name.partition(",")[2]
             for c in study_composer.compose_cells(study_composer.with_sweep_as_arms(command))

@@ -3,21 +3,21 @@
 import pytest
 
 from labkit.analysis.tables.published_table import AGREEMENT_METRICS
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment.compose import published_rows
 from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.experiment.compose.engaged_claim_validation import option_choices
 from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import memory_claims
-from labkit.workload.memory_claims import Claim
+from labkit.workload import memory_claims_workload_kind
+from labkit.workload.memory_claims_workload_kind import Claim
 from labkit.workload.requests import serving_metrics
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
 
-ABLATIONS = sorted(path.stem for path in (command_line.CONF / "ablation").glob("*.yaml"))
-EXPERIMENTS = sorted(path.stem for path in (command_line.CONF / "experiment").glob("*.yaml"))
+ABLATIONS = sorted(path.stem for path in (hydra_arguments.CONF / "ablation").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (hydra_arguments.CONF / "experiment").glob("*.yaml"))
 SERVED = ServedRequest("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
 LATER = ServedRequest("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
 COUNTED = ("steps.total", "host_ms", "shape.repeated", "kv.slots_held", "kv.slots_filled")
@@ -38,7 +38,11 @@ def publishable_metrics(whole):
     if workload.kind == "video":
         return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in workload.made}
     if workload.kind == "headroom":
-        return {"all": {metric.name for metric in memory_claims.metrics(Claim(1, 1, 1, 1))}}
+        return {
+            "all": {
+                metric.name for metric in memory_claims_workload_kind.metrics(Claim(1, 1, 1, 1))
+            }
+        }
     served = [
         *serving_metrics.serving_metrics([SERVED], 1, limits=workload.limits),
         *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),

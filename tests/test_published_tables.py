@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from labkit.analysis.studies.study_analysis import cell_dirs
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.experiment.compose import published_rows
 from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.records import open_study, read_json
@@ -16,7 +16,7 @@ TABLES = yaml.safe_load(Path(__file__).with_name("published_tables.yaml").read_t
 STUDIES = sorted(
     f"{group}={path.stem}"
     for group in ("ablation", "experiment")
-    for path in (command_line.CONF / group).glob("*.yaml")
+    for path in (hydra_arguments.CONF / group).glob("*.yaml")
 )
 OPERATIONS = {
     "per": lambda row, spec: round(spec["per"] / number(row, spec["of"]), 1),
@@ -127,7 +127,7 @@ def test_every_column_of_numbers_is_published_or_explained(table):
 
 
 STUDY_OF = {study.partition("=")[2]: study for study in STUDIES}  # an experiment before an ablation
-REFERENCE = command_line.CONF.parent / "outputs" / "reference"
+REFERENCE = hydra_arguments.CONF.parent / "outputs" / "reference"
 ARCHIVES = sorted(path for path in REFERENCE.glob("*.zip") if path.stem in STUDY_OF)
 
 

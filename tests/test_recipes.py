@@ -28,11 +28,11 @@ from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app, config, serve
 from labkit.archive import archive_study
-from labkit.cli import command_line, study_composer, study_runner
+from labkit.cli import hydra_arguments, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose import cell_composer
-from labkit.experiment.hydra import job_launcher
+from labkit.experiment.hydra import launcher_requirements
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.python_environment import Imports, default_options
 from labkit.experiment.worker.turn_protocol import VERSION
@@ -300,7 +300,7 @@ def marked(command):
 
 @pytest.mark.parametrize("command", [marked(command) for command in STUDIES], ids=recipe_id)
 def test_a_study_s_command_composes(command, reader, places):
-    parsed = command_line.parse(words_of(command, places))
+    parsed = hydra_arguments.parse(words_of(command, places))
     if parsed.only_prints:
         return
     try:
@@ -329,7 +329,7 @@ def tiny_run(reader, places, monkeypatch, capfd, pictures):
         words = words_of(command, places)
         named = re.search(r"(?:experiment|ablation)=(\w+)", command)
         name = named and named[1]
-        if not command_line.parse(words).only_prints:
+        if not hydra_arguments.parse(words).only_prints:
             last = words.index("-m") if "-m" in words else len(words)
             words[last:last] = [*tiny_words(name), *([] if "out=" in command else ["out=study"])]
         compose_cell = cell_composer.compose_cell
@@ -337,7 +337,9 @@ def tiny_run(reader, places, monkeypatch, capfd, pictures):
             cell_composer, "compose_cell", lambda *given: tiny_cell(compose_cell(*given), name)
         )
         # Where Slurm is installed, its jobs would wait for a cluster.
-        monkeypatch.setattr(job_launcher, "shutil", SimpleNamespace(which=lambda program: None))
+        monkeypatch.setattr(
+            launcher_requirements, "shutil", SimpleNamespace(which=lambda program: None)
+        )
         monkeypatch.setattr(
             study_runner,
             "StudyRunner",
@@ -609,7 +611,7 @@ def test_make_has_its_targets_and_their_commands_compose(reader, places):
     studies = re.findall(r"\$\(RUN\) -m labkit ([^#\n\"]*)", makefile)
     assert len(studies) >= 3
     for words in studies:
-        assert study_composer.compose_cells(command_line.parse(shlex.split(words)))
+        assert study_composer.compose_cells(hydra_arguments.parse(shlex.split(words)))
 
 
 @pytest.mark.parametrize("command", INSTALLS, ids=recipe_id)
@@ -633,7 +635,7 @@ def test_the_readme_s_ablation_composes(reader):
     name, command, *_ = block.splitlines()
     (reader / name.removeprefix("# ")).write_text(block, "utf-8")
     words = shlex.split(command.removeprefix("# "))[3:]
-    (cell,) = study_composer.compose_cells(command_line.parse(words))
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse(words))
     assert [arm.name for arm in cell.arms] == ["sixteen", "thirtytwo", "control"]
 
 

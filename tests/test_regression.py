@@ -15,7 +15,7 @@ from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import study_command, study_composer
+from labkit.cli import run_study, study_composer
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
 from labkit.experiment.launch.python_environment import Imports, RevisionError, default_options
@@ -145,7 +145,7 @@ def studies(two_commits, tmp_path, monkeypatch):
         return regression.main(words), composed
 
     studies.result = cell("equivalent", -1.0, 1.0)
-    monkeypatch.setattr(study_command, "run", run)
+    monkeypatch.setattr(run_study, "run", run)
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies

@@ -131,14 +131,14 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
 
 def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypatch, capsys):
     """Arms of the command line were written out in the folder's name."""
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     study_composer.register()
     words = ["+ablation.arms.other={engine.kv.block_size:32}", "design.blocks=2"]
     words += ["design.control=false", "design.isolation=process", f"out={tmp_path / 'study'}"]
     command, written_out = (
-        command_line.parse(words),
+        hydra_arguments.parse(words),
         "+ablation.arms.other=_engine.kv.block_size_32_",
     )
     written_out += ",design.control=false,design.isolation=process"
@@ -167,13 +167,13 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
     tmp_path, monkeypatch, capsys
 ):
     """They were the default in separate processes, so that no override names them."""
-    from labkit.cli import command_line, study_composer
+    from labkit.cli import hydra_arguments, study_composer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     study_composer.register()
     words = ["ablation=composition", "design.control=false", "design.isolation=process"]
     words += ["workload.num_requests=null"]  # no pilot
-    (today,) = study_composer.compose_cells(command_line.parse(words))
+    (today,) = study_composer.compose_cells(hydra_arguments.parse(words))
     design = dataclasses.replace(
         today.experiment.design, blocks=5, runs_per_block=2, looks=[config.PlannedLook(4, 0.02)]
     )

@@ -13,7 +13,7 @@ from planted_runs import PlantedRuns
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.machine.facts import fingerprint
@@ -63,7 +63,7 @@ def run_study(monkeypatch, tmp_path):
         if not plots:  # they take most of the time
             monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
         words = [*words, f"design.looks=[{looks}]", *DESIGN, f"design.blocks={blocks}"]
-        command = command_line.parse([*words, f"out={tmp_path / 'study'}", "-m"])
+        command = hydra_arguments.parse([*words, f"out={tmp_path / 'study'}", "-m"])
         cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         study = StudyRunner(tmp_path / "study", cells, launcher)
         study.refuse_changes()
@@ -215,7 +215,7 @@ def run_search(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(launcher, *words):
-        command = command_line.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
+        command = hydra_arguments.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
         (cell,) = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
         study = StudyRunner(tmp_path / "search", [cell], launcher)
         study.refuse_changes()
@@ -277,9 +277,9 @@ def test_a_search_needs_a_sweep_and_looks():
     study_composer.register()
     with pytest.raises(ConfigError, match="only settings of a sweep are dropped"):
         study_composer.compose_cells(
-            command_line.parse(["design=search", "ablation=composition", "-m"])
+            hydra_arguments.parse(["design=search", "ablation=composition", "-m"])
         )
     with pytest.raises(ConfigError, match=r"set design\.looks or design=search"):
         study_composer.compose_cells(
-            command_line.parse(["design.eliminate=true", "design.looks=[]", "-m"])
+            hydra_arguments.parse(["design.eliminate=true", "design.looks=[]", "-m"])
         )

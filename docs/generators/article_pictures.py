@@ -12,7 +12,7 @@ from html import escape
 
 from docs.generators.binary_search_steps import BATCH, prefix_sums, qblock_keys
 from docs.generators.run_diagrams import FOLDER, text
-from labkit.analysis.document.svg_elements import COLOURS
+from labkit.analysis.document.svg_chart_renderer import COLOURS
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.analysis.studies.study_analysis import AnalysisCache

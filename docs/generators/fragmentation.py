@@ -15,7 +15,7 @@ from itertools import pairwise
 from docs.generators.article_pictures import INSIDE, MARGIN, box, svg
 from docs.generators.block_tables_and_radix_tree import ALLOC_DEMO, BLOCK_SIZE
 from docs.generators.run_diagrams import FOLDER, text
-from labkit.analysis.document.svg_elements import COLOURS
+from labkit.analysis.document.svg_chart_renderer import COLOURS
 
 LENGTHS = tuple(prompt + steps for _, prompt, steps in ALLOC_DEMO)
 CAPACITY = 6_144  # rows

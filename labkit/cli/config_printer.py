@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.command_line import PRINT_FLAGS, Command
-from labkit.cli.study_command import run_hydra
+from labkit.cli.hydra_arguments import PRINT_FLAGS, Command
+from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
 

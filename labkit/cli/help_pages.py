@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cli.command_line import CONF
+from labkit.cli.hydra_arguments import CONF
 from labkit.config import ConfigError, count_text
 from labkit.config.option_index import (
     OptionEntry,

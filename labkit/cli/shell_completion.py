@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.cli.command_line import PRINT_FLAGS, SHORT_FLAGS
 from labkit.cli.help_pages import choices
+from labkit.cli.hydra_arguments import PRINT_FLAGS, SHORT_FLAGS
 from labkit.config import ConfigError, require
 from labkit.config.option_index import option_groups
 

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.command_line import CONF, Command
+from labkit.cli.hydra_arguments import CONF, Command
 from labkit.config import ConfigError, Experiment, require
 
 if TYPE_CHECKING:
     from labkit.experiment.compose.cell_composer import ComposedCell
-    from labkit.experiment.hydra.job_launcher import JobLauncher
+    from labkit.experiment.hydra.launcher_requirements import JobLauncher
 
 
 def register() -> None:
@@ -73,7 +73,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         fixed_overrides,
     )
     from labkit.experiment.hydra.hydra_error_text import explain_config_error
-    from labkit.experiment.hydra.job_launcher import is_search
+    from labkit.experiment.hydra.launcher_requirements import is_search
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -188,7 +188,7 @@ def launcher_of(command: Command) -> JobLauncher:
     from hydra import compose
 
     from labkit.experiment.hydra.hydra_composer import first_cell
-    from labkit.experiment.hydra.job_launcher import JobLauncher
+    from labkit.experiment.hydra.launcher_requirements import JobLauncher
 
     with initialized():
         first = first_cell(command.overrides)

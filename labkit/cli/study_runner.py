@@ -18,8 +18,8 @@ from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
-from labkit.experiment.schedule.cell_allocation import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
+from labkit.experiment.schedule.cell_size import with_allocation
 from labkit.machine.worker_environment import core_count
 from labkit.records import RecordError, describe_last_session
 

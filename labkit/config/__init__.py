@@ -24,15 +24,6 @@ from labkit.config.engine import (
     user_classes,
 )
 from labkit.config.engine.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device
-from labkit.config.engine.budget import (
-    DEFAULT_FRACTION,
-    DEFAULT_FREE_FRACTION,
-    DEFAULT_POOL_BYTES,
-    SIMULATED_MAC_NAMES,
-    Budget,
-    BudgetPolicy,
-    WiredCollector,
-)
 from labkit.config.engine.kv_cache import (
     KV,
     FreeList,
@@ -40,6 +31,15 @@ from labkit.config.engine.kv_cache import (
     KVLayout,
     Precision,
     PrefixInsert,
+)
+from labkit.config.engine.memory_budget import (
+    DEFAULT_FRACTION,
+    DEFAULT_FREE_FRACTION,
+    DEFAULT_POOL_BYTES,
+    SIMULATED_MAC_NAMES,
+    Budget,
+    BudgetPolicy,
+    WiredCollector,
 )
 from labkit.config.engine.mlx_variables import Mlx
 from labkit.config.engine.openai_server import (

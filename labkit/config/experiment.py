@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from labkit.config.arm_sweep import check_sweep
 from labkit.config.design import Design
 from labkit.config.engine import EXTERNAL_ENGINES, PRESET_LAYOUTS, Engine
 from labkit.config.engine.attention import MLX_POOL_BACKENDS, Device
-from labkit.config.engine.budget import BudgetPolicy
 from labkit.config.engine.kv_cache import KVDType, Precision
+from labkit.config.engine.memory_budget import BudgetPolicy
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
-from labkit.config.sweep import check_sweep
 from labkit.config.workload import Workload
 from labkit.records.metric_registry import OUTPUTS, metric_names
 

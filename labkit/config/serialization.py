@@ -9,7 +9,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast
 
-from labkit.config.environment_text import EXPRESSION, EnvironmentText
+from labkit.config.env_interpolation import EXPRESSION, EnvironmentText
 from labkit.config.option import ConfigError, Group, require
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from labkit.config import Experiment, count_text, is_class_path
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.models import resolve
 from labkit.workload.measurement import Estimate, Measurement
-from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.prompt_cache import Prompt
 
 
 def workload_checks(path: str, compose: Compose) -> Iterator[Check]:

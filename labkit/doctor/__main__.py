@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.cli.program import Program
 from labkit.doctor import engine_profile, noise_pilots, terminal_screen
-from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
+from labkit.doctor.memory_by_budget_policy import budget_ceilings
 from labkit.experiment import StudyError
 from labkit.experiment.schedule import doctor_noise
 from labkit.experiment.schedule.doctor_noise import PilotNoise

@@ -65,11 +65,11 @@ class Pilot:
         self, overrides: Sequence[str], folder: Path, common: Sequence[str] = COMMON_OVERRIDES
     ) -> None:
         from labkit import workload
-        from labkit.cli import command_line, study_composer
+        from labkit.cli import hydra_arguments, study_composer
         from labkit.experiment.compose.cell_composer import to_cell
 
         study_composer.register()
-        command = command_line.Command((), (*common, *overrides), multirun=False)
+        command = hydra_arguments.Command((), (*common, *overrides), multirun=False)
         (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)

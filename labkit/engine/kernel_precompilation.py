@@ -241,10 +241,10 @@ def _format(element: str, bits: int) -> Step:
     """
 
     def step(needs: Needs) -> None:
-        from labkit.cpu.matmul import low_precision_matmul
+        from labkit.cpu.matmul import quantized_matmul
 
         exact = bits > 0 and element != "float32"
-        low_precision_matmul.format_functions(element, bits, exact)
+        quantized_matmul.format_functions(element, bits, exact)
 
     return step
 
@@ -342,7 +342,7 @@ def steps_for(needs: Needs) -> list[tuple[int, Step]]:
     steps += [(4, _int8_format(*form)) for form in by_int8]
     steps += [
         (1, _kernel("labkit.cpu.layers.rope", "_rope")),
-        (1, _kernel("labkit.cpu.matmul.product_units", "launch")),
+        (1, _kernel("labkit.cpu.matmul.matmul_op_kernels", "launch")),
         (1, _kernel("labkit.cpu.layers.activations", "_activate")),
         (1, _kernel("labkit.cpu.layers.norms", "_rms_norm")),
         (2, _launch(1)),

@@ -9,17 +9,17 @@ from typing import Any
 
 from labkit.importers import (
     csv_table,
+    guidellm_aiperf,
     llama_cpp,
-    load_generators,
     micro_benchmarks,
     process_timers,
-    serving_clients,
+    vllm_sglang_bench,
 )
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 
 FORMATS = (
-    *serving_clients.FORMATS,
-    *load_generators.FORMATS,
+    *vllm_sglang_bench.FORMATS,
+    *guidellm_aiperf.FORMATS,
     *llama_cpp.FORMATS,
     *process_timers.FORMATS,
     *micro_benchmarks.FORMATS,

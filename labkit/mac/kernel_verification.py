@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import workload
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.cli.program import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.compose.cell_composer import ComposedCell
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file, *overrides = sys.argv[1:] if argv is None else argv
     study_composer.register()
     try:
-        cells = study_composer.compose_cells(command_line.parse(overrides))
+        cells = study_composer.compose_cells(hydra_arguments.parse(overrides))
     except ConfigError as error:
         return print_error(PROG, error)
     num_wrong = 0

@@ -4,7 +4,7 @@ The experiment writes records and the analysis reads them; both import this pack
 the standard library.
 """
 
-from labkit.records.cell_session import (
+from labkit.records.cell_lock_owner import (
     SESSION_DONE,
     CellSession,
     describe_last_session,

@@ -94,16 +94,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.analysis.pages.article_template import table_archives
+    from labkit.analysis.pages.article_rendering import table_archives
     from labkit.analysis.pages.replication_page import write_replications
-    from labkit.cli import command_line, study_command, study_composer
+    from labkit.cli import hydra_arguments, run_study, study_composer
     from labkit.experiment.progress_display import format_duration
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
     study_composer.register()
-    command = command_line.parse([word for word in options.words if word not in sources])
-    given, out = ReaderOptions.parse(command.overrides), study_command.study_folder(command)[0]
+    command = hydra_arguments.parse([word for word in options.words if word not in sources])
+    given, out = ReaderOptions.parse(command.overrides), run_study.study_folder(command)[0]
     source, status = Path(sources[0]), 0
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from labkit.config import ConfigError, Experiment
-from labkit.config.environment_text import EXPRESSION
+from labkit.config.env_interpolation import EXPRESSION
 from labkit.experiment.compose.cell_composer import obstacles
 from labkit.experiment.compose.input_digests import class_paths
 from labkit.records import Arm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
 from labkit.config.engine.attention import MLX_POOL_BACKENDS
 from labkit.config.extras import MLX_PACKAGES, require_packages
-from labkit.machine.facts.mlx_gpu import mlx_gpu
+from labkit.machine.facts.mlx_default_device import mlx_gpu
 
 
 def queued(attention: Attention) -> bool:

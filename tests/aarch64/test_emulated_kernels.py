@@ -27,7 +27,7 @@ DIGESTS = {
 }  # fmt: skip
 FILES = (
     "tests/cpu/test_int8_matmul.py",
-    "tests/cpu/test_low_precision_matmul.py",
+    "tests/cpu/test_quantized_matmul.py",
     "tests/cpu/test_packed_linear.py",
     "tests/cpu/test_elementwise_kernels.py",
     "tests/cpu/test_top_two_logits.py",

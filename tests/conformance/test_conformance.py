@@ -23,7 +23,7 @@ from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
-from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.prompt_cache import Prompt
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -32,7 +32,7 @@ CLASSES = dict(re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE, re.
 NAMES = {"maps": "Repeat", "attention": "OneByOne", "plain": "Plain", "countdown": "Source"}
 NAMES |= {"queues": "ShortestFirst", "evictions": "LongestFirst"}
 CLASSES["countdown"] = """
-from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.prompt_cache import Prompt
 
 
 class Source:

@@ -14,10 +14,10 @@ import sys
 from llvmlite import binding, ir
 from numba import types
 
-from labkit.cpu.simd import vector_registers
+from labkit.cpu.simd import register_tile_sizes
 
 REGISTERS, TRIPLE, CPU = sys.argv[1:]
-vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
+register_tile_sizes.HOST_REGISTERS = getattr(register_tile_sizes, REGISTERS)
 
 from labkit.cpu.attention import (  # noqa: E402
     attention_intrinsics,

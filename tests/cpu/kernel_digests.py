@@ -80,8 +80,8 @@ def elementwise():
 
 
 def low_precision():
-    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
     from labkit.cpu.matmul.packed_linear import PackedLinear
+    from labkit.cpu.matmul.quantized_weights import QuantizedMatrix
 
     numbers = Numbers()
     words = numbers.random.integers(0, 1 << 32, (45, 12), np.uint32)
@@ -90,7 +90,7 @@ def low_precision():
     for rows in (1, 2, 9, 30):
         yield f"low precision {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
-    from labkit.cpu.matmul.low_precision_weights import BlockMatrix
+    from labkit.cpu.matmul.quantized_weights import BlockMatrix
     from labkit.cpu.precision.gguf_block_arrays import BlockArrays
     from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 
@@ -106,8 +106,8 @@ def low_precision():
 
 
 def int8():
-    from labkit.cpu.matmul.low_precision_weights import QuantizedMatrix
     from labkit.cpu.matmul.packed_linear import PackedLinear
+    from labkit.cpu.matmul.quantized_weights import QuantizedMatrix
 
     numbers = Numbers()
     for bits in (4, 8):
@@ -120,14 +120,16 @@ def int8():
 
 
 def quantised_kv():
-    from labkit.cpu.precision import kv_quantization
+    from labkit.cpu.precision import kv_quantization_reference
     from labkit.engine import attention
 
     numbers = Numbers()
     for kind in ("int8", "int4"):
         for lengths in ([(1, 70), (1, 9)], [(40, 70), (1, 9)]):
             backend = attention.create()
-            pools = (kv_quantization.quantize(numbers(12, 16, 2, 64), kind) for _ in range(2))
+            pools = (
+                kv_quantization_reference.quantize(numbers(12, 16, 2, 64), kind) for _ in range(2)
+            )
             backend.adopt(*([pool] for pool in pools))
             backend.bind(0, scale=0.1, heads=6)
             counts, contexts = np.array(lengths, np.int32).T
@@ -152,7 +154,7 @@ KERNELS = {
 }
 
 if __name__ == "__main__":
-    from labkit.cpu.simd.vector_registers import HOST_REGISTERS
+    from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS
 
     print(HOST_REGISTERS.lanes)
     for kernels in sys.argv[1:]:

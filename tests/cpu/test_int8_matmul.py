@@ -11,9 +11,9 @@ from numba import types
 
 from labkit.cpu.matmul import int8_activations, int8_dot, int8_matmul, int8_microkernels
 from labkit.cpu.matmul import int8_matmul_self_test as self_test
-from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS
-from labkit.cpu.matmul.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, QuantizedMatrix
 from labkit.cpu.matmul.packed_linear import PackedLinear
+from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
+from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, QuantizedMatrix
 
 # A format compiles in seconds, so fast tests cover each bit count and type, but not each triple.
 FAST = [("float16", 4, 32), ("bfloat16", 8, 32)]

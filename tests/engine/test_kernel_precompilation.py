@@ -13,7 +13,7 @@ import pytest
 from labkit.config import Budget, Engine, KVDType, to_plain
 from labkit.cpu.attention import attention_launch, decode_attention, tiled_attention
 from labkit.cpu.layers import activations, norms, rope
-from labkit.cpu.matmul import gemm, int8_matmul, low_precision_matmul, product_units
+from labkit.cpu.matmul import gemm, int8_matmul, matmul_op_kernels, quantized_matmul
 from labkit.cpu.replay import graph_replay
 from labkit.engine import create
 from labkit.engine import kernel_precompilation as precompilation
@@ -33,10 +33,10 @@ def compiled():
     """The signatures of the kernels that an engine launches, and the functions that they call."""
     launched = attention_launch.decode, attention_launch.tiled, attention_launch.scatter
     kernels = (
-        *(*launched, graph_replay.replay, product_units.launch, rope._rope, norms._rms_norm),
+        *(*launched, graph_replay.replay, matmul_op_kernels.launch, rope._rope, norms._rms_norm),
         *(activations._activate, gemm.pack_panels),
     )
-    called = product_units.compile_unit, low_precision_matmul.format_functions
+    called = matmul_op_kernels.compile_unit, quantized_matmul.format_functions
     return [kernel.signatures for kernel in kernels], [f.cache_info().currsize for f in called]
 
 
@@ -94,8 +94,8 @@ def test_a_model_is_read_meanwhile_and_waiting_raises_what_went_wrong(monkeypatc
 def test_a_change_of_any_kernel_compiles_again():
     package = precompilation.SOURCES[0].parents[1]
     sources = [numba_sources.read_sources(file, package) for file in precompilation.SOURCES]
-    modules = decode_attention, tiled_attention, attention_launch, graph_replay, product_units
-    for module in (*modules, rope, norms, activations, gemm, low_precision_matmul, int8_matmul):
+    modules = decode_attention, tiled_attention, attention_launch, graph_replay, matmul_op_kernels
+    for module in (*modules, rope, norms, activations, gemm, quantized_matmul, int8_matmul):
         path = f"{module.__name__.replace('.', '/')}.py"
         assert any(path in read for read in sources), path
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.cli import study_command, study_composer
+from labkit.cli import run_study, study_composer
 from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
-from labkit.config.environment_text import hide_values
+from labkit.config.env_interpolation import hide_values
 from labkit.experiment.compose.cell_composer import to_cell, write_config
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.worker.worker_stages import experiment_of, without_values
@@ -65,9 +65,7 @@ def test_hydra_names_folders_by_expressions(compose, tmp_path, monkeypatch, last
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.chdir(tmp_path)
     study_composer.register()
-    study_command.run_hydra(
-        [*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study
-    )
+    run_study.run_hydra([*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study)
     ((name, folder),) = jobs
     assert folder == tmp_path / "s" / name and "oc.env_LABKIT_TEST_URL" in name
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

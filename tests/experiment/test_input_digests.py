@@ -7,7 +7,7 @@ import os
 import pytest
 
 from labkit import app
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.input_digests import input_digests
@@ -105,7 +105,7 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
     source = ["workload.prompts.source=file", "workload.prompts.path=prompts.jsonl"]
     words = ["workload.num_requests=null", *source, "out=s", "plan=true"]
     study_composer.register()
-    (composed,) = study_composer.compose_cells(command_line.parse(words))
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(words))
     write_manifest(to_cell(composed, files / "s" / composed.name), 4)
     prompts.write_text('{"prompt": "after", "max_tokens": 4}')
     with pytest.raises(SystemExit, match="2"):

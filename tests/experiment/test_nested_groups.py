@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import write_config
 
@@ -11,7 +11,7 @@ GROUPS = ("attention", "budget", "kv", "scheduler")
 
 
 def cells_of(*words):
-    command = study_composer.with_sweep_as_arms(command_line.parse([*words, "-m"]))
+    command = study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
     return study_composer.compose_cells(command)
 
 
@@ -32,7 +32,7 @@ def own(tmp_path):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_file_of_a_nested_group_composes(group, composer):
-    files = sorted((command_line.CONF / "engine" / group).glob("*.yaml"))
+    files = sorted((hydra_arguments.CONF / "engine" / group).glob("*.yaml"))
     assert files
     for file in files:
         needs = ["engine=contiguous"] if file.stem == "sdpa" else []
@@ -74,7 +74,7 @@ def test_choices_of_a_nested_group_are_swept_as_arms(own):
 def test_a_file_that_labkit_has_itself_is_refused_in_a_nested_group(own, tmp_path):
     (tmp_path / "engine" / "scheduler" / "vllm.yaml").touch()
     with pytest.raises(ConfigError, match=r"labkit has engine/scheduler/vllm\.yaml itself"):
-        command_line.parse(list(own))
+        hydra_arguments.parse(list(own))
 
 
 def test_an_unknown_file_is_refused_with_the_choices(own):
@@ -98,7 +98,7 @@ def test_the_config_that_hydra_records_and_an_arm_s_overrides_are_the_arm_s_conf
         "scales: {cpu: {workload.num_requests: 4}, full: {model: small}}\n"
     )
     study_composer.register()
-    command = command_line.parse(["--config-dir", str(tmp_path), *words, "-m"])
+    command = hydra_arguments.parse(["--config-dir", str(tmp_path), *words, "-m"])
     command = study_composer.with_sweep_as_arms(command)
     (cell,) = study_composer.compose_cells(command)
     hydra = [o for o in command.overrides if o.startswith("hydra")]

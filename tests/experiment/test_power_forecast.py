@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.analysis.statistics.power import single_row_mde_pct
-from labkit.cli import command_line, study_command, study_composer
+from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.config import Isolation
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
@@ -146,7 +146,7 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
     monkeypatch.chdir(tmp_path)
     study_composer.register()
     overrides = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
-    assert study_command.run(command_line.Command((), overrides, multirun=False)) == 0
+    assert run_study.run(hydra_arguments.Command((), overrides, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("one minute detects") == 1
     assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text
@@ -157,7 +157,7 @@ def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
     study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6"]
     (composed,) = study_composer.compose_cells(
-        command_line.parse([*typed, f"design.isolation={isolation}"])
+        hydra_arguments.parse([*typed, f"design.isolation={isolation}"])
     )
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3
@@ -174,7 +174,7 @@ def test_a_plan_says_that_starting_its_servers_takes_longer_than_its_time(
     second = "engine.server.most_late_ms: 9" if engine == "openai" else "engine.dtype: float32"
     typed = ["ablation=none", "workload=chat", f"+ablation.arms.two={{{second}}}"]
     typed += [f"engine={engine}", f"design.time={time_s}", "workload.num_requests=0"]
-    (composed,) = study_composer.compose_cells(command_line.parse(typed))
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert plan.seconds == pytest.approx(seconds)
     late = "6 blocks take at least about 1 min 57 s, longer than design.time=0:20: fewer could"
@@ -185,7 +185,7 @@ def planned(tmp_path, *typed):
     study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
     overrides += ["design.blocks=6", *typed]
-    (composed,) = study_composer.compose_cells(command_line.parse(overrides))
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(overrides))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     return plan
 
@@ -231,7 +231,7 @@ TEN = ("design.blocks=10", "design.looks=[{blocks: 8, alpha: 0.02}]")
 def test_a_plan_has_the_looks_that_can_decide(overrides, line, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study_composer.register()
-    command = command_line.Command((), (*overrides, "plan=true"), multirun=False)
-    assert study_command.run(command) == 0
+    command = hydra_arguments.Command((), (*overrides, "plan=true"), multirun=False)
+    assert run_study.run(command) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert line in text if line else "looks after" not in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
 
@@ -32,7 +32,7 @@ def cells(tmp_path):
         argv = ["--config-dir", str(tmp_path), "experiment=mine", *words]
         return [
             to_cell(cell, tmp_path)
-            for cell in study_composer.compose_cells(command_line.parse(argv))
+            for cell in study_composer.compose_cells(hydra_arguments.parse(argv))
         ]
 
     return compose

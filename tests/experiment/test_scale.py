@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labkit.cli import command_line, config_printer, study_composer
+from labkit.cli import config_printer, hydra_arguments, study_composer
 from labkit.config import ConfigError
 
 
@@ -24,7 +24,7 @@ def scaled(tmp_path):
 
 
 def cell_of(argv):
-    (cell,) = study_composer.compose_cells(command_line.parse(argv))
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse(argv))
     return cell
 
 
@@ -88,7 +88,7 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
 @pytest.mark.parametrize("topic", ["job", "all"])
 def test_a_printed_config_has_its_scale(scaled, topic, capsys):
     config_printer.print_config(
-        command_line.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic])
+        hydra_arguments.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic])
     )
     printed = capsys.readouterr().out
     assert "concurrency: 8" in printed and "num_requests: 3" in printed

@@ -4,8 +4,8 @@ import doctest
 
 import pytest
 
-from labkit.cli import command_line, study_command, study_composer
-from labkit.config import ConfigError, sweep
+from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.config import ConfigError, arm_sweep
 from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
 from labkit.experiment.hydra.hydra_composer import Composer
 
@@ -24,12 +24,12 @@ def registered():
 
 def cells_of(*words):
     return study_composer.compose_cells(
-        study_composer.with_sweep_as_arms(command_line.parse([*words, "-m"]))
+        study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
     )
 
 
 def test_the_docstrings_of_sweeps_hold():
-    results = doctest.testmod(sweep)
+    results = doctest.testmod(arm_sweep)
     assert results.attempted == 3 and results.failed == 0
 
 
@@ -80,7 +80,7 @@ def test_what_is_asked_still_makes_cells():
     ],
 )
 def test_other_sweeps_are_left_as_they_are(words):
-    command = command_line.parse([*words, "-m"])
+    command = hydra_arguments.parse([*words, "-m"])
     assert study_composer.with_sweep_as_arms(command) == command
 
 
@@ -92,7 +92,7 @@ def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
 
 
 def test_a_study_that_has_such_a_cell_continues_it(tmp_path):
-    command = command_line.parse([TOKENS, f"out={tmp_path}", "-m"])
+    command = hydra_arguments.parse([TOKENS, f"out={tmp_path}", "-m"])
     assert study_composer.with_sweep_as_arms(command) != command
     (tmp_path / "engine.scheduler.max_num_batched_tokens=512").mkdir()
     assert study_composer.with_sweep_as_arms(command) == command
@@ -104,12 +104,12 @@ def test_groups_and_files_are_swept_by_name(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     paths = f"{tmp_path}/a,{tmp_path}/b"
-    arms = sweep.swept_overrides({"model.path": paths.split(",")})
+    arms = arm_sweep.swept_overrides({"model.path": paths.split(",")})
     assert list(arms) == ["path=a", "path=b"]
 
 
 def test_values_with_the_same_name_make_different_arms():
-    arms = sweep.swept_overrides({"model.path": ["/x/q4", "/y/q4"]})
+    arms = arm_sweep.swept_overrides({"model.path": ["/x/q4", "/y/q4"]})
     assert len(arms) == 2 and next(iter(arms)) == "path=q4"
 
 
@@ -137,6 +137,6 @@ def test_a_wrong_value_is_named_with_its_arm():
 
 
 def test_a_command_is_repeated_as_it_was_typed():
-    typed = command_line.parse([TOKENS, "-m"])
-    text = study_command._resuming_command(typed, ["ablation=sweep", SWEEP, "out=outputs/x"])
+    typed = hydra_arguments.parse([TOKENS, "-m"])
+    text = run_study._resuming_command(typed, ["ablation=sweep", SWEEP, "out=outputs/x"])
     assert text == f"python -m labkit {TOKENS} out=outputs/x -m"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.comparison.gates import healthy
+from labkit.analysis.comparison.validity_gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
-from labkit.experiment.launch.preparation_marker import marker_path
+from labkit.experiment.launch.compile_once_marker import marker_path
 from labkit.experiment.launch.run_launcher import WorkerLauncher, _worker_variables
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell

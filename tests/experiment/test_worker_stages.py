@@ -183,7 +183,7 @@ from labkit.workload.kernels import interleaved_kernels
 attention.create()
 loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
 assert "attention_launch" in loaded
-kernels = {"graph_replay", "gemm", "low_precision_matmul", "norms", "rope", "activations"}
+kernels = {"graph_replay", "gemm", "quantized_matmul", "norms", "rope", "activations"}
 print(*sorted(loaded & kernels))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

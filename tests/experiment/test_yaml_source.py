@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit.cli import command_line, study_composer
+from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.hydra import yaml_source
 from labkit.experiment.hydra.yaml_source import check_file
@@ -99,7 +99,7 @@ def compose(tmp_path, monkeypatch):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
         study_composer.register()
-        command = command_line.parse(["--config-dir", str(tmp_path), f"{group}=mine", *words])
+        command = hydra_arguments.parse(["--config-dir", str(tmp_path), f"{group}=mine", *words])
         return study_composer.compose_cells(command)[0].experiment
 
     return enter

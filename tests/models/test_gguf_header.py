@@ -4,7 +4,7 @@ import gguf_files
 import numpy as np
 import pytest
 
-from labkit.models.gguf import GGUFError, gguf_architectures, gguf_header, gguf_tokenizer
+from labkit.models.gguf import GGUFError, gguf_header, gguf_model_config, gguf_tokenizer
 from labkit.models.model_json import max_context
 
 
@@ -61,7 +61,7 @@ def test_damage_is_refused_or_harmless(path):
         path.write_bytes(damaged)
         try:
             file = gguf_header.read_header(path)
-            gguf_architectures.read_architecture(file)
+            gguf_model_config.read_architecture(file)
             gguf_tokenizer.build_tokenizer(file)
             gguf_tokenizer.tokenizer_config(file, 1)
             gguf_tokenizer.generation_config(file)
@@ -172,7 +172,7 @@ def test_an_invalid_header_is_one_line(tmp_path, data, message):
 def test_an_unsupported_model_is_one_line(tmp_path, changes, message):
     file = gguf_header.read_header(gguf_files.model(tmp_path / "m.gguf", **changes))
     with pytest.raises(GGUFError, match=message) as error:
-        gguf_architectures.read_architecture(file)
+        gguf_model_config.read_architecture(file)
     assert "\n" not in str(error.value)
 
 
@@ -191,7 +191,7 @@ def test_keys_that_change_nothing_are_accepted(tmp_path):
     }
     changes = {f"llama__{key}": value for key, value in changes.items()}
     file = gguf_header.read_header(gguf_files.model(tmp_path / "m.gguf", **changes))
-    config = gguf_architectures.read_architecture(file).config()
+    config = gguf_model_config.read_architecture(file).config()
     assert (config["num_key_value_heads"], config["intermediate_size"]) == (2, gguf_files.INNER)
     assert config["rope_scaling"]["original_max_position_embeddings"] == 512
     assert max_context(config) == 2048

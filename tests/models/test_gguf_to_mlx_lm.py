@@ -13,10 +13,10 @@ from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
 from labkit.engine.model.compute_dtype import MatrixStorage
-from labkit.engine.model.float32_directory import float32_directory, is_quantized
-from labkit.engine.model.mlx_lm_directory import mlx_lm_directory
+from labkit.engine.model.float32_copy import float32_directory, is_quantized
+from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
 from labkit.models import resolve
-from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
+from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
 from labkit.models.gguf.gguf_writer import export_gguf
 
 
@@ -42,7 +42,7 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     tensors = gguf_files.tensors(kind=getattr(gguf_files, kind), name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
     ours, theirs = weights(local(path).path), mx.load(str(path))
-    targets = gguf_architectures.read_architecture(gguf_header.read_header(path)).targets()
+    targets = gguf_model_config.read_architecture(gguf_header.read_header(path)).targets()
     compared = 0
     for target in targets:
         name = target.tensor

@@ -17,11 +17,11 @@ from labkit import archive as archive_command
 from labkit import post, report
 from labkit.analysis.model.replication_model import Replication
 from labkit.analysis.pages import matplotlib_figures
-from labkit.analysis.pages.article_template import table_archives
+from labkit.analysis.pages.article_rendering import table_archives
 from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
-from labkit.cli import command_line, study_composer, study_runner
+from labkit.cli import hydra_arguments, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import to_plain
 from labkit.records import RecordError, open_study, unpack_archive
@@ -68,7 +68,7 @@ def silence(patch, folder):
 
 def study(out, launcher, words=WORDS):
     study_composer.register()
-    cells = study_composer.compose_cells(command_line.parse(words))
+    cells = study_composer.compose_cells(hydra_arguments.parse(words))
     runner = StudyRunner(out, cells, launcher)
     for cell in cells:
         runner.run(cell.name, out / cell.name)
@@ -155,8 +155,8 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     before = set(tmp_path.iterdir())
     assert main([str(archive), "plan=true", "out=planned"]) == 0
     out = capsys.readouterr().out
-    text = " ".join(out.split())
-    assert "author.zip/" in text and "the author's)" in text  # this machine has measured nothing
+    text = "".join(out.split())
+    assert "author.zip/" in text and "theauthor's)" in text  # this machine has measured nothing
     assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
     assert "revision is this machine's, not the author's aaaaaaaaaaaa" in out
     assert main([str(archive), "plan=true", "design.time=1s"]) == 0

@@ -14,7 +14,7 @@ import pytest
 from in_process import post, run_scenario
 
 from labkit import config
-from labkit.server import worker_processes
+from labkit.server import task_processes
 from labkit.server.constraints import grammar_trial_worker
 from labkit.server.constraints.grammar_compiler import GrammarError, GrammarSource
 from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
@@ -133,7 +133,7 @@ def test_a_limit_ends_the_process_and_the_next_grammar_starts_another(
         assert reason in await refusal(processes, ENDLESS)
         await gone()
         with monkeypatch.context() as patch:
-            patch.setattr(worker_processes.TaskProcess, "answer", answer_nothing)
+            patch.setattr(task_processes.TaskProcess, "answer", answer_nothing)
             if "grammar_memory_bytes" in limits:
                 assert reason in await refusal(processes, ENDLESS)  # the result is cached
             else:
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_ends_the_process(chat_model):
 
 
 def test_a_busy_server_refuses_after_a_while_and_closing_ends_everything(chat_model, monkeypatch):
-    monkeypatch.setattr(worker_processes, "WAIT_S", 0.1)
+    monkeypatch.setattr(task_processes, "WAIT_S", 0.1)
 
     async def scenario(processes):
         endless = [

@@ -11,7 +11,7 @@ from in_process import post, run_scenario
 
 from labkit import config
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.generation.response_streams import GenerationResponse
+from labkit.server.generation.generation_response import GenerationResponse
 
 USER = {"role": "user", "content": "a"}
 CALL = {"id": "x", "function": {"name": "f", "arguments": "{}"}}

@@ -21,6 +21,7 @@ from labkit.config import (
     Workload,
 )
 from labkit.engine import memory_budget as budget
+from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import (
     FLOPS,
@@ -30,7 +31,6 @@ from labkit.workload.requests.request_workload_kind import (
     RequestKind,
     unshared,
 )
-from labkit.workload.tokenized_prompts import Prompt
 
 LENGTHS = [(100, 10), (20, 60), (30, 30)]
 

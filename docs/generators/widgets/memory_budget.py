@@ -64,7 +64,7 @@ def data() -> dict[str, Any]:
             for name, model in models.items()
         },
         "policies": [policy.value for policy in POLICIES],
-        "percent": round(100 * config.engine.budget.DEFAULT_FRACTION),
+        "percent": round(100 * config.engine.memory_budget.DEFAULT_FRACTION),
         "block_size": engine.kv.block_size,
         "constants": {
             "min_blocks": MIN_AUTO_BLOCKS,

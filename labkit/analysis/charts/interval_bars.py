@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.document.svg_elements import arm_classes
+from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text

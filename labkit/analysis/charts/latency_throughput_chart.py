@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import CellSource, ChartPart, ReportPart, section
-from labkit.analysis.document.svg_elements import add_point_labels, arm_classes, page_style_of
+from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_classes, page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, unit_name, value_text

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from labkit.analysis.document.chart import Chart
-from labkit.analysis.document.svg_elements import arm_classes
+from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.model.cell_model import Cell
 from labkit.records import Record
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median_high
 from typing import Any
 
-from labkit.analysis.comparison import gates, output_identity, slow_kernel_launches
+from labkit.analysis.comparison import output_identity, slow_kernel_launches, validity_gates
 from labkit.analysis.comparison.arm_comparison import (
     OUT_OF_REACH,
     DecisionCriteria,
@@ -277,7 +277,7 @@ class CellAnalysis:
 
     data: CellData
     rows: tuple[MetricRow, ...]
-    gates: Mapping[str, gates.Gate]
+    gates: Mapping[str, validity_gates.Gate]
     identity: output_identity.IdentityReport
     stalls: StallAttribution | None = None
     alternative_rows: tuple[MetricRow, ...] = ()
@@ -524,9 +524,9 @@ def analyse(
     claim = data.arms[0].identity
     report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
     gate_results = {
-        "healthy": gates.healthy(data.records, data.arms, data.design.across_hosts),
-        "engaged": gates.engaged(data.records, data.arms),
-        "identical": gates.identical(
+        "healthy": validity_gates.healthy(data.records, data.arms, data.design.across_hosts),
+        "engaged": validity_gates.engaged(data.records, data.arms),
+        "identical": validity_gates.identical(
             report, data.arms, data.records, data.design.alpha, data.design.quality_confidence
         ),
     }

@@ -2,12 +2,12 @@
 
 The arms of a request workload may be interleaved in one process. If a step then took clearly longer
 than the same step of the other arms, it counts as stalled, and its excess time is removed
-(:mod:`labkit.workload.requests.step_time_spikes`). Work that an arm does now and then (compaction,
-copies, eviction) looks like a stall within one process, but not over many processes: the machine
-stalls any arm that happens to run, while an arm's own work recurs in that arm. So the removed share
-of an arm's time, and the number of its stalled steps, are compared with the baseline's in the same
-process by the exact signed-rank test over processes (F. Wilcoxon 1945). Because the test uses
-ranks, one huge stall cannot decide it. The rules are:
+(:mod:`labkit.workload.requests.machine_stall_times`). Work that an arm does now and then
+(compaction, copies, eviction) looks like a stall within one process, but not over many processes:
+the machine stalls any arm that happens to run, while an arm's own work recurs in that arm. So the
+removed share of an arm's time, and the number of its stalled steps, are compared with the
+baseline's in the same process by the exact signed-rank test over processes (F. Wilcoxon 1945).
+Because the test uses ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
   processes for any test, every arm is judged by its times as measured, with stalls. Where the

@@ -1,7 +1,7 @@
 """Where the time went: the time of steps by part, and what makes the arms' times differ.
 
 The times come from turns with clocks, which follow the measurement and decide nothing
-(:mod:`labkit.workload.requests.clocked_serving`). Each run has one value per part: its time per
+(:mod:`labkit.workload.requests.step_time_profiling`). Each run has one value per part: its time per
 output token. Steps with and without prompt tokens are weighted as often as they occurred in the
 measurement. Arms are compared by the permutation test of the metrics, in a family of their own:
 intervals and p-values are adjusted over parts and arms.
@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.model.row_model import Comparison
-from labkit.analysis.model.time_model import (
+from labkit.analysis.model.step_time_breakdown import (
     HOST,
     MODEL,
     PART_NAMES,

@@ -1,8 +1,9 @@
 """Charts as data: marks in data units, declared once and drawn at any width.
 
-:mod:`labkit.analysis.document.svg_elements` draws a chart as an ``<svg>`` of fixed width, which
-readers without JavaScript see. :meth:`Chart.to_json` gives the page's script the same marks. The
-script draws them at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a zoom.
+:mod:`labkit.analysis.document.svg_chart_renderer` draws a chart as an ``<svg>`` of fixed width,
+which readers without JavaScript see. :meth:`Chart.to_json` gives the page's script the same marks.
+The script draws them at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a
+zoom.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Dots:
-    """Marks at points; ``mark`` is one of :data:`labkit.analysis.document.svg_elements.MARKS`.
+    """Marks at points; ``mark`` is one of the renderer's ``MARKS``.
 
     ``tips`` and ``links`` are either empty or as long as ``points``. Without tips, a dot's tooltip
     is its arm, its entry of ``x_names`` (or its x) and its y.

@@ -2,5 +2,5 @@
 
 In: a cell's analysis. Out: ``cell_findings`` plans the findings; ``long_text``, ``short_answer``
 and ``verdict_sentences`` put them into words, with the phrases of ``effect_wording`` and
-``outputs_text``.
+``output_quality_sentences``.
 """

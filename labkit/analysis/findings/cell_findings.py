@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.effect_wording import amount_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
-from labkit.analysis.findings.outputs_text import PickedFrames, picked_frames
+from labkit.analysis.findings.output_quality_sentences import PickedFrames, picked_frames
 from labkit.analysis.model.cell_model import ArmQuality, BestInRow
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import join_names

@@ -31,7 +31,7 @@ from labkit.analysis.findings.effect_wording import (
     size_text,
     value_with_unit,
 )
-from labkit.analysis.findings.outputs_text import (
+from labkit.analysis.findings.output_quality_sentences import (
     frames_sentences,
     outputs_wordings,
     quality_sentences,

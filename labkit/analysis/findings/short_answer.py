@@ -38,7 +38,7 @@ from labkit.analysis.findings.effect_wording import (
     optional,
     sizes_text,
 )
-from labkit.analysis.findings.outputs_text import outputs_wordings, worth_clauses
+from labkit.analysis.findings.output_quality_sentences import outputs_wordings, worth_clauses
 from labkit.analysis.number_format import join_names, magnitude_text, scaled, unit_name
 from labkit.config import count_text
 

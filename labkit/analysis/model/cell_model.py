@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
 from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
-from labkit.analysis.model.time_model import TimeDivision
+from labkit.analysis.model.step_time_breakdown import TimeDivision
 from labkit.analysis.number_format import slug
 from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE, Interval

@@ -11,9 +11,9 @@ from typing import Any
 from labkit.analysis.charts.interval_bars import CardBars, card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
-from labkit.analysis.document import svg_elements
+from labkit.analysis.document import svg_chart_renderer
 from labkit.analysis.document.report_parts import CellSource
-from labkit.analysis.document.svg_elements import arm_classes
+from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
 from labkit.analysis.findings.long_text import long_text
@@ -131,7 +131,7 @@ class CellReport(CellSource):
     def legend(self) -> list[tuple[str, str]]:
         """The legend of the HTML page: every arm's name and mark (an ``<svg>`` element)."""
         styles = arm_classes(self.cell).items()
-        return [(arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles]
+        return [(arm, svg_chart_renderer.mark_svg(mark, style)) for arm, (style, mark) in styles]
 
     @cached_property
     def sensitivity(self) -> list[SensitivityResult]:

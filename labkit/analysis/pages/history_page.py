@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import templates
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import effect_phrase
 from labkit.analysis.findings.short_answer import capitalised

@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.analysis.document.chart import Chart, changes
 from labkit.analysis.document.report_parts import TEMPLATES, Chapter, Parts, Section, templates
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews

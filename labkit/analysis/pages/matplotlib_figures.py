@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.document.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
 from labkit.analysis.document.report_parts import ChartPart, PictureFile
-from labkit.analysis.document.svg_elements import COLOURS, CONTROL_COLOUR
+from labkit.analysis.document.svg_chart_renderer import COLOURS, CONTROL_COLOUR
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.records.atomic_write import atomic_write
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import templates
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.replication_model import MeasuredEffect, ReplicatedRow, Replication
 from labkit.analysis.number_format import (
@@ -21,7 +21,7 @@ from labkit.analysis.number_format import (
     significant_text,
     value_text,
 )
-from labkit.analysis.pages.article_template import html
+from labkit.analysis.pages.article_rendering import html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord

@@ -29,7 +29,7 @@ from labkit.analysis.pages.html_report import cell_html, overview_html, study_ht
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_summary
-from labkit.analysis.studies.stored_cells import FilesState, read_stored, store
+from labkit.analysis.studies.cell_summary_cache import FilesState, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.analysis.charts import html_charts
-from labkit.analysis.charts.html_charts import (
-    effects_section,
-    paired_differences,
-    variation_sentence,
-)
+from labkit.analysis.charts import run_and_effect_charts
 from labkit.analysis.charts.latency_throughput_chart import frontier_section
 from labkit.analysis.charts.memory_and_request_timelines import (
     kv_utilization_section,
     memory_timeline_section,
     request_timeline_section,
 )
-from labkit.analysis.charts.metric_matrix import matrix_section
+from labkit.analysis.charts.metrics_by_arm import matrix_section
+from labkit.analysis.charts.run_and_effect_charts import (
+    effects_section,
+    paired_differences,
+    variation_sentence,
+)
 from labkit.analysis.charts.step_player import step_player_section
 from labkit.analysis.comparison.observations import MetricRow
 from labkit.analysis.document.report_parts import (
@@ -36,7 +36,7 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
-from labkit.analysis.findings.outputs_text import quality_phrases
+from labkit.analysis.findings.output_quality_sentences import quality_phrases
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug
@@ -50,7 +50,7 @@ from labkit.analysis.tables.counter_tables import (
 )
 from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.results_table import medians_section
-from labkit.analysis.tables.serving_tables import (
+from labkit.analysis.tables.server_and_client_tables import (
     hit_and_acceptance_section,
     http_section,
     request_outcomes_section,
@@ -118,7 +118,7 @@ def _tests(report: CellReport) -> Parts:
 
 @section("Latencies")
 def _latencies(report: CellReport) -> Iterator[ReportPart]:
-    for caption, chart in html_charts.latency_charts(report.analysis):
+    for caption, chart in run_and_effect_charts.latency_charts(report.analysis):
         yield ChartPart(chart, caption)
 
 
@@ -129,7 +129,7 @@ def _pairs(report: CellReport) -> Parts:
     for index, row in enumerate(cell.rows):
         if row.primary and row.skipped is None:
             metric_row = report.analysis.rows[index]
-            chart = html_charts.pairs_chart(cell, row, metric_row)
+            chart = run_and_effect_charts.pairs_chart(cell, row, metric_row)
             if chart is not None:
                 shown.append((index, row.name))
                 parts.append(ChartPart(chart, _pairs_caption(cell, metric_row, data.criteria.runs)))
@@ -150,7 +150,7 @@ def _runs_in_order(report: CellReport) -> Iterator[ReportPart]:
     cell = report.cell
     shown, parts, by_case = [], [], dict[str, list[ChartPart]]()
     for index, row in enumerate(cell.rows):
-        chart = html_charts.runs_chart(cell, row, report.record_folder)
+        chart = run_and_effect_charts.runs_chart(cell, row, report.record_folder)
         if chart is not None:
             part = ChartPart(chart, f"{row.name}; lines are medians, dots link to records")
             by_case.setdefault(row.case, []).append(part)
@@ -165,7 +165,7 @@ def _runs_in_order(report: CellReport) -> Iterator[ReportPart]:
 
 @section("Drift and probe")
 def _drift(report: CellReport) -> Parts:
-    chart = html_charts.drift_chart(report.analysis)
+    chart = run_and_effect_charts.drift_chart(report.analysis)
     caption = (
         "Deviations of runs from their arm's median (mean of the primary rows) and the "
         "arm-blind probe of the machine"

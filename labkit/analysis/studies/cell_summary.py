@@ -33,7 +33,7 @@ from labkit.analysis.studies.serving_capacity import (
     serving_capacities,
 )
 from labkit.config import count_text
-from labkit.config.sweep import short_names
+from labkit.config.arm_sweep import short_names
 from labkit.records import PROCESSES_SUFFIX
 
 DIRECTED = ("better", "worse", "mixed")

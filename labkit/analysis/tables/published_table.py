@@ -19,7 +19,7 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
-from labkit.analysis.document.svg_elements import arm_classes
+from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.row_model import ArmValues, Row

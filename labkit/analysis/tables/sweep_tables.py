@@ -15,7 +15,7 @@ from labkit.analysis.document.report_parts import (
     ReportPart,
     section,
 )
-from labkit.analysis.document.svg_elements import page_style_of
+from labkit.analysis.document.svg_chart_renderer import page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import BestInRow, Cell
 from labkit.analysis.number_format import (
@@ -27,8 +27,8 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.config import count_text
+from labkit.config.arm_sweep import short_names
 from labkit.config.option import override_text
-from labkit.config.sweep import short_names
 
 BEST, POSSIBLY_BEST = "best", "~"
 MAX_COLUMNS = 8  # an option with more values is not laid out as columns

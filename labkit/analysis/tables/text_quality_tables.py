@@ -17,9 +17,9 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
-from labkit.analysis.document.svg_elements import add_point_labels, arm_classes
+from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_classes
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.outputs_text import interval_text, share_text
+from labkit.analysis.findings.output_quality_sentences import interval_text, share_text
 from labkit.analysis.model.cell_model import ArmQuality, Cell
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.text_window_intervals import (

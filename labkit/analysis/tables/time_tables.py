@@ -23,7 +23,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.time_model import (
+from labkit.analysis.model.step_time_breakdown import (
     HOST,
     PART_NAMES,
     STALLS,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.engine.attention import Attention, Device
-from labkit.config.engine.budget import Budget, BudgetPolicy
 from labkit.config.engine.kv_cache import KV, KVDType, KVLayout
+from labkit.config.engine.memory_budget import Budget, BudgetPolicy
 from labkit.config.engine.mlx_variables import Mlx
 from labkit.config.engine.openai_server import OpenAIServer
 from labkit.config.engine.scheduler import Admission, ChunkPolicy, Composition, Scheduler

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.environment_text import EnvironmentText
+from labkit.config.env_interpolation import EnvironmentText
 from labkit.config.option import Group, ReadBy, option, require
 
 

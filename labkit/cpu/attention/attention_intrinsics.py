@@ -17,8 +17,8 @@ from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.cpu.precision.pool_elements import element_type
 from labkit.cpu.precision.quantized_kv_registers import INT4, INT8, QuantizedType
 from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
-from labkit.cpu.simd.vector_registers import LANES
 
 TILE_KEYS = 64  # keys in a tile; all kernels rescale their online softmax once per tile
 

@@ -39,8 +39,8 @@ from labkit.cpu.attention.resolver_variants import (
 from labkit.cpu.precision import kv_dtypes
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, group_bytes
 from labkit.cpu.runtime.jit import inner, kernel
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
-from labkit.cpu.simd.vector_registers import LANES
 from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     BQ,

@@ -37,8 +37,8 @@ from labkit.cpu.attention.online_softmax import (
     store_partial_rows,
 )
 from labkit.cpu.runtime.jit import c_function, inlined, inner
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES
-from labkit.cpu.simd.vector_registers import LANES
 
 AHEAD = RUN_KEYS * RUN_KEYS  # distance of the prefetches (keys)
 

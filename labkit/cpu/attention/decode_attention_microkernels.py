@@ -15,8 +15,8 @@ from labkit.cpu.precision.pool_elements import PoolElement, element_type
 from labkit.cpu.precision.quantized_kv_registers import QuantizedType
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
-from labkit.cpu.simd.vector_registers import HOST_REGISTERS, LANES
 
 RUN_KEYS = 4  # adjacent keys or values that are read together
 # Query rows that are multiplied by each run: as many as fit the registers. Quantised keys are read

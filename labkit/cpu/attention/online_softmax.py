@@ -28,8 +28,8 @@ from labkit.cpu.attention.attention_intrinsics import (
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.jit import inlined, inner
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import LOG2E
-from labkit.cpu.simd.vector_registers import LANES
 
 _LOG2E = np.float32(LOG2E)
 

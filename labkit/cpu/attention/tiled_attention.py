@@ -40,7 +40,7 @@ from labkit.cpu.matmul.microkernels import (
     transpose_strip,
 )
 from labkit.cpu.runtime.jit import c_function, inner
-from labkit.cpu.simd.vector_registers import LANES
+from labkit.cpu.simd.register_tile_sizes import LANES
 
 SCORE_KEYS = LANES * SCORE_VECTORS  # keys in a register tile of scores
 

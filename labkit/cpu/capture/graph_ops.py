@@ -42,7 +42,7 @@ def _struct(*names: str, floats: tuple[str, ...] = ()) -> np.dtype[np.void]:
     return np.dtype(kinds)
 
 
-# Additional parameters of ``low_precision_matmul``: the address of an array with the addresses of
+# Additional parameters of ``quantized_matmul``: the address of an array with the addresses of
 # the compiled functions, records per span, packs per record, bytes per span.
 _LOW_PRECISION = ("functions", "records", "packs", "span_bytes")
 # Additional parameters of ``int8_matmul``: the address of an array with the addresses of the

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from labkit.cpu.attention.attention_intrinsics import load_float
 from labkit.cpu.runtime.address_views import struct_at
 from labkit.cpu.runtime.jit import inner, intrinsic
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter
-from labkit.cpu.simd.vector_registers import LANES
 
 MAX_PARTS = 8  # parts per row
 MIN_PART = 4096  # logits per part

@@ -1,6 +1,6 @@
 """Emits the code that reads a record of low-precision weights and widens them to float32.
 
-``low_precision_matmul`` shows the layout of spans and records. A format emits a loop over the steps
+``quantized_matmul`` shows the layout of spans and records. A format emits a loop over the steps
 of one record. In each step, it passes the vectors of weights to the caller's function ``step``,
 which emits the code that multiplies by them.
 """
@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from llvmlite import ir
 
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
-from labkit.cpu.matmul.low_precision_weights import SPAN_COLUMNS
+from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS, BlockFormat
 from labkit.cpu.precision.half_precision import FLOAT16, FLOAT32, ElementType
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import (
     F32_VECTOR,
     I32_VECTOR,
@@ -26,7 +27,6 @@ from labkit.cpu.simd.simd_emitter import (
     VECTOR_BYTES,
     Emitter,
 )
-from labkit.cpu.simd.vector_registers import LANES
 
 PANEL_VECTORS = PANEL_COLUMNS // LANES
 PREFETCH_BYTES = 8192  # distance from the bytes that are read to those that are prefetched

@@ -31,8 +31,8 @@ from typing import Any
 from llvmlite import ir
 
 from labkit.cpu.runtime.host_target import host_target
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import I32, I32_VECTOR, Emitter
-from labkit.cpu.simd.vector_registers import LANES
 
 BITS = (4, 8)  # bits per weight for which there are dot products
 MAX_ACTIVATION = 127

@@ -1,7 +1,7 @@
 """The matrix product of int8 activations with 4- or 8-bit weights: x[M, K] @ W[N, K].T + bias.
 
 x is quantised row by row (``int8_activations``). Weights are read directly from the spans of
-``low_precision_matmul``. Every output element starts with the bias, and each quantisation group
+``quantized_matmul``. Every output element starts with the bias, and each quantisation group
 adds two terms to it, in order, with one rounding each::
 
     fma(sum(integer * activation), scale * activation_scale, previous)
@@ -39,11 +39,11 @@ from labkit.cpu.matmul.int8_microkernels import (
     quantize_row,
     unpack_panel,
 )
-from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS, call_function, compile_function
-from labkit.cpu.matmul.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
+from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS, call_function, compile_function
+from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.linked_code import INNER
+from labkit.cpu.runtime.numba_compilers import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 MAX_SINGLE_ROWS = 3  # up to this number, rows are multiplied one by one

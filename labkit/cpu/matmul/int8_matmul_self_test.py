@@ -15,13 +15,13 @@ from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
 from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions
 from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
-from labkit.cpu.matmul.low_precision_matmul import MAX_FUSED_ROWS
-from labkit.cpu.matmul.low_precision_weights import (
+from labkit.cpu.matmul.matmul_op_kernels import int8_product
+from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
+from labkit.cpu.matmul.quantized_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,
     QuantizedMatrix,
 )
-from labkit.cpu.matmul.product_units import int8_product
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
 from labkit.cpu.runtime.address_views import address_of

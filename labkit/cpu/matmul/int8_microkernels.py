@@ -1,7 +1,7 @@
 """The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
 
 ``int8_activations`` describes the rows. Weights come from a span (the memory layout of
-``low_precision_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
+``quantized_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
 before. An unpacked panel is::
 
     group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
@@ -22,10 +22,11 @@ from numba import extending, types
 from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
 from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
-from labkit.cpu.matmul.low_precision_matmul import ELEMENTS, unpacked
-from labkit.cpu.matmul.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
+from labkit.cpu.matmul.quantized_matmul import ELEMENTS, unpacked
+from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
+from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import (
     F32,
     F32_VECTOR,
@@ -36,7 +37,6 @@ from labkit.cpu.simd.simd_emitter import (
     VECTOR_BYTES,
     Emitter,
 )
-from labkit.cpu.simd.vector_registers import HOST_REGISTERS, LANES
 
 # Rows of a register tile, whose sums of integers stay in registers. Its sums of floats are in
 # memory, because they are needed only once per group.

@@ -16,8 +16,8 @@ from numba import types
 from labkit.cpu.precision.pool_elements import element_type
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
-from labkit.cpu.simd.vector_registers import HOST_REGISTERS, LANES
 
 # The tile of ``gemm``: rows of x, and vectors of a panel of packed weights.
 GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(max_rows=8, max_vectors=2)

@@ -2,7 +2,7 @@
 
 ``PackedLinear`` packs one or more matrices that are applied to the same input, in float32
 (``gemm``) or in low precision, and multiplies by all of them in one launch. With low-precision
-weights it computes in float32 (``low_precision_matmul``) or, with quantised weights, in int8
+weights it computes in float32 (``quantized_matmul``) or, with quantised weights, in int8
 (``int8_matmul``).
 """
 
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
-from labkit.cpu.matmul import int8_dot, int8_matmul, low_precision_matmul
+from labkit.cpu.matmul import int8_dot, int8_matmul, quantized_matmul
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS, pack_panels
-from labkit.cpu.matmul.low_precision_weights import (
+from labkit.cpu.matmul.matmul_op_kernels import Product, int8_product, product
+from labkit.cpu.matmul.quantized_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,
     LowPrecisionMatrix,
     QuantizedMatrix,
 )
-from labkit.cpu.matmul.product_units import Product, int8_product, product
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
@@ -104,7 +104,7 @@ class FloatPanels:
 
 
 class LowPrecisionPanels:
-    """Matrices of one low-precision format, packed in spans for ``low_precision_matmul``."""
+    """Matrices of one low-precision format, packed in spans for ``quantized_matmul``."""
 
     __slots__ = ("_arguments", "_spans")
 
@@ -120,7 +120,7 @@ class LowPrecisionPanels:
         self._spans: NDArray[np.uint8] = slabs.zeros((count // SPAN_PANELS, size), np.uint8)
         for weight, panel in zip(weights, first, strict=True):
             weight.write_records(self._spans[panel // SPAN_PANELS :].view(record))
-        functions = low_precision_matmul.format_functions(
+        functions = quantized_matmul.format_functions(
             *weights[0].kernel_format, all(weight.mantissa_exact for weight in weights)
         )
         # The first arguments of the kernels: functions, records per span, packs per record.

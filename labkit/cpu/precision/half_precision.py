@@ -12,8 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import F32_VECTOR, I32_VECTOR, Emitter
-from labkit.cpu.simd.vector_registers import HOST_REGISTERS, LANES
 
 I16_VECTOR = ir.VectorType(ir.IntType(16), LANES)
 _HALF_VECTOR = ir.VectorType(ir.HalfType(), LANES)

@@ -3,8 +3,8 @@
 NumPy has no bfloat16, so bfloat16 is stored as uint16: the upper half of a float32's bits.
 
 ``int8`` and ``int4`` are quantised in groups of ``KV_GROUP`` elements along the head. A pool then
-contains bytes, whose layout ``kv_quantization`` describes. NumPy has no 4-bit integers: a pool of
-int8 has the dtype int8, one of int4 the dtype uint8.
+contains bytes, whose layout ``kv_quantization_reference`` describes. NumPy has no 4-bit integers: a
+pool of int8 has the dtype int8, one of int4 the dtype uint8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Conversion of quantised keys and values in registers: dequantised on loads, quantised on stores.
 
-``kv_quantization`` describes the layout and has the reference, whose bits these instructions
-reproduce: a loaded element is ``scale * integer + bias``, with two roundings, as in MLX.
+``kv_quantization_reference`` describes the layout and has the reference, whose bits these
+instructions reproduce: a loaded element is ``scale * integer + bias``, with two roundings, as in
+MLX.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 from llvmlite import ir
 
 from labkit.cpu.precision.kv_dtypes import GROUP_HEADER_BYTES, KV_GROUP, QUANTIZED_BITS, group_bytes
-from labkit.cpu.precision.kv_quantization import MIN_SCALE
+from labkit.cpu.precision.kv_quantization_reference import MIN_SCALE
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import (
     F32,
     F32_VECTOR,
@@ -22,7 +24,6 @@ from labkit.cpu.simd.simd_emitter import (
     VECTOR_BYTES,
     Emitter,
 )
-from labkit.cpu.simd.vector_registers import LANES
 
 I8_VECTOR = ir.VectorType(ir.IntType(8), LANES)
 GROUP_VECTORS = KV_GROUP // LANES

@@ -23,7 +23,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
 from labkit.cpu.layers.top_two_logits import CANDIDATE, MAX_PARTS, merge_candidates
-from labkit.cpu.matmul.low_precision_matmul import call_function
+from labkit.cpu.matmul.quantized_matmul import call_function
 from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import (
     LAUNCH_BYTES,

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from labkit.cpu.simd.vector_registers import AVX2, AVX512, HOST_REGISTERS, LANES, NEON
+from labkit.cpu.simd.register_tile_sizes import AVX2, AVX512, HOST_REGISTERS, LANES, NEON
 
 F32 = ir.FloatType()
 I32 = ir.IntType(32)

@@ -57,10 +57,10 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
         return GatherBackend()
     if backend in ("gather_padded", "masked"):
-        from labkit.engine.attention.backends import batched_gather
+        from labkit.engine.attention.backends import batched_sdpa
 
         padded = backend == "gather_padded"
-        return batched_gather.PaddedGatherBackend() if padded else batched_gather.MaskedBackend()
+        return batched_sdpa.PaddedGatherBackend() if padded else batched_sdpa.MaskedBackend()
     if backend != "fused":
         raise ValueError(
             f"backend={backend}: must be fused, gather, gather_padded, masked, reference or "

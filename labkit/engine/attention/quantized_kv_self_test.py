@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from labkit.cpu.precision import kv_quantization
+from labkit.cpu.precision import kv_quantization_reference
 from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.kv_shape import KVShape
@@ -25,7 +25,7 @@ def _find_mismatch(dtype: str) -> str | None:
     """Return what differs from the reference, as text, or None if nothing does.
 
     Each sequence has a single token, so its attention output is its own value. The kernels must
-    read the bits that ``kv_quantization`` computes.
+    read the bits that ``kv_quantization_reference`` computes.
     """
     from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
@@ -43,9 +43,11 @@ def _find_mismatch(dtype: str) -> str | None:
         rows[0], rows[1], rows[2, :, ::2], rows[3, 0] = np.abs(rows[0]), -np.abs(rows[1]), 3.0, 0.0
     out = backend.forward(0, q, k, v, metadata)
     for name, rows, pool in (("keys", k, backend.keys[0]), ("values", v, backend.values[0])):
-        if not np.array_equal(pool[:, 0], kv_quantization.quantize(rows, dtype)):
+        if not np.array_equal(pool[:, 0], kv_quantization_reference.quantize(rows, dtype)):
             return f"the stored {name} differ"
-    expected = kv_quantization.dequantize(kv_quantization.quantize(v, dtype), dtype)
+    expected = kv_quantization_reference.dequantize(
+        kv_quantization_reference.quantize(v, dtype), dtype
+    )
     return None if np.array_equal(out, expected) else "the values that attention reads differ"
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
-from labkit.engine.attention.backends import sdpa
+from labkit.engine.attention.backends import contiguous_sdpa
 from labkit.engine.model.rebound_model_modules import import_plain
 
 
@@ -51,7 +51,7 @@ class QuantizedArrays:
         lazy = isinstance(values, mx.array)
         numbers = (values if lazy else mx.array(values)).astype(mx.float32)
         for part, new in zip(self.parts, _quantize(numbers, self.bits), strict=True):
-            sdpa.store(part, index, new if lazy else np.asarray(new))
+            contiguous_sdpa.store(part, index, new if lazy else np.asarray(new))
 
 
 def _quantize(numbers: mx.array, bits: int) -> Any:

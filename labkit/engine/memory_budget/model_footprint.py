@@ -84,7 +84,7 @@ def from_shape(
 
     Keys and values stay float32, and the head is untied.
     """
-    from labkit.models.synthetic import synthetic_shapes as sizes
+    from labkit.models.synthetic import tensor_shapes as sizes
 
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -29,7 +29,7 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
 )
 from labkit.engine.mlx_lm.prompt_scoring import score_prompts
 from labkit.engine.model import compute_dtype
-from labkit.engine.model.mlx_lm_loader import MlxLmModel
+from labkit.engine.model.unpatched_loader import MlxLmModel
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from labkit import config
 from labkit.config.engine.attention import MLX_POOL_BACKENDS
-from labkit.machine.facts.mlx_gpu import mlx_gpu
+from labkit.machine.facts.mlx_default_device import mlx_gpu
 
 # Not imported from ``labkit.cpu.precision.kv_dtypes``: the process that plans must not import
 # NumPy.

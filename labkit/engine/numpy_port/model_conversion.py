@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from labkit.cpu.layers.rope import RotaryTable
 from labkit.cpu.matmul import int8_dot, int8_matmul_self_test
-from labkit.cpu.matmul.low_precision_weights import (
+from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
+from labkit.cpu.matmul.quantized_weights import (
     BlockMatrix,
     HalfMatrix,
     QuantizedMatrix,
     is_affine_format,
 )
-from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
 from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.engine.model.layer_cache import KVHandle, ValueHandle

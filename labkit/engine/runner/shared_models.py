@@ -18,13 +18,13 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.model_loader import LoadedModel, load_model
-from labkit.engine.runner import logits_self_test, stored_logits
+from labkit.engine.runner import expected_logits_cache, logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits
 from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
 from labkit.machine.facts import memory_capacity
 
 if TYPE_CHECKING:
-    from labkit.engine.model.mlx_lm_loader import MlxLmModel
+    from labkit.engine.model.unpatched_loader import MlxLmModel
     from labkit.engine.parallel.mlx_ring import Ring
 
 
@@ -81,7 +81,9 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
-            stored = functools.partial(stored_logits.get, model_dir, fresh.model, expected_key)
+            stored = functools.partial(
+                expected_logits_cache.get, model_dir, fresh.model, expected_key
+            )
             compute = functools.partial(
                 logits_self_test.compute_expected, fresh, block_size, stored
             )
@@ -125,7 +127,7 @@ class SharedModels:
         self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
     ) -> MlxLmModel:
         """Load a model with mlx_lm's loader and cast it, or return it if it is loaded already."""
-        from labkit.engine.model.mlx_lm_loader import load as load_plain
+        from labkit.engine.model.unpatched_loader import load as load_plain
 
         key = (model_dir, dtype, matrix_storage)
         if key not in self._mlx_lm:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, is_class_path
-from labkit.config.environment_text import with_values
+from labkit.config.env_interpolation import with_values
 from labkit.config.option_index import find_option
 from labkit.machine import file_digest
 

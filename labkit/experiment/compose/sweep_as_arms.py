@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
+from labkit.config.arm_sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
 from labkit.config.option import Group
-from labkit.config.sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
 from labkit.experiment.compose.cell_name import cell_name
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep
 

@@ -1,7 +1,7 @@
 """OmegaConf's resolver ``oc.env``, which can also return its own expression.
 
 A composed config is resolved twice: the values of environment variables are checked, and the
-expressions are kept for the study's files (:mod:`labkit.config.environment_text`).
+expressions are kept for the study's files (:mod:`labkit.config.env_interpolation`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from labkit.config.environment_text import EXPRESSION
+from labkit.config.env_interpolation import EXPRESSION
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

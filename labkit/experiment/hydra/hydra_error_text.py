@@ -14,7 +14,7 @@ from typing import Any
 from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.engine.openai_server import PRESETS
 from labkit.config.option_index import did_you_mean
-from labkit.experiment.hydra.job_launcher import not_installed
+from labkit.experiment.hydra.launcher_requirements import not_installed
 
 HELP = "python -m labkit --help lists them"
 # Launchers of Hydra plugins that files in conf/ extend, with the extra that installs each plugin.

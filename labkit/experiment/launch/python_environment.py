@@ -25,14 +25,14 @@ from textwrap import dedent
 from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
-from labkit.machine import cache_dir, package_installer, worker_environment
+from labkit.machine import cache_dir, cached_python_packages, worker_environment
 from labkit.machine.facts import code_revision
 
 GIT_TIMEOUT_S = 60.0
 IMPORT_TIMEOUT_S = 120.0
 LABKIT_FOLDERS = ("labkit", "conf")  # of a revision of labkit; the other folders are large
 # Revisions with one of these files name their kernels by their sources.
-KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/runtime/kernel_cache.py")
+KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/kernel_cache.py")
 # Imports what a worker imports, and prints what the parent must know about it.
 IMPORT_SCRIPT = dedent("""
     import importlib, importlib.util, json, sys
@@ -212,7 +212,7 @@ class PythonEnvironment:
         return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
 
     def _import_error(self, stderr: bytes) -> str:
-        reason = package_installer.last_line(stderr)
+        reason = cached_python_packages.last_line(stderr)
         if self.revision is not None:
             return f"environment.revision={self.revision[:12]}: its worker does not start: {reason}"
         if self.requirements:
@@ -228,7 +228,7 @@ class PythonEnvironment:
     @property
     def _packages(self) -> Path:
         python = self.python or sys.executable
-        return package_installer.folder_of(python, sys.version, self.requirements)
+        return cached_python_packages.folder_of(python, sys.version, self.requirements)
 
     def _path(self) -> list[Path]:
         source = self._tree / "src"
@@ -255,10 +255,10 @@ class PythonEnvironment:
             where = ["--no-deps", "--target", str(folder)]
             log = self._packages.with_suffix(".log")
             try:
-                package_installer.install(
+                cached_python_packages.install(
                     self.python or sys.executable, self.requirements, log, where
                 )
-            except package_installer.InstallError as error:
+            except cached_python_packages.InstallError as error:
                 raise ConfigError(f"environment.requirements: {error}") from None
 
     def _export(self, revision: str) -> None:
@@ -345,7 +345,7 @@ def _git(repository: str | None, *arguments: str, of: str | None = None) -> byte
     where = "environment.repository" if repository is not None else "environment.revision"
     require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")
     result = _run(["git", "-C", str(checkout), *arguments], GIT_TIMEOUT_S, _without_git_variables())
-    reason = package_installer.last_line(result.stderr) if of is None else "no such revision"
+    reason = cached_python_packages.last_line(result.stderr) if of is None else "no such revision"
     require(result.returncode == 0, f"environment.revision={of or arguments[-1]}: {reason}")
     return result.stdout
 
@@ -359,6 +359,6 @@ def _run(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        return package_installer.run(command, timeout_s, environment)
-    except package_installer.InstallError as error:
+        return cached_python_packages.run(command, timeout_s, environment)
+    except cached_python_packages.InstallError as error:
         raise ConfigError(f"environment: {error}") from None

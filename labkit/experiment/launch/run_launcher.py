@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol
 from labkit.config import Engine, Isolation, from_plain
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.launch import child_process, run_records, turn_coordinator
-from labkit.experiment.launch.preparation_marker import marker_path, write_marker
+from labkit.experiment.launch import child_process, run_outcomes, turn_coordinator
+from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.worker import differing_outputs
+from labkit.experiment.worker import output_array_files
 from labkit.experiment.worker.run_failures import RunFailure
 from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine import worker_environment
@@ -128,7 +128,7 @@ class ProcessLauncher:
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
             on_tick=lambda pid: self.progress.tick(),
         )
-        failure = run_records.preparation_failure(ending, log)
+        failure = run_outcomes.preparation_failure(ending, log)
         if failure is None:
             for marker, arm in arms_by_marker.items():
                 write_marker(marker, arm)
@@ -171,7 +171,7 @@ class ProcessLauncher:
             name: replace(failure, detail=f"its preparation failed: {failure.detail}")
             for name, failure in self._unprepared.items()
         }
-        failed = run_records.failed(unprepared, cell, failures) if unprepared else []
+        failed = run_outcomes.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
@@ -195,7 +195,7 @@ class ProcessLauncher:
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
             log = cell.paths.log(self._log_owner(run, runs))
-            record = run_records.collect(run, cell, ending, log, started, seconds, in_turn)
+            record = run_outcomes.collect(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
                 replace(
@@ -379,7 +379,7 @@ def _tree_state(arm: Arm) -> dict[str, Any]:
 def _arguments(runs: Sequence[Run], cell: ReadyCell) -> Iterator[str]:
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
-    if runs[0].block == differing_outputs.BLOCK:
+    if runs[0].block == output_array_files.BLOCK:
         yield from ("--keep", str(cell.dir))
 
 

@@ -21,7 +21,7 @@ from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.config.engine.former_options import with_present_names
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.compose import resumed_design
+from labkit.experiment.compose import former_version_design
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.launch.python_environment import default_options, with_defaults
 from labkit.records import (
@@ -257,7 +257,11 @@ def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
     blocks, looks = cell.design.blocks, old.get("looks")
     end = looks[-1]["blocks"] if looks else old.get("blocks")
     turns = cell.design.isolation.takes_turns
-    if key not in ("blocks", "looks") or not turns or end != resumed_design.RUNS_PER_BLOCK * blocks:
+    if (
+        key not in ("blocks", "looks")
+        or not turns
+        or end != former_version_design.RUNS_PER_BLOCK * blocks
+    ):
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "

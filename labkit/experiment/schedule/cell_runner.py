@@ -24,10 +24,9 @@ from labkit.experiment import StudyError
 from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
-from labkit.experiment.launch.run_records import failed, run_failures
+from labkit.experiment.launch.run_outcomes import failed, run_failures
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
-from labkit.experiment.schedule.cell_allocation import CellAllocator, planner_of
 from labkit.experiment.schedule.cell_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
     LookAnalysis,
@@ -43,10 +42,11 @@ from labkit.experiment.schedule.cell_manifest import (
     write_estimates,
     write_manifest,
 )
-from labkit.experiment.schedule.round_planner import RoundPlanner
+from labkit.experiment.schedule.cell_size import CellAllocator, planner_of
+from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
-from labkit.experiment.worker import differing_outputs
+from labkit.experiment.worker import output_array_files
 from labkit.experiment.worker.worker_stages import without_values
 from labkit.machine.cache_dir import CacheError
 from labkit.machine.facts import fingerprint
@@ -174,8 +174,8 @@ class _BlockRunner:
                     records += self._run_block(block, planner, records[len(old_records) :])
                     if limit is not None:
                         limit.block_ended()
-                    if _index(block) == differing_outputs.BLOCK:
-                        differing_outputs.drop_equal(cell.dir, records)
+                    if _index(block) == output_array_files.BLOCK:
+                        output_array_files.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
                     self._note_decided(end)
                     break
@@ -379,7 +379,7 @@ def _prepare_blocks(
             _abandon_block(block, cell, progress, status.run_reason)
     if blocks:
         _refuse_another_host(cell, records)
-    differing_outputs.drop_equal(cell.dir, records)
+    output_array_files.drop_equal(cell.dir, records)
     return blocks, records
 
 

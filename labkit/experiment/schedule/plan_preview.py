@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING
 
 from labkit import workload
 from labkit.config import CONTROL, Isolation, count_text
+from labkit.config.option import override_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
-from labkit.experiment.schedule.cell_allocation import (
+from labkit.experiment.schedule.cell_runner import unfinished
+from labkit.experiment.schedule.cell_size import (
     allocation_of,
     blocks_within,
     earlier_pilot,
     lines_of,
     with_allocation,
 )
-from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.experiment.schedule.noise_history import StudyHistory
-from labkit.experiment.schedule.plan_question import question_lines
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
-from labkit.records import StudyPath
+from labkit.records import Arm, StudyPath
+from labkit.records.metric_registry import metric_definition
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -269,7 +270,7 @@ def print_plan(
     for plan in plans:
         scale = "" if plan.cell.scale is None else f" (scale={plan.cell.scale})"
         console.print(f"[bold]{escape(plan.cell.name)}{scale}[/]")
-        for line in question_lines(plan.cell):
+        for line in _question_lines(plan.cell):
             console.print(escape(line))
         console.print(_schedule_table(plan.cell))
         for line in _plan_lines(plan):
@@ -291,6 +292,33 @@ def _written_line(written: Sequence[Path]) -> str:
         "plan=true: nothing was run; written to the cache (LABKIT_CACHE), for the runs to read: "
         f"{', '.join(sizes)}"
     )
+
+
+def _question_lines(cell: ReadyCell) -> Iterator[str]:
+    """Yield the question, the metrics with the margin, and a line for each arm."""
+    if cell.question:
+        yield cell.question
+    metrics = "; ".join(map(_metric_text, cell.metrics)) or "what the records name as primary"
+    yield f"metric: {metrics}; equivalent within ±{cell.design.margin_pct:g} %"
+    (baseline,) = (arm.name for arm in cell.arms if arm.role == "baseline")
+    for arm in cell.arms:
+        yield f"  {arm.name}: {_arm_text(arm, baseline)}"
+
+
+def _metric_text(name: str) -> str:
+    metric = metric_definition(name, None)
+    unit = f"{metric.unit}, " if metric.unit else ""
+    return f"{metric.label} ({unit}{metric.better} is better)"
+
+
+def _arm_text(arm: Arm, baseline: str) -> str:
+    if arm.role == "control":
+        return f"a copy of {baseline}, whose distance from it is noise"
+    changes = [f"{key}={override_text(value)}" for key, value in arm.overrides.items()]
+    environment = arm.environment or {}
+    changes += [f"environment.{key}={override_text(value)}" for key, value in environment.items()]
+    text = " ".join(changes) or "as configured"
+    return f"the baseline: {text}" if arm.name == baseline else text
 
 
 def _schedule_table(cell: ReadyCell) -> Table:

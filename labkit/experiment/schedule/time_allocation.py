@@ -13,7 +13,7 @@ starting one is cheap. For each number of processes, the cases that need least t
 need; then the next one gets what is left, if that is a good part of what it needs. The number that
 decides most cases is chosen. A case out of reach gets a single round in a few processes: an
 estimate. The time that remains is divided again after each block, with the noise of all rounds so
-far (:mod:`labkit.experiment.schedule.round_planner`).
+far (:mod:`labkit.experiment.schedule.rounds_per_block`).
 """
 
 from __future__ import annotations

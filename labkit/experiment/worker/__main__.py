@@ -4,7 +4,7 @@
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
 (:mod:`labkit.experiment.worker.worker_run`). ``--turns FD`` is a socket over which a coordinator
 grants the only arm its turns (:mod:`labkit.experiment.launch.turn_coordinator`). ``--keep CELL``
-stores array outputs (:mod:`labkit.experiment.worker.differing_outputs`) and traced steps
+stores array outputs (:mod:`labkit.experiment.worker.output_array_files`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
 warms up arms without measuring, so that nothing is compiled during a measured run. ``--pilot FILE
 ARM ...`` writes to FILE what a process of these arms costs (:class:`.time_allocation.Pilot`).
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError
-from labkit.experiment.worker import differing_outputs, worker_stages
+from labkit.experiment.worker import output_array_files, worker_stages
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.experiment.worker.turn_protocol import Channel
@@ -53,7 +53,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.worker.differing_outputs import Values
+    from labkit.experiment.worker.output_array_files import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -96,7 +96,7 @@ def perform(
 
 def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        differing_outputs.save(cell_dir, values)
+        output_array_files.save(cell_dir, values)
 
 
 def _with_step_trace(

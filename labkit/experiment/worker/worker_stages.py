@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device, Experiment, from_plain
-from labkit.config.environment_text import hide_values
+from labkit.config.env_interpolation import hide_values
 from labkit.records import Arm, Record
 from labkit.records.record_codec import record_from_json
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from labkit.machine import cache_dir
 from labkit.models import safetensors_file
-from labkit.models.gguf import gguf_architectures, gguf_header, gguf_repacking, gguf_tokenizer
+from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
 RECIPE_VERSION = 4  # part of the cache key: raise it when the written files change
 ROW_MATRICES = ("shared_expert_gate",)  # matrices of one row, which are vectors in the file
@@ -33,7 +33,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
     folder = converted_path(digest=digest, name=name)
     if not folder.is_dir():
         file = gguf_header.read_header(path)
-        model = gguf_architectures.read_architecture(file)
+        model = gguf_model_config.read_architecture(file)
         with cache_dir.building_directory(folder) as unfinished:
             _write_model(file, model, unfinished)
     return folder
@@ -46,7 +46,7 @@ def converted_path(*, digest: str, name: str) -> Path:
 
 
 def _write_model(
-    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
+    file: gguf_header.GGUFFile, model: gguf_model_config.GGUFArchitecture, folder: Path
 ) -> None:
     """Convert a model and write all files into ``folder``."""
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
@@ -61,7 +61,7 @@ def _write_model(
 
 
 def _quantization(
-    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
+    file: gguf_header.GGUFFile, model: gguf_model_config.GGUFArchitecture
 ) -> dict[str, Any]:
     """Return the part of config.json with the key ``quantization``.
 
@@ -84,7 +84,7 @@ def _quantization(
 
 
 def _write_weights(
-    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
+    file: gguf_header.GGUFFile, model: gguf_model_config.GGUFArchitecture, folder: Path
 ) -> None:
     shard: gguf_repacking.NamedArrays = {}
     number, size = 0, 0
@@ -104,7 +104,7 @@ def _write_weights(
 
 
 def _parameters(
-    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
+    file: gguf_header.GGUFFile, model: gguf_model_config.GGUFArchitecture
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the parameters by name. Biases that the file lacks are zeros."""
     for target in model.targets():

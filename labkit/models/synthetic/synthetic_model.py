@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
-from labkit.models.synthetic import synthetic_shapes
+from labkit.models.synthetic import tensor_shapes
 from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
@@ -95,7 +95,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "torch_dtype": "float32",
         "bos_token_id": shape.vocab_size - 2,
         "eos_token_id": shape.vocab_size - 1,
-        **({} if shape.kv_lora_rank is None else synthetic_shapes.latent_config_entries(shape)),
+        **({} if shape.kv_lora_rank is None else tensor_shapes.latent_config_entries(shape)),
         **hybrid,
         **({} if shape.sliding_window is None else _windowed_config(shape)),
     }
@@ -123,9 +123,9 @@ def _hybrid_config(shape: ModelShape) -> dict[str, Any]:
         "linear_num_key_heads": shape.num_kv_heads,
         "linear_key_head_dim": shape.head_dim,
         "linear_value_head_dim": shape.head_dim,
-        "linear_conv_kernel_dim": synthetic_shapes.CONV_KERNEL,
+        "linear_conv_kernel_dim": tensor_shapes.CONV_KERNEL,
         "num_experts": shape.num_experts or 0,
-        "num_experts_per_tok": synthetic_shapes.EXPERTS_PER_TOKEN,
+        "num_experts_per_tok": tensor_shapes.EXPERTS_PER_TOKEN,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "norm_topk_prob": True,

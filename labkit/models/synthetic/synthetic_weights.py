@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.config import ModelShape
-from labkit.models.synthetic import synthetic_shapes
+from labkit.models.synthetic import tensor_shapes
 
 QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
 LOGIT_SCALE = 3.0  # standard deviation of the logits
@@ -26,7 +26,7 @@ SLOWEST, FASTEST = 0.02, 2.0
 def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Return the weights of a model by name, in float32. Matrices are ``[..., out, in]``."""
     weights = {}
-    for name, size in synthetic_shapes.matrices(shape).items():
+    for name, size in tensor_shapes.matrices(shape).items():
         deviation = size[-1] ** -0.5
         if name == "model.embed_tokens":
             deviation = 1.0
@@ -35,7 +35,7 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
         elif name.endswith(".q_proj") and (shape.kv_lora_rank or shape.sliding_window):
             deviation *= QK_GAIN**2  # neither has norms of queries and keys
         weights[f"{name}.weight"] = _draw_matrix(name, size, deviation, seed)
-    for name, length in synthetic_shapes.vectors(shape).items():
+    for name, length in tensor_shapes.vectors(shape).items():
         gain = QK_GAIN if name.endswith(("q_norm", "k_norm")) else 1.0
         weights[f"{name}.weight"] = np.full(length, gain, np.float32)
     for index in range(shape.num_layers):
@@ -49,8 +49,8 @@ def _recurrence(shape: ModelShape, layer: str, seed: int) -> dict[str, npt.NDArr
 
     The keys are the parameters' names.
     """
-    name, kernel = f"{layer}.conv1d", synthetic_shapes.CONV_KERNEL
-    size = (synthetic_shapes.convolved_width(shape), kernel, 1)
+    name, kernel = f"{layer}.conv1d", tensor_shapes.CONV_KERNEL
+    size = (tensor_shapes.convolved_width(shape), kernel, 1)
     return {
         f"{name}.weight": _draw_matrix(name, size, kernel**-0.5, seed),
         f"{layer}.A_log": np.linspace(

@@ -22,12 +22,12 @@ from labkit.server.apis.request_checks import (
 )
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
+from labkit.server.generation.generation_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import (
     check_contents,
     encode_conversation,
     resolve_max_tokens,
 )
-from labkit.server.generation.response_streams import GenerationResponse
 from labkit.server.generation.service import Service, new_id
 from labkit.server.generation.template_messages import decode_arguments, template_call
 from labkit.server.types.api_error import invalid

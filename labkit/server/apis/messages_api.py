@@ -16,8 +16,8 @@ from labkit.server.apis.messages_writer import MessageWriter
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
+from labkit.server.generation.generation_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import check_contents, encode_conversation
-from labkit.server.generation.response_streams import GenerationResponse
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages
 from labkit.server.types.api_error import invalid

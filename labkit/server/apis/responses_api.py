@@ -15,8 +15,8 @@ from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.apis.responses_writer import ResponseWriter
 from labkit.server.constraints.structured_output import GrammarConstraint
+from labkit.server.generation.generation_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import check_contents
-from labkit.server.generation.response_streams import GenerationResponse
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages, decode_arguments
 from labkit.server.types.api_error import invalid

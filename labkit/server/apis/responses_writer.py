@@ -10,8 +10,8 @@ import msgspec
 from labkit.server.apis.generated_choice import GeneratedChoice, collect
 from labkit.server.apis.message_generation import Conversation
 from labkit.server.constraints.tool_call_parser import ParsedToolCall
+from labkit.server.generation.generation_response import named_sse_event
 from labkit.server.generation.output_parts import Part, PartStream, message_parts
-from labkit.server.generation.response_streams import named_sse_event
 from labkit.server.generation.service import new_id
 from labkit.server.types.api_error import ApiError
 from labkit.server.types.responses_types import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit import config
 from labkit.server.constraints.grammar_compiler import GrammarError, GrammarSource
-from labkit.server.worker_processes import (
+from labkit.server.task_processes import (
     TaskFailed,
     TaskProcess,
     TooLarge,

@@ -27,12 +27,12 @@ from labkit.server.apis import (
     tokenize_api,
 )
 from labkit.server.apis.request_checks import model_not_found
-from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
-from labkit.server.generation.response_streams import (
+from labkit.server.generation.generation_response import (
     GenerationResponse,
     timeout_error,
     wait_for_disconnect,
 )
+from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
 from labkit.server.generation.service import Service
 from labkit.server.http.heap_trimming import HeapTrimmer
 from labkit.server.http.host_check import HostCheck

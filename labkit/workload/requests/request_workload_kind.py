@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from labkit.config import Api, ArrivalKind, BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.memory_budget.kv_demand import blocks_for, slots_for
+from labkit.engine.memory_budget.slots_for_lengths import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
-from labkit.workload.requests import clocked_serving, run_warnings
+from labkit.workload.prompt_cache import Prompt, cached_prompts, prompt_key
+from labkit.workload.requests import preflight_warnings, step_time_profiling
 from labkit.workload.sources import PromptSource, TimestampedSource, source_of
-from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class RequestKind:
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
-        clocks = clocked_serving.share(experiment, output)
+        clocks = step_time_profiling.share(experiment, output)
         server = experiment.engine.server
         own = experiment.engine.name == "openai" and server.url is None
         starts = server.server_preset.start_s if own else 0.0
@@ -130,7 +130,7 @@ class RequestKind:
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
-        warnings = run_warnings.sentences(experiment, in_flight[:together])
+        warnings = preflight_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
         return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings, starts)

@@ -61,7 +61,7 @@ class VideoKind:
         Synthesises missing clips, and loads the model if questions are configured.
         """
         from labkit.workload.video import clip_library, video_quiz
-        from labkit.workload.video.interleaved_video import InterleavedVideo
+        from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 
         workloads = [e.workload for e in experiments]
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.config import Workload, require
 from labkit.workload.video import clip_synthesis
-from labkit.workload.video.planted_events import Event, planted
+from labkit.workload.video.event_visibility import Event, planted
 
 MAX_CLIPS = 10_000
 CHUNK = 1 << 20  # bytes
@@ -19,8 +19,8 @@ class ClipSource:
     """A clip's file and its requests.
 
     ``num_frames``: frames to pick. ``requests``: number of requests for the clip in each arm's job
-    (:mod:`labkit.workload.video.interleaved_video`). ``events``: the planted events; None for a
-    user's clip.
+    (:mod:`labkit.workload.video.interleaved_frame_decoding`). ``events``: the planted events; None
+    for a user's clip.
     """
 
     name: str

@@ -22,7 +22,7 @@ from labkit.config import Clip, ConfigError, to_plain
 from labkit.config.extras import DISTRIBUTION
 from labkit.machine import cache_dir
 from labkit.workload.video.clip_reader import Pixels
-from labkit.workload.video.planted_events import event_frames
+from labkit.workload.video.event_visibility import event_frames
 
 if TYPE_CHECKING:
     from av.video.stream import VideoStream

@@ -11,7 +11,7 @@ from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_table,
 )
 from labkit.analysis.document.chart import Dots, Line, Text
-from labkit.analysis.document.svg_elements import NUM_STYLES, chart_svg
+from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
 from labkit.analysis.studies.cell_summary import cell_labels

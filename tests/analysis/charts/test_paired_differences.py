@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
+from labkit.analysis.charts.run_and_effect_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 
 

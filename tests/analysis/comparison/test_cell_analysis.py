@@ -12,7 +12,7 @@ from planted_cells import planted_cell, section_table
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
-from labkit.analysis.comparison import gates
+from labkit.analysis.comparison import validity_gates
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings import verdict_sentences as verdict_sentences_module
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
@@ -296,7 +296,7 @@ def test_an_arm_without_claims_must_run_its_engine(make_cell):
 def test_a_claim_on_the_engine_alone_is_a_claim():
     arms = (Arm("x", "baseline", {}, {"engine": {"name": "mlx_lm"}}, "none", ("engine.mlx_lm",)),)
     ran = SimpleNamespace(arm="x", run="r", outcome="ok", counters={"engine.mlx_lm": 1.0})
-    assert gates.engaged([ran], arms).status == "pass"
+    assert validity_gates.engaged([ran], arms).status == "pass"
 
 
 @pytest.mark.parametrize("role", ["arm", "control"])
@@ -315,8 +315,8 @@ def test_an_arm_that_never_ran_passes_no_gate(role):
     )
     report = SimpleNamespace(reference="b0-x", differences=(), agreement=())
     for gate in (
-        gates.engaged([ran, failed], arms),
-        gates.identical(report, arms, [ran, failed], 0.05),
+        validity_gates.engaged([ran, failed], arms),
+        validity_gates.identical(report, arms, [ran, failed], 0.05),
     ):
         assert gate.status == "fail" and gate.reasons == ["y has no successful run"]
 
@@ -333,13 +333,15 @@ def test_the_run_that_failed_is_named_and_not_those_in_its_process():
         run("b00-p01-mine", "mine", {"log": "runs/b00-p00-base.log"}),
         run("b00-p02-control", "control", {"failed_by": "b00-p01-mine"}),
     ]
-    gate = gates.healthy(records)
+    gate = validity_gates.healthy(records)
     assert gate.reasons == [
         "b00-p01-mine: crashed: KeyError: 'x' (mine.py:3); this ended the runs of base, control "
         "in the same process; log: runs/b00-p00-base.log"
     ]
     assert gate.cause("base") == "run b00-p01-mine failed (crashed)"
-    assert len(gates.healthy(records[:1]).reasons) == 1  # without the other's record it is named
+    assert (
+        len(validity_gates.healthy(records[:1]).reasons) == 1
+    )  # without the other's record it is named
 
 
 def test_failed_run_fails_health_its_block_and_every_verdict(make_cell):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.gates import healthy
 from labkit.analysis.comparison.served_requests import sustained
+from labkit.analysis.comparison.validity_gates import healthy
 from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.studies.serving_capacity import capacity_loads, serving_capacities
 from labkit.records import Arm, CaseRecord, Record

@@ -9,11 +9,11 @@ from planted_cells import planted_cell
 
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.first_divergence import text_difference, text_shares
-from labkit.analysis.comparison.gates import healthy, identical
 from labkit.analysis.comparison.output_identity import compare_outputs
+from labkit.analysis.comparison.validity_gates import healthy, identical
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.tables.serving_tables import http_section
-from labkit.models.server_detokenizer import text_digest
+from labkit.analysis.tables.server_and_client_tables import http_section
+from labkit.models.server_tokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
 
 SPREAD = {"p50": 1.0, "p99": 2.0, "max": 3.0}

@@ -9,7 +9,7 @@ import pytest
 from planted_cells import planted_cell, section_table
 from scipy import stats
 
-from labkit.analysis.comparison import gates
+from labkit.analysis.comparison import validity_gates
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.comparison.text_quality import (
     IS_UPPER_LIMIT,
@@ -19,9 +19,13 @@ from labkit.analysis.comparison.text_quality import (
     text_qualities,
 )
 from labkit.analysis.document.chart import Dots, Line
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.findings.cell_findings import Findings
-from labkit.analysis.findings.outputs_text import interval_text, quality_sentences, share_text
+from labkit.analysis.findings.output_quality_sentences import (
+    interval_text,
+    quality_sentences,
+    share_text,
+)
 from labkit.analysis.statistics.text_window_intervals import (
     Interval,
     block_jackknife,
@@ -336,7 +340,7 @@ def gate(limit, records=RECORDS):
         for name, role in (("base", "baseline"), ("lossy", "arm"))
     ]
     report = IdentityReport(reference=None, differences=(), agreement=())
-    return gates.identical(report, arms, records, 0.05)
+    return validity_gates.identical(report, arms, records, 0.05)
 
 
 def test_the_gate_fails_for_the_arm_outside_the_limits():

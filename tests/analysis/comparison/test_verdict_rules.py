@@ -195,9 +195,11 @@ def test_a_block_is_done_when_all_its_runs_have_records(make_cell):
 
 def test_the_identity_gate_is_tested_at_the_design_s_alpha(make_cell, monkeypatch):
     levels = []
-    original = cell_analysis.gates.identical
+    original = cell_analysis.validity_gates.identical
     monkeypatch.setattr(
-        cell_analysis.gates, "identical", lambda *args: levels.append(args[3]) or original(*args)
+        cell_analysis.validity_gates,
+        "identical",
+        lambda *args: levels.append(args[3]) or original(*args),
     )
     analyse(make_cell(alpha=0.03))
     assert levels == [0.03]

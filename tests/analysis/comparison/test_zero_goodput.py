@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit import report
-from labkit.analysis.charts.html_charts import paired_differences, variation_sentence
+from labkit.analysis.charts.run_and_effect_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.long_text import long_text

@@ -11,7 +11,7 @@ from labkit.analysis.document.chart import (
     changes,
     padded_range,
 )
-from labkit.analysis.document.svg_elements import chart_svg
+from labkit.analysis.document.svg_chart_renderer import chart_svg
 
 MANY = [(float(i), 1000.0 if i == 7_777 else float(i % 10)) for i in range(10_000)]
 

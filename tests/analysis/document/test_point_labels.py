@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from labkit.analysis.document.chart import Chart, Line, Text
-from labkit.analysis.document.svg_elements import BOTTOM, LINE_HEIGHT, TOP, add_point_labels
+from labkit.analysis.document.svg_chart_renderer import BOTTOM, LINE_HEIGHT, TOP, add_point_labels
 
 
 def placed(*labels, height=300):

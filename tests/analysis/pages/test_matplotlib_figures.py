@@ -4,7 +4,7 @@ import pytest
 
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart
-from labkit.analysis.document.svg_elements import COLOURS, CONTROL_COLOUR
+from labkit.analysis.document.svg_chart_renderer import COLOURS, CONTROL_COLOUR
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.matplotlib_figures import chart_figure, write_figure
 

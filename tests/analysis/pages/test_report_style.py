@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from planted_cells import planted_cell
 
-from labkit.analysis.document.svg_elements import NUM_STYLES, arm_classes
+from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, arm_classes
 
 TEMPLATES = Path(__file__).parents[3] / "labkit" / "analysis" / "pages" / "templates"
 STYLE = (TEMPLATES / "report.css").read_text("utf-8")

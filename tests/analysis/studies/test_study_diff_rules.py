@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
-from labkit.analysis.comparison.gates import Gate
 from labkit.analysis.comparison.machine_or_arm_stalls import StallAttribution
 from labkit.analysis.comparison.observations import build_rows, complete_blocks, log_values
 from labkit.analysis.comparison.output_identity import IdentityReport
+from labkit.analysis.comparison.validity_gates import Gate
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, Verdict
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent

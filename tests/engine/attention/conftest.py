@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from labkit.cpu.precision import kv_dtypes, kv_quantization
+from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
 from labkit.engine.attention.array_adapter import ArrayAdapter
 from labkit.metal.emulator.cpp_compilation import find_compiler
@@ -61,14 +61,16 @@ class Batch:
     def stored(self, dtype):
         """Return the batch with pools of this dtype."""
         quantised = dtype in kv_dtypes.QUANTIZED_BITS
-        store = kv_quantization.quantize if quantised else kv_dtypes.from_float32
+        store = kv_quantization_reference.quantize if quantised else kv_dtypes.from_float32
         return self._with(*(store(pool, dtype) for pool in (self.k_pool, self.v_pool)))
 
     def widened(self):
         """Return the batch with pools of the same numbers in float32, for the oracle."""
         name = kv_dtypes.pool_dtype_name(self.k_pool)
         if name in kv_dtypes.QUANTIZED_BITS:
-            pools = (kv_quantization.dequantize(p, name) for p in (self.k_pool, self.v_pool))
+            pools = (
+                kv_quantization_reference.dequantize(p, name) for p in (self.k_pool, self.v_pool)
+            )
             return self._with(*pools)
         return self._with(*map(kv_dtypes.to_float32, (self.k_pool, self.v_pool)))
 

@@ -15,8 +15,8 @@ from labkit.cpu.attention.attention_intrinsics import (
 from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
 from labkit.cpu.precision import half_precision, kv_dtypes
 from labkit.cpu.runtime.jit import intrinsic
+from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter
-from labkit.cpu.simd.vector_registers import LANES
 from labkit.engine import attention
 from labkit.engine.attention.kv_shape import KVShape
 

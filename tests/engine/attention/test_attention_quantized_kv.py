@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu.precision import kv_dtypes, kv_quantization
+from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
 from labkit.engine.attention import quantized_kv_self_test as self_test
 from labkit.engine.attention.kv_shape import KVShape
@@ -32,11 +32,11 @@ def test_numbers_are_those_of_mlx(kind):
     rows, bits = special_rows(), kv_dtypes.QUANTIZED_BITS[kind]
     words, scales, biases = mx.quantize(mx.array(rows), group_size=64, bits=bits)
     expected = np.array(mx.dequantize(words, scales, biases, group_size=64, bits=bits))
-    packed = kv_quantization.quantize(rows, kind)
+    packed = kv_quantization_reference.quantize(rows, kind)
     groups = packed.view(np.uint8).reshape(len(rows), 2, -1)
     np.testing.assert_array_equal(groups[..., :4].copy().view(np.float32)[..., 0], scales)
     np.testing.assert_array_equal(groups[..., 4:8].copy().view(np.float32)[..., 0], biases)
-    np.testing.assert_array_equal(kv_quantization.dequantize(packed, kind), expected)
+    np.testing.assert_array_equal(kv_quantization_reference.dequantize(packed, kind), expected)
     assert packed.shape == (64, kv_dtypes.row_bytes(kind, 128))
 
 
@@ -51,7 +51,7 @@ def test_writes_quantise_and_nothing_else_changes(make_batch, kind):
     plan = pools.plan(backend)
     for new, pool in ((k, expected.k_pool), (v, expected.v_pool)):
         flat = pool.reshape(-1, *pool.shape[2:])
-        flat[plan.slot_mapping] = kv_quantization.quantize(new, kind)
+        flat[plan.slot_mapping] = kv_quantization_reference.quantize(new, kind)
     out, _ = pools.forward(backend, plan, k, v)
     np.testing.assert_array_equal(pools.k_pool, expected.k_pool)
     np.testing.assert_array_equal(pools.v_pool, expected.v_pool)
@@ -95,7 +95,9 @@ def test_kernels_equal_the_oracle_on_the_dequantised_pools(
 def test_a_group_with_a_number_that_is_not_finite_is_not_a_number(kind, number):
     rows = special_rows()
     rows[0, 70] = number
-    numbers = kv_quantization.dequantize(kv_quantization.quantize(rows, kind), kind)
+    numbers = kv_quantization_reference.dequantize(
+        kv_quantization_reference.quantize(rows, kind), kind
+    )
     assert np.isnan(numbers[0, 64:]).all() and np.isfinite(numbers[0, :64]).all()
     backend = attention.create()
     backend.allocate([KVShape(1, 128, 128)], 2, 8, kind)
@@ -125,7 +127,7 @@ def test_pools_are_allocated_in_whole_groups(kind):
 def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
     self_test.verify(kind)
     groups = kv_dtypes.group_bytes(kind)
-    quantize, dequantize = kv_quantization.quantize, kv_quantization.dequantize
+    quantize, dequantize = kv_quantization_reference.quantize, kv_quantization_reference.dequantize
 
     def other_scale(rows, name):
         packed = quantize(rows, name)
@@ -141,7 +143,7 @@ def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
         ("dequantize", other_sign, "the values that attention reads differ"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(kv_quantization, name, seeded)
+            patch.setattr(kv_quantization_reference, name, seeded)
             says = rf"{found} from their reference; set engine\.kv\.dtype"
             with pytest.raises(self_test.KVMismatchError, match=says):
                 self_test.verify.__wrapped__(kind)

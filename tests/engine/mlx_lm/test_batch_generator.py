@@ -8,7 +8,7 @@ from mlx_lm_bench import CAP, in_flight, options, prompts, requests, serve
 
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError, InvalidLogitsError
-from labkit.engine.model.mlx_lm_loader import load
+from labkit.engine.model.unpatched_loader import load
 
 
 @pytest.mark.parametrize(("name", "chunk"), [("qwen3", None), ("llama", 5), ("gemma3", None)])

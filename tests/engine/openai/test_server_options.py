@@ -8,7 +8,7 @@ from labkit import config
 from labkit.config import PRESETS
 from labkit.config.engine.openai_server import PLACEHOLDERS
 from labkit.workload import in_process_rules
-from labkit.workload.requests import run_warnings
+from labkit.workload.requests import preflight_warnings
 from labkit.workload.requests.request_workload_kind import KIND
 
 
@@ -146,7 +146,9 @@ def test_server_arms_do_not_share_a_process():
 
 def test_the_plan_warns_about_untested_servers():
     def warnings(**server):
-        return " ".join(run_warnings.sentences(experiment(config.OpenAIServer(**server)), [10]))
+        return " ".join(
+            preflight_warnings.sentences(experiment(config.OpenAIServer(**server)), [10])
+        )
 
     assert warnings() == ""
     assert "preset=vllm follows that server's documentation and was not run" in warnings(

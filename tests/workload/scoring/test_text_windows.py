@@ -10,6 +10,7 @@ import pytest
 from labkit.analysis.statistics import text_window_intervals
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.models import resolve
+from labkit.workload.prompt_cache import Prompt
 from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
     MIN_JUDGED_WINDOWS,
@@ -17,7 +18,6 @@ from labkit.workload.scoring.text_windows import (
     check_windows,
     windows_of,
 )
-from labkit.workload.tokenized_prompts import Prompt
 
 SCORING = ("workload=scoring", "model=tiny")
 

@@ -1,0 +1,259 @@
+"""Tables of serving: outcomes of requests, response streams, the client, prefix hits, drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from labkit.analysis.comparison.served_requests import traffic_notes
+from labkit.analysis.comparison.server_arm_caveats import ServerArm, number_at, server_arms
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import ChartPart, table_section
+from labkit.analysis.document.table_model import Column, Table, if_known
+from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.number_format import value_text
+from labkit.analysis.robustness.hit_and_acceptance_rates import (
+    AttainedRates,
+    hit_and_acceptance_rates,
+)
+from labkit.analysis.statistics.load_capacity import LoadCounts
+from labkit.analysis.studies.serving_capacity import ServingCapacity
+from labkit.records import Record
+from labkit.records.notes_schema import TrafficNote
+
+NotesByArm = Mapping[str, Sequence[TrafficNote]]
+COUNTS = {
+    "requests": "requests", "served": "served", "refused": "ended without a token",
+    "failed": "ended after a token",
+}  # fmt: skip
+TOKEN_COUNTERS = ("usage", "tokenizer", "stream")
+STREAMS_NOTE = (
+    "Medians over runs. Tokens are counted by the server's usage field, by the model's tokenizer "
+    "from the text, and by the stream (its token ids, else its events with text). A chunk is what "
+    "one read returned; it is bundled if it held more than one event or token. Chunks never count "
+    "as tokens."
+)
+CLIENT_NOTE = (
+    "Medians over runs (ms; CPU in us). The floor is the client's own cost, measured beside every "
+    "run with a null server and the same number of streams: the client's part of TTFT, its delay "
+    "in seeing a chunk, the error of the gaps that it measures between chunks, and its CPU time "
+    "per chunk. The time to connect depends on the server."
+)
+CapacityLine = tuple[ServingCapacity, LoadCounts]
+
+
+def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+    """Return the outcomes of every arm's requests, or None if no record notes them."""
+    notes = traffic_notes(records)
+    arms = [arm for arm in cell.real_arms if arm in notes]
+    if not arms:
+        return None
+    all_notes = [note for arm_notes in notes.values() for note in arm_notes]
+    open_loop = any("late_ms" in note for note in all_notes)
+    columns = [Column[str]("arm", str, numeric=False)]
+    columns += [_total_column(notes, key, heading) for key, heading in COUNTS.items()]
+    if any("good" in note for note in all_notes):
+        columns.append(_total_column(notes, "good", "within the limits"))
+    if open_loop:
+        columns += [_median_column(notes, heading, path) for heading, path in SENDER_TIMES.items()]
+    share = "sender_cpu_share"
+    if any(number_at(note, share) is not None for note in all_notes):
+        heading = "sender's share of a core"
+        columns.append(_median_column(notes, heading, share, "{:.2%}".format))
+    lost = any(note.get("refused") or note.get("failed") for note in all_notes)
+    times = " but the time of a run" if lost else ""
+    lines = [
+        f"Requests of all runs. No other number{times} includes requests that were not served."
+    ]
+    if open_loop:
+        lines.append(
+            "Medians over runs. Requested: the workload's request rate; due: the rate of the "
+            "arrival times drawn from it; sent: the rate at which requests left the client. Wait "
+            "at the client: because too many requests were in flight. Sender late: its own delay."
+        )
+    return Table(tuple(columns), tuple(arms), tuple(lines))
+
+
+request_outcomes_section = table_section("Request outcomes", _request_outcomes_table)
+
+
+def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
+    return Column(heading, lambda arm: sum(note.get(key, 0) for note in notes[arm]), "{:,}".format)
+
+
+def _median_column(
+    notes: NotesByArm, heading: str, path: str, formatter: Callable[[Any], str] = value_text
+) -> Column[str]:
+    """Return a column of medians over runs. A cell is empty if no run of the arm has the number."""
+
+    def value(arm: str) -> float | None:
+        values = [v for note in notes[arm] if (v := number_at(note, path)) is not None]
+        return median(values) if values else None
+
+    return Column(heading, value, if_known(formatter))
+
+
+SENDER_TIMES = {
+    "requested (1/s)": "asked_per_s",
+    "due (1/s)": "due_per_s",
+    "sent (1/s)": "sent_per_s",
+    "wait at the client, p50 (ms)": "queue_ms.p50",
+    "p99": "queue_ms.p99",
+    "sender late, p99 (ms)": "late_ms.p99",
+}
+
+
+def _streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
+    """Return the counters of every server's response streams."""
+    arms = server_arms(records, cell.real_arms)
+    columns: tuple[Column[ServerArm], ...] = (
+        Column("arm", lambda arm: arm.arm, numeric=False),
+        Column("server", _server_name, numeric=False),
+        Column("identity by", lambda arm: arm.server["identity"], numeric=False),
+        *(_counter_column(f"tokens.{name}", f"tokens by {name}") for name in TOKEN_COUNTERS),
+        *(_counter_column(f"stream.{name}", name) for name in ("chunks", "bundled", "empty")),
+        Column("finish reasons", ServerArm.finishes, numeric=False),
+        _counter_column("tokens.cached", "prompt tokens cached"),
+    )
+    return Table(columns, tuple(arms), (STREAMS_NOTE,))
+
+
+def _server_name(arm: ServerArm) -> str:
+    kept_url = arm.server["kept"]
+    return f"kept: {kept_url}" if kept_url is not None else str(arm.server["preset"])
+
+
+def _counter_column(name: str, heading: str) -> Column[ServerArm]:
+    return Column(heading, lambda arm: arm.counter(name), if_known("{:,.0f}".format))
+
+
+CLIENT_TIMES = {
+    "loop late, p99": "lag_ms.p99",
+    "sends late, p99": "late_ms.p99",
+    "connecting, p99": "connect_ms.p99",
+    "floor of TTFT, p50": "floor.ttft_ms.p50",
+    "p99": "floor.ttft_ms.p99",
+    "chunk seen late, p50": "floor.chunk_ms.p50",
+    "chunk seen late, p99": "floor.chunk_ms.p99",
+    "gap wrong by, p99": "floor.itl_ms.p99",
+    "CPU per chunk": "floor.chunk_us",
+}
+
+
+def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
+    """Return the client's own cost with every server."""
+    arms = server_arms(records, cell.real_arms)
+    columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
+    columns += [
+        Column(heading, partial(ServerArm.client, path=path), if_known(value_text))
+        for heading, path in CLIENT_TIMES.items()
+    ]
+    return Table(tuple(columns), tuple(arms), (CLIENT_NOTE,))
+
+
+http_section = table_section("HTTP streams and client overhead", _streams_table, _client_table)
+
+
+def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
+    """Return every arm's attainable and attained rates, or None if the records have none."""
+    rates = hit_and_acceptance_rates(cell.real_arms, records)
+    if not rates:
+        return None
+    columns = [
+        _share_column("prefix hits attainable", lambda arm: arm.attainable_hits, rates),
+        _share_column("attained", lambda arm: arm.hits, rates),
+        _share_column("drafts accepted", lambda arm: arm.accepted, rates),
+        _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
+        _share_column("rows of padding", lambda arm: arm.padded, rates),
+    ]
+    name = Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)
+    notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
+    if any(arm.hits is not None for arm in rates):
+        notes.append(
+            "Attainable: the prompt tokens that an unlimited cache would hit. They are the whole "
+            "blocks that a prompt shares with the start of an earlier, finished prompt."
+        )
+    if any(arm.rectangle is not None for arm in rates):
+        notes.append(
+            "One rectangle: all requests in one batch, each padded to the longest prompt plus the "
+            "longest answer. Rows that wait while other prompts are computed are further padding."
+        )
+    shown = tuple(column for column in columns if column is not None)
+    return Table((name, *shown), tuple(rates), tuple(notes))
+
+
+hit_and_acceptance_section = table_section(
+    "Attainable and attained rates", _hit_and_acceptance_table
+)
+
+
+def _share_column(
+    heading: str, share: Callable[[AttainedRates], float | None], rates: Sequence[AttainedRates]
+) -> Column[AttainedRates] | None:
+    """Return a column of percentages, or None if no arm has a value for it."""
+    if all(share(arm) is None for arm in rates):
+        return None
+    return Column(heading, share, if_known("{:.1%}".format))
+
+
+def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
+    lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
+    if not lines:
+        return None
+
+    def interval(line: CapacityLine) -> str:
+        low, high = line[1].share_interval(line[0].alpha)
+        return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+    columns: tuple[Column[CapacityLine], ...] = (
+        Column("arm", lambda line: line[0].arm, numeric=False),
+        Column("requests/s", lambda line: f"{line[1].rate:g}"),
+        Column("runs", lambda line: len(line[1].good)),
+        Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
+        Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
+        Column("interval", interval),
+    )
+    return Table(columns, lines, (_note(capacities),))
+
+
+def _note(capacities: Sequence[ServingCapacity]) -> str:
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):g} %"
+    return (
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
+    )
+
+
+def capacity_chart(one: ServingCapacity) -> ChartPart:
+    """Return a chart of an arm's goodput (the share of requests within the limits) by rate.
+
+    The capacity's interval is shaded.
+    """
+    loads = one.loads
+    place = {load.rate: float(index) for index, load in enumerate(loads)}
+    chart = Chart(
+        title=f"goodput of {one.arm}",
+        x=(-0.3, len(loads) - 0.7),
+        y=(-4.0, 104.0),
+        x_label="requests/s (evenly spaced)",
+        y_label="requests within the limits (%)",
+        x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
+    )
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is not None or high is not None:
+        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
+        chart.band(*ends, "margin")
+    target = 100 * one.target
+    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
+    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
+    for load in loads:
+        ends = load.share_interval(one.alpha)
+        chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
+        tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
+        chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
+    return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

@@ -1,0 +1,237 @@
+"""The study command: one command is one study, one Hydra job is one cell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.cli.hydra_arguments import CONF, Command
+from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
+from labkit.config import ConfigError
+from labkit.records import ARCHIVE_SUFFIX
+
+if TYPE_CHECKING:
+    from labkit.cli.study_runner import StudyRunner
+
+
+def run(command: Command, pictures: bool = True) -> int:
+    """Run a study, or print its plan, and return the exit code.
+
+    ``pictures``: whether to draw the report's pictures in files, once the answer is printed.
+    """
+    from labkit.cli.study_runner import StudyRunner
+    from labkit.config import count_text
+    from labkit.experiment.hydra.launcher_requirements import is_lost_job
+    from labkit.machine import cache_dir
+
+    typed, command = command, with_sweep_as_arms(command)
+    with cache_dir.recorded_entries() as written:
+        cells, launcher = compose_cells(command), launcher_of(command)
+        out, overrides = study_folder(command, absolute=not launcher.is_local)
+        archive = out if out.suffix == ARCHIVE_SUFFIX and out.is_file() else None
+        plan = cells[0].experiment.plan
+        if archive is not None:
+            out, overrides = unpacked_archive(archive, overrides, plan)
+        study = StudyRunner(out, [] if launcher.is_search else cells)
+        try:
+            study.refuse_changes()
+            if launcher.is_local and not plan:
+                study.check_servers()
+        except ConfigError:
+            if archive is not None:
+                shutil.rmtree(out)
+            raise
+        if archive is not None:
+            say(f"{archive} unpacked; the study continues in {out}")
+        if plan:
+            from labkit.experiment.compose.user_class_check import check_imports
+            from labkit.experiment.schedule.noise_history import StudyHistory
+            from labkit.experiment.schedule.plan_preview import print_plan
+
+            check_imports(cells)
+            print_plan(cells, StudyHistory(out), out, written)
+            return 0
+    _create(out)
+    same_command = _resuming_command(typed, overrides)
+    jobs, lost_jobs = launcher.watch_jobs(), list[str]()
+    if not launcher.is_local:
+        cells_to_run = count_text(len(cells), "cell")
+        say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting for the results")
+    try:
+        run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
+    except KeyboardInterrupt:
+        for line in study.decided():
+            say(line)
+        running = "".join(f"; Slurm job {job} keeps running" for job in jobs.running())
+        say(f"interrupted; all records are kept{running}. Continue with: {same_command}")
+        return 130
+    except Exception as error:
+        if not is_lost_job(error):
+            raise
+        lost_jobs = [str(error).split("\n")[0]]
+    jobs.wait()
+    status = study.finish(pictures)
+    if not launcher.is_local:
+        missing = [*(jobs.failures() or lost_jobs), *study.unfinished()]
+        for line in missing:
+            say(line)
+        if missing:
+            say(f"all records are kept; continue with: {same_command}")
+    return status
+
+
+def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
+    """Let Hydra run a checked command: each of its jobs runs one cell of the study.
+
+    Hydra's exceptions reach the caller unchanged. ``study`` is None if the command only prints.
+    """
+    import logging
+
+    import hydra
+
+    errors: list[Exception] = []
+
+    def job(config: Any) -> float | None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from labkit.experiment.hydra.hydra_composer import unresolved
+        from labkit.experiment.hydra.launcher_requirements import is_search
+
+        facts = HydraConfig.get()
+        hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
+        if study is None:
+            return None
+        try:
+            return run_job(study, hydra, task, facts)
+        except Exception as error:
+            if is_search(facts) or not study.is_first_process:
+                raise
+            errors.append(error)  # Hydra would print a line of its own before it is raised
+            return None
+
+    logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
+    # The name that Hydra's completion completes; of ``python -m labkit`` it would be `python FILE`.
+    sys.argv = ["labkit", *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+    if errors:
+        raise errors[0]
+
+
+def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -> float | None:
+    """Run the cell of one Hydra job. In a search, return the trial's objective, else None.
+
+    In a search, a trial whose options contradict each other is skipped, and the objective is None.
+    It is not NaN, because Optuna stops at NaN (hydra-optuna-sweeper 1.3.0). In any other command,
+    all cells were checked before the first job, so such an error is raised.
+    """
+    from labkit.experiment.compose.cell_composer import compose_cell, write_config
+    from labkit.experiment.compose.cell_name import cell_name
+    from labkit.experiment.hydra.launcher_requirements import is_search
+
+    folder, name = Path(facts.runtime.output_dir), cell_name(task)
+    try:
+        write_config(folder / str(facts.output_subdir) / "config.yaml", hydra, task)
+        study.run(name, folder, lambda: compose_cell(hydra, task))
+    except ConfigError as error:
+        if not is_search(facts):
+            raise
+        say(f"{name}: not run: {error}")
+        return None
+    if not is_search(facts):
+        return None
+    value = study.objective(folder)
+    say(f"{name}: objective {'unknown' if value is None else format(value, '.6g')}")
+    return value
+
+
+def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[str]]:
+    """Return the study's folder, and the overrides with ``out=`` added if it is absent.
+
+    ``absolute``: make the folder an absolute path, for cells that may run on other machines.
+    """
+    from labkit.config.env_interpolation import with_values
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
+
+    named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
+    named = with_values(named)
+    if named and not named[-1].strip():
+        raise ConfigError("out=: names no folder; set out=outputs/NAME, or leave it out")
+    rest = [o for o in command.overrides if not o.startswith("out=")]
+    out = Path(named[-1]) if named else _fresh_folder()
+    if absolute:
+        out = out.absolute()
+        return out, [*rest, f"out={hydra_quote(str(out))}"]
+    return out, [*command.overrides, *([] if named else [f"out={out}"])]
+
+
+def _fresh_folder() -> Path:
+    from datetime import datetime
+
+    stem = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}"
+    stems = (stem, *(f"{stem}-{n}" for n in range(2, 1000)))
+    return next(Path(o) for o in stems if not Path(o).exists())
+
+
+def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:
+    """Unpack a study's archive into a folder beside it, so that the study can be continued.
+
+    Returns the folder, and the overrides with this folder as ``out=``.
+
+    Raises
+    ------
+    ConfigError
+        The folder exists, the archive is not valid, or the command only plans.
+    """
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
+    from labkit.records import RecordError, unpack_archive
+
+    folder = archive.with_suffix("")
+    if plan:
+        raise ConfigError(
+            f"out={archive}: plan=true writes nothing; unpack the archive first with "
+            f"python -m labkit.archive --unpack {archive} {folder}"
+        )
+    if folder.exists():
+        raise ConfigError(f"out={archive}: its folder exists; continue the study with out={folder}")
+    try:
+        unpack_archive(archive, folder)
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    rest = [word for word in overrides if not word.startswith("out=")]
+    return folder, [*rest, f"out={hydra_quote(str(folder))}"]
+
+
+def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
+    """Return the command that continues the study: the typed one, with ``out=`` added."""
+    from labkit.experiment.hydra.hydra_composer import config_folders
+
+    out = [override for override in overrides if override.startswith("out=")]
+    words = [word for folder in config_folders(overrides) for word in ("--config-dir", folder)]
+    given = ("out=", "hydra.searchpath=")
+    words += [*(o for o in typed.overrides if not o.startswith(given)), *out]
+    return " ".join(["python -m labkit", *map(shlex.quote, words), *(["-m"] * typed.multirun)])
+
+
+def _create(out: Path) -> None:
+    """Create a study's folder now, so that an error message names the option ``out``."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"out={out}: the folder cannot be created ({reason}); choose another with out=DIR"
+        ) from None
+
+
+def say(line: str) -> None:
+    """Write one line to standard error."""
+    print(f"labkit: {line}", file=sys.stderr)

@@ -1,0 +1,119 @@
+"""Load a model directory with mlx_lm's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.model import compute_dtype
+from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
+from labkit.engine.model.model_loader import (
+    ONE_AT_A_TIME,
+    config_errors,
+    is_batchable,
+    read_eos_token_ids,
+    some_names,
+)
+from labkit.models import model_directory, model_json
+
+
+@dataclass(frozen=True, slots=True)
+class MlxLmModel:
+    """A loaded mlx_lm model and its sizes.
+
+    Prompts may only have token ids below ``vocab_size``. ``max_context`` is in tokens (None: not in
+    config.json). ``kv_bytes_by_window`` maps each sliding
+    window (tokens, or None for no window) to one token's KV bytes, summed over the layers with that
+    window. ``dtype`` is MLX's name of the dtype of the cached keys. ``weights`` maps each weight
+    format, named as in counters, to its bytes.
+    """
+
+    model: Any
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    kv_bytes_by_window: Mapping[int | None, int]
+    dtype: str
+    weights: Mapping[str, int]
+    max_context: int | None
+
+
+def load(
+    model_dir: Path,
+    dtype: str | None = "float32",
+    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
+) -> MlxLmModel:
+    """Load a model with mlx_lm from its ``mlx_lm_directory``, and cast its weights.
+
+    ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``. Raises
+    ``EngineError`` if mlx_lm cannot load the directory. The message is one line with mlx_lm's
+    reason.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    with config_errors():
+        model_directory.find_weights(Path(model_dir), f"engine=mlx_lm: {model_dir}")
+    try:
+        model, settings = load_model(mlx_lm_directory(Path(model_dir)))
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
+    compute_dtype.cast_parameters(model, dtype, matrix_storage)
+    caches = make_prompt_cache(model)
+    _check_batchable(caches, settings["model_type"])
+    # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
+    vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
+    return MlxLmModel(
+        model,
+        vocab_size,
+        read_eos_token_ids(model_dir),
+        kv_bytes_by_window(caches),
+        key_dtype(caches),
+        compute_dtype.weight_bytes_by_dtype(model),
+        model_json.max_context(settings),
+    )
+
+
+def _check_batchable(caches: Sequence[Any], model_type: str) -> None:
+    """Raise ``EngineError`` if mlx_lm's BatchGenerator cannot batch a model's caches."""
+    for cache in caches:
+        if not is_batchable(cache):
+            raise EngineError(
+                f"engine=mlx_lm: model_type={model_type}: mlx_lm's BatchGenerator cannot batch its "
+                f"{type(cache).__name__}; {ONE_AT_A_TIME}"
+            )
+
+
+def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
+    """Return one token's KV bytes by sliding window, summed over the layers of that window.
+
+    Caches without keys, such as those of recurrent layers, are left out.
+    """
+    total: dict[int | None, int] = {}
+    for cache in _leaves(caches):
+        if getattr(cache, "keys", None) is not None:
+            window = getattr(cache, "max_size", None)
+            size = sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
+            total[window] = total.get(window, 0) + size
+    return total
+
+
+def key_dtype(caches: Sequence[Any]) -> str:
+    """Return the dtype of the first layer's cached keys, or of its state if it has no keys."""
+    cache = next(_leaves(caches))
+    keys = getattr(cache, "keys", None)
+    state = (array for array in getattr(cache, "cache", ()) if array is not None)
+    return compute_dtype.dtype_name((keys if keys is not None else next(state)).dtype)
+
+
+def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """Yield every single cache. A layer with several has a ``CacheList``."""
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from _leaves(cache.caches)
+        else:
+            yield cache

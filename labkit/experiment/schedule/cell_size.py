@@ -1,0 +1,330 @@
+"""Allocation of a cell: its blocks, looks and rounds, where they follow from ``design.time``.
+
+A kernel workload with ``workload.repeats=null`` begins with a pilot, whose costs and noise give the
+number of blocks and each case's first rounds (:mod:`labkit.experiment.schedule.time_allocation`);
+:class:`.rounds_per_block.RoundPlanner` plans the rounds of the blocks to come. One of requests with
+``workload.num_requests=0`` begins with a pilot block, which gives every run its requests (and one
+of scored windows with ``workload.num_windows=0``, which is judged at declared looks)
+(:mod:`labkit.experiment.schedule.requests_per_run`). The runs of any other workload have a fixed
+size: the first block is timed, and as many blocks follow as fit. The allocation is written to the
+cell's folder before any result is known. It changes only if blocks take much longer than planned:
+then the last look comes earlier (:mod:`labkit.experiment.schedule.time_limit`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from labkit.analysis.statistics.text_window_intervals import window_looks
+from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
+from labkit.experiment.cell import UNITS, BlockPlan, ReadyCell
+from labkit.experiment.compose.former_version_design import ALLOCATION
+from labkit.experiment.compose.reachable_looks import planned_looks
+from labkit.experiment.launch.run_launcher import RunLauncher
+from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.progress_display import Progress, format_duration
+from labkit.experiment.schedule.cell_manifest import (
+    LookAnalysis,
+    estimates_in_manifest,
+    refuse_changes,
+    write_arms,
+)
+from labkit.experiment.schedule.requests_per_run import (
+    UnitLimits,
+    allocate_units,
+    pilot_of,
+    pilot_runs,
+    unit_lines,
+)
+from labkit.experiment.schedule.rounds_per_block import RoundPlanner
+from labkit.experiment.schedule.time_allocation import (
+    LIKELY,
+    MIN_ROUNDS,
+    Allocation,
+    CaseShare,
+    CellPilot,
+    allocate,
+)
+from labkit.records import Record, StudyPath, write_json
+
+PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
+MAX_BLOCKS = 100
+
+
+@dataclass(frozen=True)
+class CellAllocator:
+    """Reads the allocation of a cell from its folder, or makes it.
+
+    ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
+    records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
+    timing lock. ``analysis`` judges the quality of scored texts.
+    """
+
+    launcher: RunLauncher
+    progress: Progress
+    run_first_block: Callable[[ReadyCell], Sequence[Record]]
+    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
+    timing_lock: Callable[[], AbstractContextManager[None]]
+    analysis: LookAnalysis | None = None
+
+    def allocated(self, cell: ReadyCell) -> ReadyCell:
+        """Return the cell with its blocks, looks and rounds.
+
+        Raises
+        ------
+        ConfigError
+            The folder holds another cell. The message is one line.
+        """
+        path = cell.dir / ALLOCATION
+        if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
+            return cell  # an earlier version began it, with numbers of its own
+        if not path.exists():
+            refuse_changes(cell)
+            write_arms(cell)
+            with self.timing_lock():
+                if cell.counts_units:
+                    data = self._units_piloted(cell)
+                else:
+                    data = self._piloted(cell) if cell.rounds_from_time else self._timed(cell)
+            write_json(path, data)
+        return with_allocation(cell)
+
+    def _piloted(self, cell: ReadyCell) -> dict[str, Any]:
+        """Run the pilot, and return the contents of the allocation's file."""
+        design, pilot_cell = cell.design, cell.to_prepare
+        write_arms(pilot_cell)
+        self.launcher.prepare(pilot_cell)
+        start, wanted_s = time.monotonic(), PILOT_SHARE * (design.time or float("inf"))
+        pilot_s = min(MAX_PILOT_S, max(MIN_PILOT_S, wanted_s))
+        plain = self.launcher.pilot(pilot_cell, pilot_s)
+        if plain is None:
+            self.progress.note("the pilot failed, so every case gets the fewest rounds")
+            shares = (CaseShare(case, design.blocks, MIN_ROUNDS, 0.0, 0.0) for case in cell.cases)
+            return _contents(cell, Allocation(design.blocks, tuple(shares), 0.0), None)
+        pilot = _of_all_arms(CellPilot.from_json(plain), cell)
+        left_s = None if design.time is None else design.time - (time.monotonic() - start)
+        allocation = allocation_of(cell, pilot, left_s)
+        for line in lines_of(cell, allocation, left_s):
+            self.progress.note(line)
+        return _contents(cell, allocation, pilot, left_s)
+
+    def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
+        """Run the pilot block, and return the contents of the allocation's file."""
+        self.launcher.prepare(cell)
+        start, limits = time.monotonic(), UnitLimits.of(cell)
+        self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
+        if cell.window_looks:
+            pilot, limits = self._windows_looked_at(cell, limits)
+        else:
+            pilot = self._pilot_block(cell, limits.in_pilot, limits)[0]
+        left_s = (cell.design.time or 0.0) - (time.monotonic() - start)
+        if pilot is None:
+            self.progress.note(f"the pilot failed, so every run has {limits.least} {limits.noun}s")
+            share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
+            return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
+        allocation = allocation_of(cell, pilot, left_s, limits)
+        for line in unit_lines(allocation, limits, left_s):
+            self.progress.note(line)
+        return _contents(cell, allocation, pilot)
+
+    def _pilot_block(
+        self, cell: ReadyCell, count: int, limits: UnitLimits
+    ) -> tuple[CellPilot | None, Sequence[Record]]:
+        records = self.run_pilot_block(*pilot_runs(cell, count))
+        return pilot_of(records, count, limits.together), records
+
+    def _windows_looked_at(
+        self, cell: ReadyCell, limits: UnitLimits
+    ) -> tuple[CellPilot | None, UnitLimits]:
+        """Score windows until the limits on quality are decided, at declared looks.
+
+        Runs score as many windows: all if no earlier look decides the limits.
+        """
+        assert self.analysis is not None, "cells with looks are run with an analysis"
+        looks, names = window_looks(limits.total), [arm.name for arm in cell.arms]
+        pilot: CellPilot | None = None
+        for count in looks[:-1] or looks:
+            pilot, records = self._pilot_block(cell, count, limits)
+            decided = self.analysis.limits_decided(names, records, cell.arms[0].quality)
+            if decided and count < limits.total:
+                self.progress.note(f"the limits on quality are decided after {count} windows")
+                return pilot, limits.fixed(count)
+        return pilot, limits.fixed(limits.total)
+
+    def _timed(self, cell: ReadyCell) -> dict[str, Any]:
+        """Time the first block, and return the contents of the allocation's file."""
+        self.launcher.prepare(cell)
+        records = self.run_first_block(cell)
+        if not all(record.ok for record in records):  # it says nothing about the blocks to come
+            return _contents(cell, Allocation(cell.design.blocks, (), 0.0), None)
+        block_s = sum(record.seconds.get("process", 0.0) for record in records)
+        allocation, time_s = blocks_within(cell, block_s), cell.design.time or 0.0
+        line = f"a block takes {block_s:.2g} s; {count_text(allocation.blocks, 'block')}"
+        if allocation.seconds > 1.05 * time_s:
+            line += (
+                f" take about {format_duration(allocation.seconds)}, longer than design.time="
+                f"{format_duration(time_s)}, because fewer could claim nothing"
+            )
+        self.progress.note(line)
+        return _contents(cell, allocation, None)
+
+
+def allocation_of(
+    cell: ReadyCell, pilot: CellPilot, time_s: float | None, limits: UnitLimits | None = None
+) -> Allocation:
+    """Return the allocation of a cell for a time, given its pilot.
+
+    ``limits``: those of the units of a run, by default the workload's.
+    """
+    blocks = None if cell.blocks_from_time else cell.design.blocks
+    if cell.counts_units and time_s is not None:
+        limits = limits or UnitLimits.of(cell)
+        return allocate_units(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
+    return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
+
+
+def blocks_within(cell: ReadyCell, block_s: float) -> Allocation:
+    """Return as many blocks of ``block_s`` seconds as fit into the cell's time, but enough."""
+    fitting = int((cell.design.time or 0.0) / max(block_s, 1e-3))
+    blocks = max(cell.design.blocks, min(MAX_BLOCKS, fitting))
+    return Allocation(blocks, (), blocks * block_s)
+
+
+def earlier_pilot(cell_dir: StudyPath) -> CellPilot | None:
+    """Return the pilot of the cell in a folder, or None if it had none."""
+    try:
+        pilot = json.loads((cell_dir / ALLOCATION).read_bytes())["pilot"]
+        return None if pilot is None else CellPilot.from_json(pilot)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def with_allocation(cell: ReadyCell) -> ReadyCell:
+    """Return a cell with the allocation in its folder; the cell itself if there is none.
+
+    Raises
+    ------
+    ConfigError
+        The file was made for another ``design.time``, or is damaged. The message is one line.
+    """
+    path = cell.dir / ALLOCATION
+    if not cell.follows_time or not path.exists():
+        return cell
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        shares = [CaseShare(**share) for share in data["cases"]]
+        looks = [PlannedLook(**look) for look in data["looks"]]
+        blocks, time_s = int(data["blocks"]), data["time_s"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not an allocation ({error}); set another folder") from None
+    if time_s != cell.design.time:
+        raise ConfigError(
+            f"{cell.dir}: design.time was {time_s}, now {cell.design.time}; set another folder, "
+            "out=NAME"
+        )
+    design = cell.design
+    if cell.blocks_from_time:
+        design = replace(design, blocks=blocks, looks=looks)
+    starts = {0, *(share.blocks for share in shares if share.blocks < blocks)} if shares else ()
+    piloted = data["pilot"] is not None and not cell.counts_units  # requests are not scaled
+    pilot = CellPilot.from_json(data["pilot"]) if piloted else None
+    plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
+    out_of_reach = {share.case: share.needed_s for share in shares if share.blocks < blocks}
+    estimates = estimates_in_manifest(cell) or out_of_reach
+    return replace(
+        cell,
+        design=design,
+        plans=plans,
+        timed=True,
+        said_s=float(data["seconds"]) if cell.blocks_from_time else 0.0,
+        estimates=estimates,
+        blocks_from_time=False,
+    )
+
+
+def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> RoundPlanner | None:
+    """Return the time of the ``blocks`` that are left; None if their sizes are fixed.
+
+    ``records``: those of the finished blocks.
+    """
+    pilot = earlier_pilot(cell.dir)
+    if pilot is None or not cell.plans or cell.counts_units:
+        return None
+    seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
+    left_s = float(seconds) * blocks / cell.design.blocks
+    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s, cell.estimates)
+    planner.add_finished(records)
+    return planner
+
+
+def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int) -> BlockPlan:
+    rounds = {share.case: share.rounds for share in shares if block < share.blocks}
+    if pilot is None:
+        return BlockPlan(rounds)
+    round_s = {case.case: case.round_s for case in pilot.cases}
+    warm_up_s = {case.case: case.warm_up_s for case in pilot.cases}
+    return BlockPlan(rounds, pilot.start_s, round_s, warm_up_s)
+
+
+def _contents(
+    cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None, left_s: float | None = None
+) -> dict[str, Any]:
+    looks = planned_looks(cell.design, cell.tested_arms, allocation.blocks)
+    return {
+        "time_s": cell.design.time,
+        "blocks": allocation.blocks,
+        "looks": [to_plain(look) for look in looks],
+        "seconds": max(allocation.seconds, left_s or 0.0),
+        "cases": [asdict(share) for share in allocation.cases],
+        "pilot": None if pilot is None else asdict(pilot),
+    }
+
+
+def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
+    """Return the costs of a block, given those of its pilot process.
+
+    The pilot of arms in processes of their own has one arm.
+    """
+    if cell.design.isolation is Isolation.in_process:
+        return pilot
+    arms = len(cell.arms) * cell.design.runs_per_block
+    cases = (
+        replace(case, round_s=arms * case.round_s, warm_up_s=arms * case.warm_up_s)
+        for case in pilot.cases
+    )
+    return CellPilot(arms * pilot.start_s, tuple(cases))
+
+
+def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
+    """Return lines on what will be measured and decided, and how long it takes."""
+    if cell.counts_units:
+        return unit_lines(allocation, UnitLimits.of(cell), time_s)
+    return allocation_lines(allocation, time_s)
+
+
+def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:
+    """Yield what will be decided, and which cases are out of reach, one line each."""
+    cases, blocks = allocation.cases, allocation.blocks
+    likely = [share for share in cases if share.p_decided >= LIKELY]
+    yield (
+        f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
+        f"{format_duration(allocation.seconds)}: {len(likely)} of {count_text(len(cases), 'row')} "
+        f"are expected to be decided if the arms do not differ ({LIKELY:.0%} or more each)"
+    )
+    out_of_reach = [
+        f"{share.case} (would take {format_duration(share.needed_s)})"
+        for share in cases
+        if share.blocks < blocks
+    ]
+    if out_of_reach:
+        yield f"estimates only: {'; '.join(out_of_reach)}"
+    if time_s is not None and allocation.seconds > 1.05 * time_s:
+        yield (
+            f"this is longer than design.time, which leaves {format_duration(time_s)}: with fewer "
+            "processes or rounds nothing could be claimed"
+        )

@@ -1,0 +1,104 @@
+"""Warnings before a run: servers of unknown state, and requests that memory cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
+from labkit.config.requests import LENGTH_TRACES
+from labkit.engine import memory_budget
+from labkit.engine.memory_budget.slots_for_lengths import slots_for
+from labkit.machine import worker_environment
+
+EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known without a tokenizer
+
+
+def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
+    """Return the warnings about the server, the KV memory and the number of batch rows.
+
+    ``together``: prompt and output tokens of the longest requests that can be in flight together.
+    """
+    warnings = (
+        _server(experiment),
+        _threads(experiment),
+        _memory(experiment, together),
+        _rows(experiment, len(together)),
+    )
+    return tuple(filter(None, warnings))
+
+
+def _threads(experiment: Experiment) -> str | None:
+    """Return a warning about more threads than cores, or None."""
+    threads, cores = experiment.engine.threads, worker_environment.core_count()
+    if threads is None or threads <= cores:
+        return None
+    return (
+        f"engine.threads={threads}: this machine has {cores} cores, and surplus threads only wait "
+        f"for others; set engine.threads={cores} or less"
+    )
+
+
+def _server(experiment: Experiment) -> str | None:
+    """Return warnings: a server that runs on, an untested preset, packages to install; or None."""
+    server = experiment.engine.server
+    if experiment.engine.name != "openai":
+        return None
+    warnings = []
+    if server.url is not None:
+        warnings.append(
+            f"{server.url} is not restarted, so its earlier requests may affect results"
+        )
+    if not server.server_preset.tested:
+        warnings.append(
+            f"engine.server.preset={server.preset} follows that server's documentation and was "
+            "not run by labkit's tests"
+        )
+    if server.packages:
+        own = server.packages == server.server_preset.requirements
+        size = f" ({server.server_preset.size})" if own else ""
+        warnings.append(
+            f"{' '.join(server.packages)} and what it needs{size} is installed once in labkit's "
+            "cache, for the server alone"
+        )
+    return "; ".join(warnings) or None
+
+
+def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
+    """Return a sentence that compares the KV tokens the requests need with the capacity.
+
+    None if the KV memory cannot be planned.
+    """
+    planned, engine = memory_budget.plan_for_arm(experiment), experiment.engine
+    if planned is None:
+        return None
+    blocks = planned.blocks - (engine.kv.layout is KVLayout.paged)  # without the null block
+    capacity = blocks * engine.kv.block_size
+    needed = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
+    about = "" if experiment.workload.prompts.source in EXACT_SOURCES else "about "
+    fit = "so they fit"
+    if needed > capacity:
+        full = engine.scheduler.reservation is Reservation.full
+        fit = "so they will queue" if full else "so some will queue or be preempted"
+    return (
+        f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; {len(together)} "
+        f"requests need {about}{needed:,}, {fit}"
+    )
+
+
+def _rows(experiment: Experiment, requests: int) -> str | None:
+    if experiment.engine.name in EXTERNAL_ENGINES:
+        return None
+    rows = experiment.engine.scheduler.max_num_seqs
+    if requests <= rows:
+        return None
+    return (
+        f"engine.scheduler.max_num_seqs={rows}: {requests - rows} of {requests} requests in flight "
+        "will queue"
+    )
+
+
+def _size(size: int) -> str:
+    """Format bytes in GiB, or in MiB below 1 GiB."""
+    unit, scale = ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
+    printed = size / scale
+    return f"{printed:,.0f} {unit}" if printed >= 100 else f"{printed:.3g} {unit}"
