@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.conformance.attention_checks import backend_checks, resolver_checks
-from labkit.conformance.conformance_check import Check, Compose, Contract, ContractError
 from labkit.conformance.engine_checks import engine_checks, eviction_checks, queue_checks
+from labkit.conformance.protocol_contract import Check, Compose, Contract, ContractError
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.engine_factory import ENGINE_METHODS
 from labkit.workload import METHODS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.conformance.conformance_check import Check, Compose, demand
+from labkit.conformance.protocol_contract import Check, Compose, demand
 from labkit.engine.attention import resolvers
 from labkit.engine.attention.backend_factory import create
 from labkit.engine.attention.resolvers.resolver import Resolver

@@ -14,7 +14,7 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
     check_context,
 )
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.step_loop import StepLoop

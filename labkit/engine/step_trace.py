@@ -32,7 +32,7 @@ from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.step_loop import ComputedStep, PendingStep, StepParts
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager, KVMemory, StepAttention
+    from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager, KVMemory, StepAttention
     from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]

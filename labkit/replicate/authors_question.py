@@ -17,8 +17,8 @@ from labkit.config.engine.former_options import other_meanings, with_present_nam
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
-from labkit.experiment.compose.former_version_design import ALLOCATION
 from labkit.experiment.compose.input_digests import FILES, input_digests
+from labkit.experiment.compose.resumed_legacy_cell import ALLOCATION
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 

@@ -12,13 +12,13 @@ from labkit import check
 from labkit.config import RESOLVERS
 from labkit.config.engine import EVICTIONS
 from labkit.conformance import attention_checks
-from labkit.conformance.conformance_check import ContractError
 from labkit.conformance.engine_checks import (
     _reference,
     engine_checks,
     eviction_checks,
     queue_checks,
 )
+from labkit.conformance.protocol_contract import ContractError
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS

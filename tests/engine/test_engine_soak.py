@@ -8,7 +8,7 @@ from stub_engine import VOCAB, make_engine, request, solo
 
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN
-from labkit.engine.kv_cache_manager import BlockTable
+from labkit.engine.kv_cache_interface import BlockTable
 from labkit.engine.request import RequestState
 
 OPTIMISTIC = {"reservation": config.Reservation.optimistic, "chunk": 7}

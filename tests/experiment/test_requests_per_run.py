@@ -17,7 +17,7 @@ from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.compose.former_version_design import rounds_as_begun
+from labkit.experiment.compose.resumed_legacy_cell import rounds_as_begun
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_size
 from labkit.experiment.schedule.cell_runner import run_cell

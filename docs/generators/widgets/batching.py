@@ -10,7 +10,7 @@ from docs.generators.widgets.page import Widget
 from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCache, KVCacheManager
+from labkit.engine.kv_cache_interface import KVCache, KVCacheManager
 from labkit.engine.kv_layout import contiguous, padded
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.memory_budget.slots_for_lengths import CACHE_STEP_TOKENS

@@ -15,7 +15,6 @@ from labkit.analysis.charts.memory_and_request_timelines import (
     memory_timeline_section,
     request_timeline_section,
 )
-from labkit.analysis.charts.metrics_by_arm import matrix_section
 from labkit.analysis.charts.run_and_effect_charts import (
     effects_section,
     paired_differences,
@@ -48,6 +47,7 @@ from labkit.analysis.tables.counter_tables import (
     launch_queue_section,
     roofline_section,
 )
+from labkit.analysis.tables.metrics_by_arm import matrix_section
 from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.results_table import medians_section
 from labkit.analysis.tables.server_and_client_tables import (

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.kv_shape import KVShape, StateShape
-from labkit.engine.kv_cache_manager import KVCache, KVCacheFactory
+from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory
 
 if TYPE_CHECKING:
     from labkit import config

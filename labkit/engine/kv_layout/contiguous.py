@@ -19,10 +19,10 @@ from labkit.engine.attention.backends.contiguous_sdpa import SdpaAttention, Sdpa
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_cache_manager import BlockTable, KVCache, StepAttention
+from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.dense_layout_base import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
+from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.memory_budget.slots_for_lengths import round_up_to_step
 
 if TYPE_CHECKING:

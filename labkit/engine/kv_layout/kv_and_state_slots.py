@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_cache_manager import (
+from labkit.engine.kv_cache_interface import (
     BlockTable,
     KVCache,
     KVCacheManager,

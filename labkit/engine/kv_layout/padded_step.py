@@ -16,7 +16,7 @@ from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.dense_layout_base import DenseKV
+    from labkit.engine.kv_layout.unpaged_layout_base import DenseKV
 
 Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from labkit.engine.attention.attention_protocol import NoAttention
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_cache_manager import (
+from labkit.engine.kv_cache_interface import (
     BlockTable,
     KVCache,
     KVCacheManager,

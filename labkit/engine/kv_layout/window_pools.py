@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_cache_manager import (
+from labkit.engine.kv_cache_interface import (
     BlockTable,
     ComputedTokenCount,
     KVCache,

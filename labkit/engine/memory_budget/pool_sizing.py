@@ -21,7 +21,7 @@ from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOu
 
 if TYPE_CHECKING:
     from labkit.engine.attention.kv_shape import KVShape, StateShape
-    from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+    from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
     from labkit.engine.runner.packed_forward import PackedForward
     from labkit.machine.facts.memory_capacity import MemoryProfile
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, pack, read_only
-from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
+from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState, ScoredRows
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 

@@ -23,7 +23,7 @@ from labkit import config
 from labkit.engine.attention.kv_shape import KVShape, StateShape
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
+from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.model.cache_shapes import MixerSpec, cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.layer_cache import KVHandle

@@ -21,7 +21,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.sampling.lazy_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_manager import KVMemory
+    from labkit.engine.kv_cache_interface import KVMemory
     from labkit.engine.runner.packed_forward import PackedForward
 
 RunModel = Callable[[Batch], Logits]

@@ -22,7 +22,7 @@ from labkit.engine.sampling.lazy_logits import DeviceLogits, Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays, Attention
-    from labkit.engine.kv_cache_manager import StepAttention
+    from labkit.engine.kv_cache_interface import StepAttention
     from labkit.engine.numpy_port.graph_runner import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion
 

@@ -18,7 +18,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.model_loader import LoadedModel, load_model
-from labkit.engine.runner import expected_logits_cache, logits_self_test
+from labkit.engine.runner import logits_self_test, self_test_logits_cache
 from labkit.engine.runner.logits_self_test import ExpectedLogits
 from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
 from labkit.machine.facts import memory_capacity
@@ -82,7 +82,7 @@ class SharedModels:
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
             stored = functools.partial(
-                expected_logits_cache.get, model_dir, fresh.model, expected_key
+                self_test_logits_cache.get, model_dir, fresh.model, expected_key
             )
             compute = functools.partial(
                 logits_self_test.compute_expected, fresh, block_size, stored

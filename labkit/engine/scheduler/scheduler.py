@@ -45,7 +45,7 @@ from types import MappingProxyType
 
 from labkit import config
 from labkit.engine.engine_protocol import Counters, EngineError, TokenEvent
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
 from labkit.engine.sampling.prompt_logprobs import ScoredPart
 from labkit.engine.sampling.sampler import Sampled

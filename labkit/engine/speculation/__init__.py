@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit import config
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.runner.input_builder import SegmentLayout, staircase, window
 from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModelProposer

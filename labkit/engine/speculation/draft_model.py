@@ -18,7 +18,7 @@ from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_cache_manager import KVCacheFactory, KVCacheManager
+from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
 from labkit.engine.model import compute_dtype
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.runner import logits_self_test

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput

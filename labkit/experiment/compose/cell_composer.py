@@ -32,8 +32,8 @@ from labkit.config.unit_text import in_units_of_option
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
-from labkit.experiment.compose.former_version_design import as_begun, rounds_as_begun
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
+from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_begun
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
 from labkit.experiment.compose.user_class_check import check_workload_class
 from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote

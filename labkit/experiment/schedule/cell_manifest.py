@@ -21,7 +21,7 @@ from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.config.engine.former_options import with_present_names
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.compose import former_version_design
+from labkit.experiment.compose import resumed_legacy_cell
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.launch.python_environment import default_options, with_defaults
 from labkit.records import (
@@ -260,7 +260,7 @@ def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
     if (
         key not in ("blocks", "looks")
         or not turns
-        or end != former_version_design.RUNS_PER_BLOCK * blocks
+        or end != resumed_legacy_cell.RUNS_PER_BLOCK * blocks
     ):
         return ""
     return (

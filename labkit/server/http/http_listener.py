@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from labkit import config
 from labkit.config import ConfigError
 from labkit.server.generation.service import Service
-from labkit.server.http.http_protocol import HttpProtocol
+from labkit.server.http.uvicorn_protocol import HttpProtocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048

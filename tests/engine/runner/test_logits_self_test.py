@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.runner import expected_logits_cache, logits_self_test
+from labkit.engine.runner import logits_self_test, self_test_logits_cache
 from labkit.engine.runner.logits_self_test import ExpectedLogitsCache
 from labkit.machine import numpy_blas_threads
 
@@ -73,8 +73,8 @@ def test_another_process_finds_a_large_model_s_logits_in_the_cache(
     computed, model_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(expected_logits_cache, "MIN_STORED_BYTES", 1)
-    monkeypatch.setattr(expected_logits_cache, "SETTLED_S", 0)
+    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1)
+    monkeypatch.setattr(self_test_logits_cache, "SETTLED_S", 0)
     path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
 
     def load_in_another_process():
@@ -88,7 +88,7 @@ def test_another_process_finds_a_large_model_s_logits_in_the_cache(
     assert [load_in_another_process() for _ in range(2)] == [2, 2]
     os.utime(path / "model.safetensors", ns=(0, 0))
     assert load_in_another_process() == 3
-    monkeypatch.setattr(expected_logits_cache, "MIN_STORED_BYTES", 1 << 30)
+    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1 << 30)
     assert load_in_another_process() == 4
 
 

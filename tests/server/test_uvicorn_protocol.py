@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fake_server import FakeServer, post
 
-from labkit.server.http.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from labkit.server.http.uvicorn_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 3}
 STREAM = {**COMPLETION, "stream": True}

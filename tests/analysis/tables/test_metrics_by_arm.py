@@ -3,8 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from labkit.analysis.charts.metrics_by_arm import matrix_section
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.tables.metrics_by_arm import matrix_section
 
 
 def of_cell(cell):

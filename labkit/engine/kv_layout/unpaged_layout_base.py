@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
+from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 from labkit.engine.memory_budget.slots_for_lengths import CACHE_STEP_TOKENS, round_up_to_step

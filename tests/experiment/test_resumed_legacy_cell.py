@@ -7,7 +7,7 @@ import pytest
 
 from labkit.config import ConfigError, Design, Isolation, PlannedLook
 from labkit.experiment.compose.cell_composer import to_cell
-from labkit.experiment.compose.former_version_design import as_begun
+from labkit.experiment.compose.resumed_legacy_cell import as_begun
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 
 PROCESS, TURNS = Isolation.process, Isolation.in_process
