@@ -241,7 +241,7 @@ class Group:
             yield name, spec, getattr(self, name)
 
     def groups(self) -> Iterator[Group]:
-        """Yield this group and every group below it."""
+        """Yield this group and every group that is a field of a yielded one; none in lists."""
         yield self
         for value in vars(self).values():
             if isinstance(value, Group):

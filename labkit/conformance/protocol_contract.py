@@ -52,7 +52,8 @@ class Contract:
     methods
         All methods that the class must have.
     checks
-        A function that takes ``package.module:Class`` and yields the checks in order.
+        A function that takes ``package.module:Class`` and a ``Compose``, and yields the checks in
+        order.
     """
 
     kind: str

@@ -288,7 +288,10 @@ class ReadyCell:
 
     @property
     def stopping_points(self) -> tuple[int, ...]:
-        """The block counts at which the cell may end: its looks or, without looks, all blocks."""
+        """The numbers of blocks after which the cell may end: its looks or, without any, the last.
+
+        Looks after the last block are left out.
+        """
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 

@@ -158,7 +158,7 @@ def _shown(value: Any) -> str:
 
 
 def first_item(document: Any, key: str) -> Mapping[str, Any]:
-    """Return the first object of the list ``key`` of a document, or an empty one."""
+    """Return item 0 of the list ``document[key]``, or an empty map if that is no JSON object."""
     items = document.get(key) if isinstance(document, dict) else None
     return items[0] if isinstance(items, list) and items and isinstance(items[0], dict) else {}
 

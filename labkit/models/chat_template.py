@@ -45,12 +45,15 @@ OPTIONAL_FIELDS = {"name": "names", "tool_calls": "tool calls"}
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How a prompt ends, and values for the variables that a template defines itself."""
+    """How a prompt ends, and values for further variables that the template reads.
+
+    Raises ``ValueError`` if ``add_generation_prompt`` and ``continue_final_message`` are both set.
+    """
 
     add_generation_prompt: bool = True  # end with the start of the model's next message
     # End within the last message, which the model then continues.
     continue_final_message: bool = False
-    # The template's own variables, for example ``enable_thinking``.
+    # Variables that the template reads and does not set, for example ``enable_thinking``.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

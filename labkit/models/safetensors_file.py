@@ -29,7 +29,11 @@ ALIGNMENT = 8  # of the tensors' data (bytes)
 
 
 def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write arrays to a file for MLX. uint16 is written as bfloat16."""
+    """Write arrays by name to a safetensors file that MLX can read.
+
+    Dtypes: float32, float16, uint32, uint8, int8, and uint16, which is written as bfloat16. Raises
+    ``KeyError`` for any other.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     end = 0
     # Tensors with larger elements come first, so that each is aligned to its element size.

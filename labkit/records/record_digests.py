@@ -45,10 +45,10 @@ def read_digests(cell_dir: StudyPath) -> dict[str, str]:
 
 
 def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
-    """Add the digest of ``content`` to the cell's list, before ``content`` is written to ``path``.
+    """Put the digest of ``content`` into the cell's list as that of ``path``.
 
-    The caller must hold the cell's lock, because two processes must not change the list at the
-    same time.
+    It replaces an earlier digest of ``path``. The caller writes ``content`` to ``path`` afterwards,
+    and must hold the cell's lock, because two processes must not change the list at the same time.
     """
     name = path.relative_to(cell_dir).as_posix()
     digests = {**read_digests(cell_dir), name: hashlib.sha256(content).hexdigest()}

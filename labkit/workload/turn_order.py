@@ -117,7 +117,7 @@ class RandomTurnOrder:
             yield from arms
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        """Return ``values`` and 0, because all arms are in this process."""
+        """Return ``values``, because all arms are in this process, and 0: the first arm's index."""
         return list(values), 0
 
 

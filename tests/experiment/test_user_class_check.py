@@ -1,5 +1,7 @@
 """plan=true imports the users' classes in a child process."""
 
+import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -53,6 +55,17 @@ def test_a_class_that_cannot_be_imported_is_refused_in_the_plan(folder, source, 
         ):
             check_imports(cells("planned:Map"))
     assert "planned" not in sys.modules
+
+
+def test_the_class_whose_import_hangs_is_named_and_not_one_before_it(monkeypatch):
+    def run(arguments, **options):
+        printed = json.dumps([arguments[-2], None]).encode()  # the first class was imported
+        raise subprocess.TimeoutExpired(arguments, options["timeout"], output=printed)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (first,), (second,) = cells("good:Map"), cells("hangs:Map")
+    with pytest.raises(ConfigError, match="resolver=hangs:Map: importing it .* took too long"):
+        check_imports([first, second])
 
 
 def test_a_class_of_another_environment_is_not_imported_here(folder):

@@ -57,7 +57,7 @@ def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | N
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
-    """Return a chart of latency over throughput: a line per arm, named at its knee or its end."""
+    """Return a chart of latency over throughput: a line per curve, named at its knee or end."""
     points = [point for curve in curves for point in _points(curve)]
     chart = Chart(
         title="throughput against latency",

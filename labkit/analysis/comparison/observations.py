@@ -165,7 +165,10 @@ class MetricRow:
         return self.positive or self.unit_value is not None
 
     def to_percent(self, shift: float) -> float:
-        """Convert a log ratio, or a difference if arms are compared by differences, to percent."""
+        """Convert a shift to percent, at least -100.
+
+        A shift is a log ratio or, if ``unit_value`` is set, a difference in units of it.
+        """
         return to_percent(shift) if self.unit_value is None else max(-100.0, 100.0 * shift)
 
     def to_shift(self, pct: float) -> float:

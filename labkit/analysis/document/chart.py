@@ -190,7 +190,10 @@ class Chart:
         self.marks.append(Limit(x, name))
 
     def tip(self, dots: Dots, index: int) -> str:
-        """Return a dot's own tooltip, or else its arm, its run or block, and its value."""
+        """Return a dot's own tooltip, or else its arm, its place and its value.
+
+        The place is the dot's name in ``x_names`` or, without names, x with its unit.
+        """
         if dots.tips:
             return dots.tips[index]
         x, y = dots.points[index]

@@ -218,7 +218,10 @@ CellTable = Callable[[Cell, Sequence[Record]], Table[Any] | None]
 
 
 def table_section(title: str, *tables: CellTable) -> Section:
-    """Return a section of tables, each a function of a cell and its records."""
+    """Return a section with a table from each function of a cell and its records.
+
+    It leaves out a table that is None or has no lines.
+    """
     return Section(
         title, lambda report: table_parts(*(t(report.cell, report.records) for t in tables))
     )

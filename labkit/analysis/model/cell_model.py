@@ -129,7 +129,11 @@ class CellDesign:
 
     @cached_property
     def looks(self) -> tuple[InterimLook, ...]:
-        """The predeclared interim looks; empty if there are none."""
+        """The declared looks in order, with the final one after the last block.
+
+        Empty if the design has no interim look. Raises ``ValueError`` if the numbers of blocks do
+        not increase, or the looks spend more than ``alpha``.
+        """
         return parse_looks(self.keys.get("looks"), self.alpha)
 
 

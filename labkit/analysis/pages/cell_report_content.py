@@ -54,7 +54,7 @@ class CellReport(CellSource):
 
     @cached_property
     def answer(self) -> str:
-        """The whole answer to the question, in one sentence."""
+        """The whole answer to the question, in one or several sentences."""
         return long_text(self.findings)
 
     @cached_property

@@ -222,7 +222,10 @@ def run_length(params: Any, key: int, end: int) -> int:
 
 @inlined
 def key_address(params: Any, unit: DecodeUnit, pool: int, key: int) -> int:
-    """Return the address of a key of the unit's first KV head in ``pool``."""
+    """Return the address of the key, or the value, of the unit's first KV head at index ``key``.
+
+    ``pool``: the address of the layer's key pool or value pool.
+    """
     address: int = pool + key_offset(params, unit.sequence, key) + head_bytes(params) * unit.head
     return address
 

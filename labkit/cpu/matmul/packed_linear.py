@@ -36,14 +36,20 @@ WeightMatrix = Array | LowPrecisionMatrix
 
 
 class PackedPanels(Protocol):
-    """The packed weights of one or more matrices for the same input, in one kernel's layout."""
+    """The packed weights of one or more matrices that multiply the same input.
+
+    Each class packs them in the layout of one kernel.
+    """
 
     @property
     def bytes(self) -> int:
         """Bytes of the packed weights."""
 
     def product(self, shared: dict[str, int]) -> Product:
-        """Return the product, for the parameters of its node that do not depend on the format."""
+        """Return the function that multiplies an input by the matrices.
+
+        ``shared``: the node's parameters that do not depend on the weights' format.
+        """
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node of a captured graph that does the work of ``multiply``.
@@ -326,7 +332,9 @@ class PackedLinear:
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
 
-        ``x``: float32 [..., K]. Raises ``ValueError`` if the last axis is not K.
+        ``x``: float32 [..., K]. A ``TracedArray`` adds the product to the graph that is being
+        captured, and the results are then traced, too. Raises ``ValueError`` if the last axis is
+        not K, and ``NotCapturable`` if the graph cannot have the product.
         """
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:

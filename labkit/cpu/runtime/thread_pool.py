@@ -162,7 +162,10 @@ class Pool:
         return tuple(thread.value or 0 for thread in self._threads)
 
     def close(self) -> None:
-        """Stop the workers after their current units. Later kernels run on the caller's thread."""
+        """Stop the workers when no unit of the current job is left to compute.
+
+        Later kernels run on the caller's thread.
+        """
         self._write(self._code.STOP, 1)
         for k, thread in enumerate(self._threads):
             lock = self._worker_address(k, self._code.OWN_LOCK)

@@ -147,7 +147,10 @@ _IDENTITY = tuple(field.name for field in fields(LaunchReport) if field.name not
 
 
 def merge_reports(reports: Iterable[LaunchReport]) -> Reports:
-    """Sum the reports of identical launches."""
+    """Return one report for each group of identical launches, with their numbers summed.
+
+    Its stamps and its layer are those of the group's first stale report, or else its first report.
+    """
     groups: dict[tuple[Any, ...], list[LaunchReport]] = {}
     for report in reports:
         key = tuple(getattr(report, name) for name in _IDENTITY)

@@ -86,7 +86,11 @@ def compute_itemsize(options: config.Engine, stored: int) -> int:
 
 
 def kv_dtype(options: config.Engine, computed: str) -> str:
-    """Return the dtype of the KV memory, for a model that computes in dtype ``computed``."""
+    """Return the dtype of the KV memory.
+
+    It is ``engine.kv.dtype`` or, if that is float32 (the default), ``computed``: the dtype in which
+    the model computes.
+    """
     narrow = options.kv.dtype is not config.KVDType.float32
     return str(options.kv.dtype.value) if narrow else computed
 

@@ -252,7 +252,7 @@ QUEUE_METHODS: dict[str, Callable[..., str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The functions that the options of ``engine.scheduler`` select, with the options bound."""
+    """What the options of ``engine.scheduler`` select; the functions have the options bound."""
 
     options: Scheduler
     phase_order: Callable[[Phase | None], Phases]

@@ -32,13 +32,14 @@ CODE = dedent("""
 
 
 def check_imports(cells: Iterable[ComposedCell]) -> None:
-    """Import the classes of every arm that runs in the study's own environment.
+    """Import, in a child process, users' classes of arms that run in the study's environment.
 
     Raises
     ------
     ConfigError
-        A class cannot be imported. The message is one line with the arm, the option, the reason
-        and the last traceback line in the user's code.
+        A class cannot be imported, or the child ended or took longer than ``IMPORT_TIMEOUT_S``.
+        The message is one line with the arm, the option and the reason. The reason ends with the
+        last traceback line in the user's code, if there is one.
     """
     from labkit.experiment.compose.cell_composer import ENVIRONMENT
 
@@ -82,23 +83,21 @@ def _import_once(path: str) -> str | None:
 def _import(paths: Sequence[str]) -> dict[str, str | None]:
     """Return the error of each class's import, or None for a class that was imported.
 
-    If an import ends the process, its class and all later classes are absent. If the imports take
-    too long, the result is empty.
+    If an import ends the process or takes too long, its class and all later classes are absent.
     """
     folders = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])  # where this process looks
     try:
-        done = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, "-c", CODE, *paths],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
             capture_output=True,
-            text=True,
             timeout=IMPORT_TIMEOUT_S,
             check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}
+        ).stdout
+    except subprocess.TimeoutExpired as expired:
+        printed = expired.stdout or b""
     errors: dict[str, str | None] = {}
-    for line in done.stdout.splitlines():
+    for line in printed.splitlines():
         try:
             path, error = json.loads(line)
         except (ValueError, TypeError):  # a line that the user's module printed

@@ -64,7 +64,10 @@ class RunLauncher(Protocol):
 
 @dataclass
 class LaunchHistory:
-    """What the launchers of one study have done: preparations by marker, and the last run."""
+    """What the launchers of one study have done: the arms they prepared, and the last run.
+
+    ``prepared`` and ``failures`` have an arm's marker file (``compile_once_marker``) as its key.
+    """
 
     prepared: set[Path] = field(default_factory=set)  # also of arms whose marker is not written
     failures: dict[Path, RunFailure] = field(default_factory=dict)

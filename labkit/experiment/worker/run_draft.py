@@ -39,7 +39,7 @@ class StageTimer:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Add the time of the ``with`` block to a stage."""
+        """Add the time of the ``with`` block to a stage, which becomes the current one."""
         self.stage = stage
         start = self._clock_ns()
         try:
@@ -77,7 +77,7 @@ class RunDraft:
         The wall time of each stage so far.
     compiles
         The number of numba compilations in each stage.
-    differing_outputs
+    output_values
         Array outputs by digest, for reports on arms whose outputs differ.
     step_trace
         The traced steps of the run, if it traced any.

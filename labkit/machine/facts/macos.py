@@ -177,7 +177,10 @@ def recommended_working_set() -> int | None:
 
 
 def threadgroup_limits() -> tuple[int, int]:
-    """Return Metal's limits of a threadgroup: threads, and bytes of its memory."""
+    """Return Metal's limits of a threadgroup: threads along x, and bytes of threadgroup memory.
+
+    Raises ``ValueError`` if Metal has no device, and ``OSError`` outside macOS.
+    """
 
     class Size(ctypes.Structure):
         _fields_ = [(axis, ctypes.c_ulong) for axis in ("width", "height", "depth")]

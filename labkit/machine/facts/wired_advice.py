@@ -51,9 +51,10 @@ def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]
 
 
 def collector_mismatch(machine: MemoryProfile, enabled: bool) -> str | None:
-    """Return a message if the wired collector's state differs from ``enabled``, else None.
+    """Return why the wired collector is not known to be in the demanded state, or None if it is.
 
-    On macOS the message includes the command that changes the state.
+    ``enabled``: the demanded state. On macOS the message includes the command that sets it. On
+    other systems there is always a message, because only macOS has a collector.
     """
     state = "enabled" if enabled else "disabled"
     if machine.wired is None:

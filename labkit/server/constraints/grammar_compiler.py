@@ -62,11 +62,12 @@ class GrammarCompiler:
             raise GrammarError(f"the tokenizer: {_first_line(str(error))}") from None
 
     def compile(self, source: GrammarSource) -> Any:
-        """Return an llguidance matcher in its initial state. The GIL is released meanwhile.
+        """Return an llguidance matcher in its initial state.
 
-        The first mask is computed too, because it takes longer than the later ones. Raises
-        ``GrammarError`` if the grammar is invalid, has features that llguidance does not support,
-        or exceeds a limit of llguidance.
+        The GIL is released meanwhile, except while the first use reads ``tokenizer``. The first
+        mask is computed too, because it takes longer than the later ones. Raises ``GrammarError``
+        if llguidance does not support the tokenizer, or if the grammar is invalid, has features
+        that llguidance does not support, or exceeds a limit of llguidance.
         """
         from llguidance import LLMatcher, LLParserLimits
 

@@ -107,7 +107,10 @@ class EngineThread:
         self._commands.put(abort)
 
     def clear_cache(self, on_cleared: Callable[[], object]) -> None:
-        """Queue the eviction of the prefix cache, after which ``on_cleared`` is called."""
+        """Queue a command that empties the prefix cache and then calls ``on_cleared``.
+
+        Both happen in this thread.
+        """
 
         def clear(engine: InferenceEngine) -> None:
             engine.clear_cache()
@@ -128,7 +131,10 @@ class EngineThread:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the current step or command started, or 0 while the thread is idle."""
+        """Seconds since the current command or step started; 0 while the thread is idle.
+
+        A step that follows a command counts from the command's start.
+        """
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 

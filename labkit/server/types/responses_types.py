@@ -72,7 +72,7 @@ class ResponseTextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fi
 
 
 class ResponseJsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """The format of any JSON object."""
+    """The text must be a JSON object, of any schema."""
 
 
 class ResponseSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from labkit.config import FramePicks
 
 
 class Undecodable(Exception):
-    """A request failed because of its clip. The message is one line on the clip or its frames."""
+    """Frames of a clip cannot be picked, decoded or checked. The message is one line."""
 
 
 def positions(count: int, num_frames: int) -> list[int]:
