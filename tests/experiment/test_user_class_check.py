@@ -64,7 +64,7 @@ def test_the_class_whose_import_hangs_is_named_and_not_one_before_it(monkeypatch
 
     monkeypatch.setattr(subprocess, "run", run)
     (first,), (second,) = cells("good:Map"), cells("hangs:Map")
-    with pytest.raises(ConfigError, match="resolver=hangs:Map: importing it .* took too long"):
+    with pytest.raises(ConfigError, match=r"resolver=hangs:Map: importing it .* took too long"):
         check_imports([first, second])
 
 
