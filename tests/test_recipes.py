@@ -66,7 +66,7 @@ NOT_COMMANDS = {
     ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
     ("docs/studies.md", "labkit.report: "): "printed: tests/records/test_record_digests.py",
     ("docs/judge.md", "arm,run,block"): "read: tests/importers/test_result_files.py",
-    ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
+    ("docs/structures.md", ""): "printed: tests/docs/test_block_tables_and_radix_tree.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
     ("docs/workloads.md", '{"prompt"'): "lines of JSON: tests/test_docs.py",
     ("docs/workloads.md", "16.1 MiB"): "a line that a plan prints",
@@ -100,7 +100,8 @@ LISTED = {
 NOT_TINY = {
     "python -m labkit ablation=blas -m": (
         "blas.openblas",
-        "OpenBLAS is loaded before MLX, in a process of its own: tests/machine/test_blas.py",
+        "OpenBLAS is loaded before MLX, in a process of its own: "
+        "tests/machine/test_openblas_for_mlx.py",
     ),
     "python -m labkit ablation=weights model=smollm2 -m": (
         "weights.narrow",

@@ -160,10 +160,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """KV memory in bytes now: ``reserved`` for requests, and ``used`` by computed tokens."""
+    """KV memory in bytes now: ``reserved`` for requests, and ``used`` by computed tokens.
+
+    ``total``: the most that can be reserved; None if the engine sets no limit.
+    """
 
     reserved: int
     used: int
+    total: int | None = None
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import KVShape, StateShape
     from labkit.engine.batch import Batch
+    from labkit.engine.block_pool import BlockPool
     from labkit.engine.recurrent_states.state_memory import StateStep
     from labkit.engine.recurrent_states.state_slots import StatePlan
     from labkit.engine.request import RequestState
@@ -82,11 +83,13 @@ class ComputedTokenCount:
 class KVCacheManager:
     """Reserves KV memory for requests. This base class shares no memory between requests.
 
-    ``token_bytes`` is the size in bytes of one token's keys and values over all layers.
+    ``token_bytes`` is the size in bytes of one token's keys and values over all layers. ``pool`` is
+    the pool of blocks, that of the layers without a window; None in a layout without blocks.
     """
 
-    def __init__(self, token_bytes: int) -> None:
+    def __init__(self, token_bytes: int, pool: BlockPool | None = None) -> None:
         self.token_bytes = token_bytes
+        self.pool = pool
         self._tables: dict[str, BlockTable] = {}
         self._computed = ComputedTokenCount()
         self._released_slots = self._released_tokens = 0
@@ -94,6 +97,11 @@ class KVCacheManager:
     @property
     def reserved_bytes(self) -> int:
         """Bytes reserved for requests now, whether or not their tokens are computed."""
+        raise NotImplementedError
+
+    @property
+    def total_bytes(self) -> int:
+        """The most bytes that can be reserved."""
         raise NotImplementedError
 
     @property

@@ -180,7 +180,7 @@ class LLMEngine:
         exceeds ``reserved``.
         """
         used = self._cache.used_bytes(self._scheduler.num_computed_tokens)
-        return KVBytes(reserved=self._cache.reserved_bytes, used=used)
+        return KVBytes(self._cache.reserved_bytes, used, self._cache.total_bytes)
 
     def max_request_tokens(self) -> int:
         """Return the largest number of tokens (prompt and output) that a request may have.

@@ -84,7 +84,7 @@ class StepTrace:
         self._cache = cache
         self._limit = limit
         self._scheduler = scheduler
-        self._pool = getattr(cache, "pool", None)
+        self._pool = cache.pool
         self._chunks_left = MAX_CHUNKS
         self._steps: list[TracedStep] = []
         self._num_steps = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
-from labkit.config.engine.attention import MLX_POOL_BACKENDS
+from labkit.config.engine.attention import MLX_BACKENDS, MLX_POOL_BACKENDS
 from labkit.config.extras import MLX_PACKAGES, require_packages
 from labkit.machine.facts.mlx_default_device import mlx_gpu
 
@@ -20,7 +20,7 @@ def queued(attention: Attention) -> bool:
 
 
 def check(experiment: Experiment) -> None:
-    """Raise ``ConfigError`` if this machine lacks the arm's device a compiler or packages."""
+    """Raise ``ConfigError`` if this machine lacks the arm's device, a compiler or packages."""
     _check_packages(experiment)
     device, mlx_device = experiment.engine.attention.device, mlx_gpu()
     if device is Device.metal:
@@ -55,6 +55,6 @@ def check(experiment: Experiment) -> None:
 def _check_packages(experiment: Experiment) -> None:
     """Check that MLX and the readers of models are installed, if the arm imports them."""
     attention, workload = experiment.engine.attention, experiment.workload
-    on_mlx = attention.device is not Device.cpu or attention.backend in ("sdpa", "gather")
+    on_mlx = attention.device is not Device.cpu or attention.backend in MLX_BACKENDS
     if workload.kind != "video" and (on_mlx or not workload.times_kernels):
         require_packages(MLX_PACKAGES, "mlx", f"workload={workload.name}")

@@ -114,12 +114,12 @@ def test_between_steps_the_engine_reports_kv_bytes_and_admitted_requests():
     assert isinstance(engine, Observable)
     engine.submit(request("a", range(1, 7), 3))  # 8 slots: 2 blocks of 100 bytes
     engine.submit(request("b", range(1, 10), 4))  # 12 slots: 3 blocks, must wait
-    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0, 4 * 100)
     engine.step()
     assert (engine.is_running("a"), engine.is_running("b")) == (True, False)
-    assert engine.kv_bytes() == KVBytes(reserved=200, used=4 * 25)
+    assert engine.kv_bytes() == KVBytes(reserved=200, used=4 * 25, total=4 * 100)
     run(engine, [])
-    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0, 4 * 100)
 
 
 def test_stop_tokens_and_end_of_text():

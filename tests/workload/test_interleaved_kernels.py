@@ -647,12 +647,20 @@ def test_arms_on_warm_caches_that_copy_memory_run_in_separate_processes():
     assert kernel_workload_kind.KIND.apart([gather, gather]) is None
 
 
-def test_only_the_estimate_of_cold_turns_includes_flushing(monkeypatch):
+def test_the_estimate_of_cold_turns_has_flushes_and_that_of_others_their_wash_outs(monkeypatch):
     monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(make_workload(FEW, repeats=100, state=state) for state in State))]
-    seconds = {e.workload.state: kernel_workload_kind.KIND.estimate(e).seconds for e in arms}
-    flushes = 100 * FEW.factor * kernel_workload_kind.FLUSH_SECONDS
-    assert seconds[State.cold] - seconds[State.hot] == pytest.approx(flushes)
+
+    def estimates(flush_s):
+        monkeypatch.setattr(kernel_workload_kind, "FLUSH_SECONDS", flush_s)
+        return {e.workload.state: kernel_workload_kind.KIND.estimate(e).seconds for e in arms}
+
+    without, seconds = estimates(0.0), estimates(0.01)
+    assert without[State.hot] > without[State.warm] > without[State.cold]
+    wash_outs = without[State.hot] - without[State.cold]
+    assert without[State.warm] - without[State.cold] == pytest.approx(wash_outs / 3)
+    assert (seconds[State.hot], seconds[State.warm]) == (without[State.hot], without[State.warm])
+    assert seconds[State.cold] - without[State.cold] == pytest.approx(100 * FEW.factor * 0.01)
     assert seconds[State.both] > seconds[State.cold]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
+from labkit.config.engine.attention import ATTENTION_BACKENDS
 from labkit.workload import device_availability
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
@@ -299,6 +300,14 @@ def test_an_unavailable_device_is_refused(monkeypatch, device, message):
     with pytest.raises(ConfigError, match=message) as raised:
         device_availability.check(experiment(make(DECODE), attention={"device": device}))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("backend", sorted({*ATTENTION_BACKENDS} - {"sdpa"}))  # over blocks
+def test_attention_alone_needs_mlx_for_the_backends_that_call_it(monkeypatch, backend):
+    needed = []
+    monkeypatch.setattr(device_availability, "require_packages", lambda *what: needed.append(what))
+    device_availability.check(experiment(make(DECODE), attention={"backend": backend}))
+    assert bool(needed) == (backend not in ("fused", "reference"))
 
 
 def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():

@@ -17,7 +17,8 @@ from labkit.config.option import (
 
 # Over blocks, by MLX's attention: request by request, in one padded rectangle, under one mask.
 MLX_POOL_BACKENDS = ("gather", "gather_padded", "masked")
-ATTENTION_BACKENDS = ("fused", *MLX_POOL_BACKENDS, "sdpa", "reference")
+MLX_BACKENDS = (*MLX_POOL_BACKENDS, "sdpa")  # the model runs on the default device of MLX
+ATTENTION_BACKENDS = ("fused", *MLX_BACKENDS, "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 UNITS = ("auto", "head", "kv_head", "token")
 

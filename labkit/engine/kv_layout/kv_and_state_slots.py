@@ -8,7 +8,7 @@ group of state slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_cache_interface import (
@@ -67,7 +67,7 @@ class HybridKVCacheManager(KVCacheManager):
         states: StateMemory,
         num_snapshots: int,
     ) -> None:
-        super().__init__(attention.token_bytes)
+        super().__init__(attention.token_bytes, attention.pool)
         self._attention = attention
         self._slots = slots
         self._states = states
@@ -87,6 +87,10 @@ class HybridKVCacheManager(KVCacheManager):
     @property
     def reserved_bytes(self) -> int:
         return self._attention.reserved_bytes + self._slots.reserved_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self._attention.total_bytes + self._slots.num_slots * self._slots.slot_bytes
 
     @property
     def capacity_tokens(self) -> int:
@@ -167,6 +171,10 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _update_peak(self) -> None:
         self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
+
+    @property
+    def tables(self) -> Mapping[str, BlockTable]:
+        return self._attention.tables
 
     def table(self, request_id: str) -> BlockTable:
         return self._attention.table(request_id)

@@ -95,6 +95,8 @@ class PagedKVCacheManager(KVCacheManager):
     enter the prefix cache.
     """
 
+    pool: BlockPool
+
     def __init__(
         self,
         pool: BlockPool,
@@ -103,8 +105,7 @@ class PagedKVCacheManager(KVCacheManager):
         block_bytes: int = 0,
         insert: PrefixInsert = PrefixInsert.computed,
     ) -> None:
-        super().__init__(block_bytes // pool.block_size)
-        self.pool = pool
+        super().__init__(block_bytes // pool.block_size, pool)
         self.block_bytes = block_bytes
         self._prefix_cache = prefix_cache or PrefixCache(pool)
         self._reuse_blocks = reuse_blocks
@@ -119,6 +120,10 @@ class PagedKVCacheManager(KVCacheManager):
     @property
     def reserved_bytes(self) -> int:
         return self.pool.num_used * self.block_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.pool.capacity * self.block_bytes
 
     @property
     def capacity_tokens(self) -> int:

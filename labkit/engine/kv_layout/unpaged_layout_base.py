@@ -179,6 +179,10 @@ class DenseKVCacheManager(KVCacheManager):
         return self.stats.allocated
 
     @property
+    def total_bytes(self) -> int:
+        return self._capacity * self.token_bytes
+
+    @property
     def capacity_tokens(self) -> int:
         return self._capacity // self.growth_step * self.growth_step
 

@@ -154,7 +154,7 @@ class WindowedKVCacheManager(KVCacheManager):
     def __init__(
         self, full: KVCacheManager, groups: Sequence[WindowBlocks], limits: StepLimits
     ) -> None:
-        super().__init__(full.token_bytes + sum(group.token_bytes for group in groups))
+        super().__init__(full.token_bytes + sum(group.token_bytes for group in groups), full.pool)
         self._full = full
         self._groups = groups
         self._limits = limits
@@ -164,6 +164,11 @@ class WindowedKVCacheManager(KVCacheManager):
     @property
     def reserved_bytes(self) -> int:
         return self._full.reserved_bytes + sum(group.reserved_bytes for group in self._groups)
+
+    @property
+    def total_bytes(self) -> int:
+        windows = (group.pool.capacity * group.block_bytes for group in self._groups)
+        return self._full.total_bytes + sum(windows)
 
     @property
     def capacity_tokens(self) -> int:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from labkit import config
-from labkit.config.engine.attention import MLX_POOL_BACKENDS
+from labkit.config.engine.attention import MLX_BACKENDS
 from labkit.machine.facts.mlx_default_device import mlx_gpu
 
 # Not imported from ``labkit.cpu.precision.kv_dtypes``: the process that plans must not import
@@ -25,8 +25,6 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Bits per element of quantised keys and values: those of the integer, plus one, because the scale
 # and the bias of each group of 64 elements have 64 bits.
 QUANTIZED_KV_BITS = {"int8": 9, "int4": 5}
-# The backends that call MLX's attention. With them the model runs on MLX's default device.
-MLX_BACKENDS = (*MLX_POOL_BACKENDS, "sdpa")
 INTEGER_DTYPES = ("uint32", "uint8", "int8")  # codes and scales of quantised matrices
 # Storage narrower than float32, as counters name it.
 NARROW_DTYPES = ("quantised", "float16", "bfloat16")

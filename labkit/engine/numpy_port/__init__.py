@@ -13,7 +13,7 @@ Replacement: ``convert`` copies a loaded model's tree of modules.
   ``engine.activations=int8``, with quantised activations. Projections of the same input
   (q, k, v; gate, up) become one product, computed when the first of them is called.
 - A class that contains layers (attention, MLP, block, model) becomes the same class of a copy of
-  its module. ``engine.rebound_model_modules`` executes the copy with ``mlx_shim`` in place of
+  its module. ``engine.model.rebound_model_modules`` executes the copy with ``mlx_shim`` in place of
   ``mlx.core`` and ``mlx.nn``. Two functions of the copies are labkit's: ``swiglu``, which is a
   kernel, and ``scaled_dot_product_attention``, which calls the ``attend`` of the cache's
   ``KVHandle``.
@@ -24,8 +24,8 @@ compares the forward with plain mlx_lm in both cases.
 
 Replay: in a small step, the Python code between the launches costs as much time as the launches.
 So the launches of a forward are captured once, like a CUDA graph, from a forward over traced arrays
-(``cpu.graph_capture``). A step of up to 64 decode rows is then one compiled call
-(``cpu.graph_replay``) with the same bits. If a model's code cannot be captured, or a step's
+(``cpu.capture.graph_capture``). A step of up to 64 decode rows is then one compiled call
+(``cpu.replay.graph_replay``) with the same bits. If a model's code cannot be captured, or a step's
 attention is not the decode kernel, the step runs without replay. ``forward.replayed`` counts the
 replayed steps, and the record states the reason if a model cannot be captured.
 

@@ -109,7 +109,8 @@ class TensorParallelEngine:
 
     def kv_bytes(self) -> KVBytes:
         size, kv = len(self._ranks.pids), self._snapshot.kv
-        return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
+        total = None if kv.total is None else size * kv.total
+        return KVBytes(size * kv.reserved, size * kv.used, total)
 
     def counters(self) -> dict[str, float]:
         """Return rank 0's counters, with bytes summed over all ranks.
@@ -150,4 +151,4 @@ def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | 
 
 
 def _is_summed_over_ranks(counter: str) -> bool:
-    return "bytes" in counter or counter.startswith("weights.")
+    return "bytes" in counter or counter.startswith(("weights.", "activations."))

@@ -26,6 +26,7 @@ from labkit.machine import cache_dir, numba_sources
 from labkit.machine.file_digest import SETTLED_S, file_state
 
 MIN_STORED_BYTES = 1 << 25  # a smaller model's logits are computed faster than this file is read
+LOADED_LATER = "engine/model/dequantized_layers.py"  # imported only for quantised models
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -46,13 +47,13 @@ def get(
     if sum(state.size for _, state in states) < MIN_STORED_BYTES:
         return compute()
     source = inspect.getsourcefile(type(model))
-    code = Path(inspect.getfile(compute_expected)).resolve()
+    code = [Path(inspect.getfile(compute_expected)).resolve(), _PACKAGE / LOADED_LATER]
     key = (
         states,
         loading,
         source and file_state(Path(source)),
         [metadata.version(package) for package in ("mlx", "mlx-lm", "numpy")],
-        numba_sources.digest(code, _PACKAGE),
+        [numba_sources.digest(file, _PACKAGE) for file in code],
     )
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     entry = cache_dir.root() / "expected" / name

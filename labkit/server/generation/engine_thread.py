@@ -34,8 +34,8 @@ class EngineStep:
 
     ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` contains the
     ids of the requests that started running in this step. ``counters`` are the engine's counters
-    after the step. ``kv_bytes`` is the KV memory reserved after the step, or None if the engine
-    does not report it.
+    after the step. ``kv_usage`` is the share of the KV memory that is reserved after the step, 0 to
+    1; None if the engine does not report it or has no limit.
     """
 
     started: float
@@ -43,7 +43,7 @@ class EngineStep:
     events: list[TokenEvent]
     admitted: list[str]
     counters: Mapping[str, float]
-    kv_bytes: int | None
+    kv_usage: float | None
 
 
 class EngineThread:
@@ -167,9 +167,10 @@ class EngineThread:
                 if request_id in with_events or (observable and observable.is_running(request_id))
             ]
             self._queued.difference_update(admitted)
-        kv_bytes = observable.kv_bytes().reserved if observable else None
+        kv = observable.kv_bytes() if observable else None
+        kv_usage = kv.reserved / kv.total if kv is not None and kv.total else None
         counters = engine.counters()
-        self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_bytes))
+        self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_usage))
 
     def _run_commands(self) -> bool:
         """Run the queued commands and return False if the thread must end.

@@ -130,9 +130,8 @@ class Metrics:
         computed = step.counters.get("tokens.computed", 0.0) - before
         self.observe("iteration_tokens_total", computed)
         self._engine_counters = step.counters
-        total = step.counters.get("blocks.total", 0) * step.counters.get("kv_block_bytes", 0)
-        if step.kv_bytes is not None and total:
-            self._kv_usage.set(step.kv_bytes / total)
+        if step.kv_usage is not None:
+            self._kv_usage.set(step.kv_usage)
 
     def record_end(
         self, request: Request, times: RequestTimestamps, now: float, reason: str

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from labkit.config import Device, Experiment, State, Workload, require
+from labkit.config.engine.attention import MLX_BACKENDS
 from labkit.workload import device_availability, in_process_rules
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.measurement import Estimate
@@ -18,6 +19,8 @@ FLOPS = 120e9
 EMULATED_FLOPS = 20e6
 EMULATED_SECONDS = 0.1  # minimum time of a launch, which starts a process
 FLUSH_SECONDS = 10e-3
+# Wash-outs per turn of an arm. With warm caches, two arms and a control share one.
+WASHOUTS = {State.hot: 1.0, State.warm: 1 / 3, State.cold: 0.0, State.both: 0.5}
 PROCESS_BYTES = 150 << 20
 
 
@@ -105,7 +108,8 @@ class KernelKind:
                 experiment.engine.attention
             )
             timed = launch * _timed_launches(size, experiment, queued)
-            seconds += launch + (w.warmup + 2) * washout + rounds * (timed + washout + flush)
+            between = flush + WASHOUTS[w.state] * washout
+            seconds += launch + (w.warmup + 2) * washout + rounds * (timed + between)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
 
 
@@ -124,7 +128,8 @@ def _unaligned(experiments: Sequence[Experiment]) -> str | None:
 def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
     if queued:
         return 1 + kernel_cases.chain_length(size, experiment.workload)
-    lazy = experiment.engine.attention.device is not Device.cpu
+    attention = experiment.engine.attention
+    lazy = attention.device is not Device.cpu or attention.backend in MLX_BACKENDS
     hot = experiment.workload.state is not State.cold
     return kernel_cases.timed_launches(size, experiment.workload) if hot and not lazy else 1
 

@@ -116,6 +116,8 @@ def test_a_request_holds_its_windows_and_the_tokens_of_a_step(model_dir):
     most = -(-(WINDOW + 16) // SIZE) + 1
     assert max(held) <= (full + 2 * most) * layer_block < 3 * full * layer_block / 2
     counters = engine.counters()
+    total = counters["blocks.total"] + 2 * counters["window_pools.total_blocks"]
+    assert max(held) <= engine.kv_bytes().total == total * layer_block
     assert counters["window_pools.peak_blocks"] <= most
     assert counters["peak_kv_bytes"] >= max(held) > 0
 

@@ -1,5 +1,7 @@
 """Models with recurrent states give plain mlx_lm's tokens in every way of serving."""
 
+import itertools
+
 import numpy as np
 import pytest
 from architectures import settings
@@ -251,6 +253,21 @@ def test_the_budget_counts_the_states(directory):
     held = engine.kv_bytes()
     assert held.reserved - held.reserved // 2048 * 2048 == 512  # blocks are 2 KiB here
     assert 512 < held.used <= held.reserved
+    blocks = counters["blocks.total"] * counters["kv_block_bytes"]
+    assert held.total == blocks + 11 * 512
+
+
+def test_the_blocks_of_requests_with_states_are_traced(directory):
+    engine = create(options("hash"), directory("lfm2"))
+    trace = engine.trace_steps(1_000, itertools.count().__next__)
+    for name in "ab":
+        engine.submit(Request(name, prompts()[0], SamplingParams(max_tokens=8, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+    report = trace.report()
+    assert report["num_blocks"] == engine.counters()["blocks.total"] + 1  # the null block
+    assert {index for step in report["steps"] for index, *_ in step["blocks"]} == {0, 1}
+    assert any(step["released"] for step in report["steps"])
 
 
 def test_a_draft_model_with_states_is_refused(directory):
