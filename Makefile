@@ -12,7 +12,7 @@ INSTALL := .ci/install $(VENV)
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 mutants clients lint bench docs mac gpu clean
+.PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 mutants clients lint docs mac gpu clean
 .DEFAULT_GOAL := demo
 
 # The interpreter's own pip installs uv, if it has one: ensurepip would take several seconds.
@@ -86,9 +86,6 @@ lint: $(DEV)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-
-bench: $(DEV)
-	@for f in benchmarks/*.py; do echo "== $$f"; $(RUN) $$f || exit 1; done
 
 docs: $(DEV)  ## the documentation as a site with search and the API reference; fails at a broken link
 	@$(INSTALL) -e '.[docs]'

@@ -271,7 +271,7 @@ if __name__ == "__main__":
         folder = Path(sys.argv[2])
         del sys.argv[1:3]
         take_turns(Beside(folder, Path(sys.argv[1]).stem))
-    if "--prepare" not in sys.argv:
+    if not {"--prepare", "--pilot"} & set(sys.argv):  # only costs and noise count in a pilot
         plant()
     status = worker.main()
     sys.stdout.flush()

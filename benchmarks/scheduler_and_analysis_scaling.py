@@ -48,7 +48,7 @@ RUNNING = (16, 64, 256, 1_024)
 WAITING = (1_000, 10_000, 100_000)
 CONTEXTS = (1_000, 10_000, 100_000)
 RUNS, CELLS = (30, 300, 990), (1, 10, 33)
-REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map"
+REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map.zip"
 ROWS = 64  # running requests, for every size of the pool
 STEPS = 48  # measured; a request fills three blocks meanwhile
 MAX_FLAT_RATIO = 1.5  # a cost counts as flat up to this multiple of the smallest size's cost
@@ -184,9 +184,12 @@ def copy_cell(target: Path, runs: int) -> None:
     """Write a copy of the committed cell with ``runs`` runs, by repeating its blocks."""
     from dataclasses import replace
 
-    from labkit.records import read_cell, read_runs, write_json, write_record
+    from labkit.records import read_cell, read_runs, unpack_archive, write_json, write_record
 
-    (source,) = (path.parent for path in REFERENCE.glob("*/cell.json"))
+    unpacked = target.parent.parent / "source"
+    if not unpacked.exists():
+        unpack_archive(REFERENCE, unpacked)
+    (source,) = (path.parent for path in unpacked.glob("*/cell.json"))
     shutil.copytree(source / "arms", target / "arms")
     (target / "runs").mkdir()
     records = read_runs(source)

@@ -87,7 +87,7 @@ SERVERS = [*UNIFORM, "engine=openai", "ablation.claims.identity=none"]
 LABKIT_SERVER = ["engine.server.preset=labkit", "engine.threads=1"]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
-    "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
+    "kernels": ("planted_1pct", ["workload=kernel_sensitivity", "design.time=60"]),
     "requests": ("planted_3pct", REQUESTS),
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
@@ -115,7 +115,11 @@ ASKED = {
     ),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
-    "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
+    # Both processes of a pair must have equally many turns.
+    "agreement-beside-kernels": (
+        "planted_10pct",
+        ["workload=kernel_sensitivity", "workload.repeats=5"],
+    ),
     "agreement-beside-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
     "agreement-live-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-live-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
@@ -309,7 +313,7 @@ def run(cell: ReadyCell, beside: bool = False) -> dict[str, Any]:
     ``beside``: the two processes of a block live at the same time (``SideBySide``).
     """
     from labkit import analysis
-    from labkit.experiment.launch.run_launcher import WorkerLauncher
+    from labkit.experiment.launch.run_launcher import ProcessLauncher, WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
 
     command = (sys.executable, str(HERE / "planted_worker.py"))

@@ -256,3 +256,15 @@ def test_a_server_is_stopped_for_its_share_halfway_through_a_turn(benchmark, mon
         assert (stop, resume) == (signal.SIGSTOP, signal.SIGCONT)
         assert resumed - stopped >= 0.028  # of the arm's clock, which runs meanwhile
         events.clear()
+
+
+def test_the_pilot_and_the_preparation_have_no_planted_delay():
+    """The worker's own options come before the arms, so a planted one would read them as an arm."""
+    for option in ("--prepare", "--pilot"):
+        arguments = [option, "absent.json", *(["--seconds", "1"] if option == "--pilot" else [])]
+        done = subprocess.run(
+            [sys.executable, str(BENCHMARKS / "planted_worker.py"), *arguments, "absent-arm.json"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode != 0 and option not in done.stderr.splitlines()[-1], done.stderr

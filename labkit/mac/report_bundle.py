@@ -112,13 +112,14 @@ def write_bundle(
 
 
 def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome]) -> str:
+    mac = f"macOS {facts.get('macos')} ({facts.get('os_build')}), model {facts.get('model')}, "
+    is_mac = bool(facts.get("macos"))
     parts = [
-        "# labkit on a Mac",
+        f"# labkit on {'a Mac' if is_mac else 'an NVIDIA GPU'}",
         "",
         environment_line(facts),
-        f"macOS {facts.get('macos')} ({facts.get('os_build')}), model {facts.get('model')}, "
-        f"Python {facts.get('python')}, commit {facts.get('git')} ({facts.get('git_changes')}), "
-        f"begun {facts.get('taken')}.",
+        f"{mac if is_mac else ''}Python {facts.get('python')}, commit {facts.get('git')} "
+        f"({facts.get('git_changes')}), begun {facts.get('taken')}.",
         "",
         "| step | outcome | minutes | what ran |",
         "| --- | --- | ---: | --- |",

@@ -242,15 +242,15 @@ def _imports(source: str, origins: Mapping[str, Mapping[str, str]]) -> set[str]:
 
 def _imports_of_test(file: Path, tests: Path, origins: Mapping[str, Mapping[str, str]]) -> set[str]:
     """Return what a test file imports, itself or by the fixtures and helpers that it uses."""
-    imported, waiting, fixtures = set[str](), [file], file.with_name("conftest.py")
-    if fixtures.is_file() and file.parent != tests:  # not those of all tests
-        waiting.append(fixtures)
+    folders = [folder for folder in file.parents if tests in folder.parents]
+    fixtures = (folder / "conftest.py" for folder in folders)  # not those of all tests
+    imported, waiting = set[str](), [file, *(path for path in fixtures if path.is_file())]
     for part in waiting:  # grows as it is read
         source = part.read_text()
         imported |= _imports(source, origins)
         helpers = re.findall(r"^from (\w+) import|^import (\w+)", source, re.MULTILINE)
         for name in map("".join, helpers):
-            for helper in (part.parent / f"{name}.py", tests / f"{name}.py"):
+            for helper in (folder / f"{name}.py" for folder in [*folders, tests]):
                 if helper.is_file() and helper not in waiting:
                     waiting.append(helper)
     return imported

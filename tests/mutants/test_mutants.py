@@ -13,6 +13,7 @@ from mutation import mutants
 from selection import (
     MAX_TEST_FILES,
     NearestTests,
+    _imports_of_test,
     allot,
     by_package,
     draw,
@@ -129,6 +130,21 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
     expected = ["tests/test_a.py", "tests/b/test_other.py", "tests/c/test_served.py"]
     assert files.nearest("labkit/a/alone.py") == expected
     assert files.nearest("labkit/__init__.py") == []
+
+
+def test_fixtures_and_helpers_of_the_folders_above_a_test_count(tmp_path):
+    for name, text in {
+        "conftest.py": "from labkit.a import everywhere",
+        "c/conftest.py": "from labkit.a import alone",
+        "c/helper.py": "from labkit import b",
+        "c/deep/test_below.py": "from helper import x",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    modules = ("labkit.a", "labkit.a.alone", "labkit.a.everywhere", "labkit.b")
+    file, origins = tmp_path / "c/deep/test_below.py", {module: {} for module in modules}
+    found = _imports_of_test(file, tmp_path, origins)
+    assert found == {"labkit.a", "labkit.a.alone", "labkit.b"}  # not the fixtures of all tests
 
 
 def test_tests_that_mention_a_modules_terms_run_on_it_without_an_import(tmp_path):

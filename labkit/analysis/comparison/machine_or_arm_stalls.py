@@ -19,6 +19,11 @@ Because the test uses ranks, one huge stall cannot decide it. The rules are:
   between its stalls and the baseline's lies inside the margin (80 % interval of the same test),
   because that much could be the arm's own work.
 
+If the stalls of an arm that was measured are not known, as those of a server, the times of all arms
+are left as measured: else some would be without stalls, and some with them. An arm is compared over
+the processes that it shares with the baseline: one that ran out of memory, or that a look dropped,
+takes none from the others.
+
 In simulations (``tests/analysis/comparison/test_machine_or_arm_stalls.py``), p is at most .05 in at
 most 6 % of A/A studies. If an arm's own work looks like stalls and takes 3 % or more of its time,
 it goes unnoticed in at most 3 % of studies.
@@ -29,9 +34,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import numpy as np
 
+from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import p_text, significant_text
 from labkit.analysis.statistics.effect_size import to_percent
@@ -114,27 +121,33 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
 
     ``arms``: the baseline first. The control runs the baseline's code and is not tested.
     """
-    blocks = _complete(records, arms)
-    stalled = {arm.name: np.array([_stalled(block[arm.name]) for block in blocks]) for arm in arms}
-    if not any(each.any() for each in stalled.values()):
+    stalled = _stalled_by_arm(records, arms)
+    if not any(any(process) for each in stalled.values() for process in each.values()):
         return None
-    pct = {name: float(100 * each[:, 0].mean()) for name, each in stalled.items()}
-    base, *tested = (arm.name for arm in arms if arm.role != "control")
-    if smallest_p(len(blocks), 1) > UNCLEAR_ALPHA:
+    pct = {name: 100 * fmean(share for share, _ in each.values()) for name, each in stalled.items()}
+    measured = {record.arm for record in records if record.outcome in MEASURED_OUTCOMES}
+    unknown = [arm.name for arm in arms if arm.name in measured and arm.name not in stalled]
+    if unknown:
+        return StallAttribution(pct, kept_reason=f"those of {', '.join(unknown)} are not known")
+    base, *tested = (arm.name for arm in arms if arm.role != "control" and arm.name in stalled)
+    pairs = {name: _in_common(stalled[base], stalled[name]) for name in tested}
+    fewest = min((len(pair[0]) for pair in pairs.values()), default=len(stalled[base]))
+    if smallest_p(fewest, 1) > UNCLEAR_ALPHA:
         return StallAttribution(
             pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
         )
-    p = {name: signed_rank_p(stalled[base], stalled[name]) for name in tested}
-    limit = own_work_limit(len(blocks), len(tested))
-    reasons = {name: _unclear_reason(name, base, p[name], len(blocks), limit) for name in tested}
-    own = [reasons[name] for name in tested if p[name] * len(tested) <= limit]
+    p = {name: signed_rank_p(*pair) for name, pair in pairs.items()}
+    limits = {name: own_work_limit(len(pair[0]), len(tested)) for name, pair in pairs.items()}
+    reasons = {
+        name: _unclear_reason(name, base, p[name], len(pairs[name][0]), limits[name])
+        for name in tested
+    }
+    own = [reasons[name] for name in tested if p[name] * len(tested) <= limits[name]]
     if own:
         return StallAttribution(pct, kept_reason="; ".join(map(str, own)))
     bounds = {
-        name: math.inf
-        if p[name] <= UNCLEAR_ALPHA
-        else own_work_bound_pct(stalled[base][:, 0], stalled[name][:, 0])
-        for name in tested
+        name: math.inf if p[name] <= UNCLEAR_ALPHA else own_work_bound_pct(*(s[:, 0] for s in pair))
+        for name, pair in pairs.items()
     }
     return StallAttribution(pct, bounds, {n: why for n, why in reasons.items() if why is not None})
 
@@ -174,19 +187,28 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
     return replace(case, metrics=tuple(metrics))
 
 
-def _complete(records: Sequence[Record], arms: Sequence[Arm]) -> list[dict[str, Record]]:
-    """Return, for each process in which every arm recorded its stalls, the records by arm."""
-    blocks: dict[int, dict[str, Record]] = {}
+def _stalled_by_arm(
+    records: Sequence[Record], arms: Sequence[Arm]
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Return, by arm and block, the share of a run's time that stalls took, and stalled steps.
+
+    An arm none of whose runs recorded its stalls is absent.
+    """
+    stalled: dict[str, dict[int, tuple[float, float]]] = {arm.name: {} for arm in arms}
     for record in records:
-        if "of_s" in record.known_notes.get("stalls", {}):
-            blocks.setdefault(record.block, {})[record.arm] = record
-    return [blocks[block] for block in sorted(blocks) if len(blocks[block]) == len(arms)]
+        noted = record.known_notes.get("stalls", {})
+        if "of_s" in noted:
+            share = noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0
+            stalled[record.arm][record.block] = share, float(noted["steps"])
+    return {name: blocks for name, blocks in stalled.items() if blocks}
 
 
-def _stalled(record: Record) -> tuple[float, float]:
-    """Return the share of a run's time that stalls took, and the number of stalled steps."""
-    noted = record.known_notes["stalls"]
-    return noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0, float(noted["steps"])
+def _in_common(
+    base: Mapping[int, tuple[float, float]], arm: Mapping[int, tuple[float, float]]
+) -> tuple[Floats, Floats]:
+    """Return both arms' stalls in the processes that both have, each float64 [processes, 2]."""
+    blocks = sorted(base.keys() & arm.keys())
+    return np.array([base[b] for b in blocks]), np.array([arm[b] for b in blocks])
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:

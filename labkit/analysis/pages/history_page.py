@@ -18,7 +18,6 @@ from labkit.analysis.findings.short_answer import capitalised
 from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
-from labkit.analysis.statistics.change_points import MIN_VALUES
 from labkit.analysis.studies.metric_history import (
     HistoryPoint,
     Series,
@@ -42,12 +41,12 @@ class HistoryPage:
         """The numbers of series, studies and changes, in one sentence."""
         studies = len({point.study for one in self.series for point in one.points})
         changes = sum(len(one.changes) for one in self.series)
-        tested = sum(one.is_long_enough for one in self.series)
+        tested = sum(one.is_tested for one in self.series)
         return (
             f"{self.metric}: {count_text(len(self.series), 'line')} from "
             f"{'1 study' if studies == 1 else f'{studies} studies'}, "
-            f"{count_text(changes, 'change')} in the {count_text(tested, 'line')} with "
-            f"{MIN_VALUES} studies or more"
+            f"{count_text(changes, 'change')} in the {count_text(tested, 'line')} with enough "
+            "studies to find one"
         )
 
     @property
@@ -105,8 +104,8 @@ def _place(point: HistoryPoint) -> str:
 
 
 def _verdict(series: Series) -> str:
-    if not series.is_long_enough:
-        return f"Fewer than {MIN_VALUES} studies: too few to find a change."
+    if not series.is_tested:
+        return "Too few studies to find a change."
     texts = [f"{capitalised(change_text(series, change))}." for change in series.changes]
     return " ".join(texts) or "No change."
 

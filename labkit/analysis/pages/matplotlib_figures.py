@@ -96,14 +96,14 @@ def write_figure(charts: Sequence[ChartPart], stem: Path, columns: int = 1) -> N
 
 
 def _digest(charts: Sequence[ChartPart], columns: int) -> str:
-    """Return a digest of all that decides how a picture looks: charts, this module, matplotlib."""
+    """Return a digest of what decides how a picture looks: charts, code, colours, matplotlib."""
     text = repr((charts, columns, _drawn_by()))
     return f"labkit:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @cache
-def _drawn_by() -> tuple[str, bytes]:
-    return version("matplotlib"), Path(__file__).read_bytes()
+def _drawn_by() -> tuple[Any, ...]:
+    return version("matplotlib"), COLOURS, CONTROL_COLOUR, Path(__file__).read_bytes()
 
 
 @contextmanager

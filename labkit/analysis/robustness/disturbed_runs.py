@@ -147,7 +147,8 @@ def memory_wait_share(record: Record) -> float | None:
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
     )
-    seconds = record.seconds.get("total")
+    # The states are those of the process, whose seconds its runs share.
+    seconds = record.seconds.get("total", 0.0) * len(record.known_notes.get("together") or [1])
     if start is None or end is None or not seconds:
         return None
     return (float(end) - float(start)) / (seconds * 1e6)

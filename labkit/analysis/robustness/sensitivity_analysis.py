@@ -112,7 +112,7 @@ def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
 
 
 def _correlation(row: MetricRow, data: CellData) -> float | None:
-    names = [a.name for a in data.arms]
+    names = [arm.name for arm in data.arms if row.arms.get(arm.name)]  # without failed arms
     blocks = complete_blocks(row, names, data.criteria.runs)
     if not blocks or any(key not in data.probe for key in _run_keys(row, names, blocks)):
         return None

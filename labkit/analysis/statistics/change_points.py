@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import count, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ Floats = NDArray[np.float64]
 MIN_SEGMENT = 2  # values on either side of a split: one outlier is no change of the level
 MAX_ENUMERATED = 8  # values whose orders are enumerated (40,320)
 DRAWS = 9_999
-MIN_VALUES = 8  # with 7, the smallest p is above 0.05
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,16 @@ class ChangePoint:
 
     index: int
     p: float
+
+
+def fewest_values(alpha: float) -> int:
+    """Return the length of the shortest series in which a change can be found."""
+    return next(n for n in count(2 * MIN_SEGMENT) if _smallest_p(n) <= alpha)
+
+
+def _smallest_p(values: int) -> float:
+    """Return the share of orders that keep half of the values on one side of the others."""
+    return 2 / math.comb(values, values // 2)
 
 
 def change_points(values: Floats, alpha: float) -> list[ChangePoint]:
@@ -81,9 +90,7 @@ def _change(
     ``start`` is the index of the segment's first value in the series.
     """
     level = level_per_value * len(values)
-    # No p is smaller than the share of orders that keep half of the values on one side of the rest.
-    smallest_p = 2 / math.comb(len(values), len(values) // 2)
-    if len(values) < 2 * MIN_SEGMENT or smallest_p > level:
+    if len(values) < 2 * MIN_SEGMENT or _smallest_p(len(values)) > level:
         return None
     index, p = _largest_split(values, rng)
     return ChangePoint(start + index, p) if p <= level else None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
-from labkit.analysis.statistics.change_points import MIN_VALUES, change_points
+from labkit.analysis.statistics.change_points import change_points, fewest_values
 from labkit.analysis.studies.data_frames import config_options
 from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
 from labkit.config.option_index import did_you_mean
@@ -83,17 +83,13 @@ class Series:
     better: str
     points: tuple[HistoryPoint, ...]
     changes: tuple[SeriesChange, ...] = ()
+    is_tested: bool = False  # whether it is long enough for a change to be found
 
     @property
     def name(self) -> str:
         """The series in words: arm, case, cell and ``label``."""
         case = "" if self.case == "all" else f", {self.case}"
         return f"{self.arm}{case} ({self.cell}{self.label})"
-
-    @property
-    def is_long_enough(self) -> bool:
-        """Whether there are enough points to test for a change."""
-        return len(self.points) >= MIN_VALUES
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,18 @@ def metric_history(root: Path, metric: str) -> list[Series]:
     for sample in samples:
         groups.setdefault(sample.key, []).append(sample)
     series = [one for group in groups.values() for one in _series(metric, group)]
-    long = sum(one.is_long_enough for one in series)
-    tested = [_with_changes(one, ALPHA / max(1, long)) for one in series]
-    return sorted(tested, key=lambda one: (-len(one.points), one.name, one.machine))
+    series.sort(key=lambda one: (-len(one.points), one.name, one.machine))
+    tested = _num_tested([len(one.points) for one in series])
+    changed = (_with_changes(one, ALPHA / tested) for one in series[:tested])
+    return [*changed, *series[tested:]]
+
+
+def _num_tested(lengths: Sequence[int]) -> int:
+    """Return how many of the longest series are tested: as many as can all find a change together.
+
+    ``lengths``: the longest first.
+    """
+    return max((n for n, k in enumerate(lengths, 1) if k >= fewest_values(ALPHA / n)), default=0)
 
 
 def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iterator[_Sample]:
@@ -217,9 +222,7 @@ def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
 
 
 def _with_changes(series: Series, alpha: float) -> Series:
-    """Return the series with its change points. A series that is too short is not tested."""
-    if not series.is_long_enough:
-        return series
+    """Return the series, tested, with its change points."""
     values = np.array([point.value for point in series.points])
     found = change_points(np.log(values) if min(values) > 0 else values, alpha)
     bounds = [0, *(change.index for change in found), len(values)]
@@ -237,7 +240,7 @@ def _with_changes(series: Series, alpha: float) -> Series:
                 _percent(probes[before], probes[after]),
             )
         )
-    return replace(series, changes=tuple(changes))
+    return replace(series, changes=tuple(changes), is_tested=True)
 
 
 def _percent(before: Sequence[float | None], after: Sequence[float | None]) -> float | None:

@@ -135,6 +135,7 @@ def stalled_runs(processes, slow_arms, left_out=()):
         SimpleNamespace(
             arm=arm,
             block=block,
+            outcome="ok",
             known_notes={"stalls": {"steps": 9 * slow, "seconds": 0.5 * slow + 0.01, "of_s": 5.0}},
         )
         for block in range(processes)
@@ -176,17 +177,35 @@ def test_processes_too_few_to_show_own_work_leave_better_and_worse_open():
     assert found.restrict(same, "b", 2.0, lambda: better) == same
 
 
-def test_a_process_that_lacks_an_arm_is_left_out():
-    """The share is over the processes in which every arm noted its stalls."""
-    runs = stalled_runs(10, {"a"}, left_out={("b", 3), ("base", 4)})
+def test_an_arm_is_compared_over_the_processes_that_it_shares_with_the_baseline():
+    """One that ran out of memory, or that a look dropped, takes none from the others."""
+    always = attribute_stalls(stalled_runs(10, {"a"}), THREE_ARMS)
+    never = attribute_stalls(
+        stalled_runs(10, {"a"}, left_out={("b", n) for n in range(10)}), THREE_ARMS
+    )
+    assert always.kept_reason == never.kept_reason and "p = 0.002" in never.kept_reason
+    assert never.stalled_pct == {name: always.stalled_pct[name] for name in ("base", "a")}
+    dropped = {("b", n) for n in range(7, 10)}
+    assert attribute_stalls(stalled_runs(10, {"a"}, left_out=dropped), THREE_ARMS).kept_reason
+    of_b = attribute_stalls(stalled_runs(10, {"b"}, left_out=dropped), THREE_ARMS)
+    assert of_b.kept_reason is None  # 7 processes: p = 0.016, and two arms
+    assert math.isinf(of_b.own_work_bounds_pct["b"]) and of_b.own_work_bounds_pct["a"] < 1
+    too_few = {("b", n) for n in range(5, 10)}
+    assert "with so few processes" in attribute_stalls(
+        stalled_runs(10, {"b"}, left_out=too_few), THREE_ARMS
+    ).kept_reason  # fmt: skip
+
+
+@pytest.mark.parametrize("unknown", ["base", "b"])
+def test_where_the_stalls_of_a_measured_arm_are_not_known_all_times_have_theirs(unknown):
+    """A server's times are never without stalls."""
+    runs = stalled_runs(10, {"a"})
     for run in runs:
-        if run.block == 3 and run.arm == "a":
-            run.known_notes["stalls"]["seconds"] = 4.0
+        if run.arm == unknown:
+            run.known_notes["stalls"].clear()
     found = attribute_stalls(runs, THREE_ARMS)
-    assert found.stalled_pct == pytest.approx({"base": 0.2, "a": 10.2, "b": 0.2})
-    assert found.kept_reason is None  # 8 processes: p = 0.0078, and two arms
-    del runs[0].known_notes["stalls"]["of_s"]  # an older record
-    assert attribute_stalls(runs, THREE_ARMS).stalled_pct == pytest.approx(found.stalled_pct)
+    assert found.kept_reason == f"those of {unknown} are not known"
+    assert unknown not in found.stalled_pct and found.own_work_bounds_pct == {}
 
 
 def test_stalls_of_few_processes_are_not_removed(make_cell):

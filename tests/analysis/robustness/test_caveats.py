@@ -9,9 +9,9 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness import sensitivity_analysis
 from labkit.analysis.robustness.caveats import caveats
-from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
+from labkit.analysis.robustness.disturbed_runs import disturbed_blocks, memory_wait_share
 from labkit.analysis.robustness.sensitivity_analysis import probe_correlations, sensitivity_results
-from labkit.records import publish_arm, read_arm
+from labkit.records import Record, publish_arm, read_arm
 
 
 def caveats_text(path):
@@ -300,6 +300,14 @@ def test_disturbances_that_an_arm_may_have_caused_are_marked(make_cell):
     words = "; an arm may have caused the disturbance"
     assert {s.how for s in hot} == {f"without disturbed blocks (2){words}"}
     assert {s.how for s in mixed} == {f"without disturbed blocks (1, 2){words}"}
+
+
+def test_the_runs_of_a_process_share_its_seconds_and_its_waiting():
+    """A run's seconds are its part of the process, the waiting is the whole process's."""
+    record = memory_waited(0.09)(Record("a", "arm", 0, 0, 1, "ok", "2026-11-20T20:00:00Z"))
+    assert memory_wait_share(record) == pytest.approx(0.09)
+    together = replace(record, notes={"together": ["a", "b", "c"]})
+    assert memory_wait_share(together) == pytest.approx(0.03)
 
 
 def test_waiting_for_memory_names_a_disturbed_block(make_cell):

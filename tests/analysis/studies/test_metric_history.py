@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.studies.metric_history import metric_history
+from labkit.analysis.pages.history_page import HistoryPage
+from labkit.analysis.studies.metric_history import _num_tested, metric_history
 from labkit.archive import archive_study
 from labkit.history import main
 
@@ -70,7 +71,24 @@ def test_a_quiet_or_short_history_has_no_change(week):
     for day in range(1, 8):
         root = week(day, 1.0 if day < 4 else 2.0)
     (short,) = metric_history(root, "dispatch_us")
-    assert not short.is_long_enough and short.changes == ()
+    assert not short.is_tested and short.changes == ()
+
+
+def test_of_several_lines_as_many_are_tested_as_can_all_find_a_change(week):
+    assert [_num_tested(lengths) for lengths in (
+        [7], [8], [8, 8], [9, 8], [9, 9], [9, 9, 9], [12, 12, 9], []
+    )] == [0, 1, 1, 1, 2, 3, 3, 0]  # fmt: skip
+    for day in range(1, 10):
+        root = week(day, 1.0 if day < 5 else 2.0)
+    for day in range(1, 9):
+        week(20 + day, cpu_model="other")
+    long, short = metric_history(root, "dispatch_us")
+    assert (len(long.points), len(short.points)) == (9, 8)
+    assert long.is_tested and [change.index for change in long.changes] == [4]
+    assert not short.is_tested
+    page = HistoryPage(root, "dispatch_us", [long, short])
+    assert "1 change in the 1 line with enough studies to find one" in page.summary
+    assert page.markdown().count("Too few studies to find a change.") == 1
 
 
 def test_other_machines_and_options_are_other_series(week, make_cell):
