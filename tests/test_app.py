@@ -52,6 +52,8 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["engine.kv.block_size=0"], "must be 8, 16, 32 or 64"),
         (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["a=[b"], "not an override"),
+        (["~ablation.arms.f0.006"], "no part of a key may begin with a digit"),
+        (["trace", "folder"], "trace is a separate program"),
         (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
         (["engine.kv.block_size=abc"], "must be an integer: 8, 16, 32 or 64"),
         (["engine.attention.device=tpu"], "must be one of: cpu"),

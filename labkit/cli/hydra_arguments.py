@@ -35,6 +35,7 @@ PROGRAMS = (
     "replicate",
     "report",
     "serve",
+    "trace",
 )
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # Flags of Hydra that labkit refuses, with what to type instead.

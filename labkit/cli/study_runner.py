@@ -164,7 +164,7 @@ class StudyRunner:
         for cell in self._cells():
             stopped = stopped_cases(cell, cell.design.blocks)
             if stopped and cell_runner.unfinished(cell):
-                rows = self._load_analysis().decided_rows(cell.dir, stopped)
+                rows = self._load_analysis().decided_rows(cell.dir, cell.rows_of(stopped))
                 yield from (progress_display.DecidedRow(**row).line for row in rows)
 
     def unfinished(self) -> Iterator[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.config import Design, Isolation, require
+from labkit.config import Design, Isolation, State, require
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
@@ -226,6 +226,23 @@ class ReadyCell:
         """The names of the kernel cases of all arms."""
         workloads = [arm.config.get("workload", {}) for arm in self.arms]
         return list(dict.fromkeys(case["name"] for w in workloads for case in w.get("cases", ())))
+
+    def rows_of(self, cases: Iterable[str]) -> list[str]:
+        """Return the names of cases in records and rows: a case has two with ``state=both``."""
+        suffixes = self._row_suffixes
+        return [f"{case}{suffix}" for case in cases for suffix in suffixes]
+
+    def cases_of(self, rows: Iterable[str]) -> list[str]:
+        """Return the cases of rows, without duplicates; see ``rows_of``."""
+        names = list(rows)
+        for suffix in self._row_suffixes:
+            names = [name.removesuffix(suffix) for name in names]
+        return list(dict.fromkeys(names))
+
+    @property
+    def _row_suffixes(self) -> tuple[str, ...]:
+        both = self.arms[0].config.get("workload", {}).get("state") == State.both.value
+        return tuple(f" ({state.value})" for state in (State.hot, State.cold)) if both else ("",)
 
     def plan(self, block: int) -> BlockPlan | None:
         """Return the plan of a block, or None if the arms fix their rounds."""

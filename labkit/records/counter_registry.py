@@ -270,7 +270,7 @@ COUNTERS: tuple[Counter, ...] = (
 # Prefixes of the counters that kernel workloads record: launches without an engine's steps.
 LAUNCH_PREFIXES = (
     "engine.", "kernel.", "resolver.", "device.", "block_size.", "kv_dtype.", "unit.", "gqa.",
-    "split_kv.", "attention.", "window.",
+    "split_kv.", "attention.", "window.", "mlx.",
 )  # fmt: skip
 OptionChoices = Callable[[str], Sequence[str]]  # the choices of an option, from its key
 _SINGLE = {counter.name: counter for counter in COUNTERS if counter.family_prefix is None}

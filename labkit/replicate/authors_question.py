@@ -13,7 +13,11 @@ from pathlib import PurePath
 from typing import Any
 
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
-from labkit.config.engine.former_options import other_meanings, with_present_names
+from labkit.config.engine.former_options import (
+    default_of,
+    other_meanings,
+    with_present_names,
+)
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import UNIT_OPTIONS, UNITS
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
@@ -140,7 +144,8 @@ class AuthorsCell:
             The arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            values = [_value(arm.config, key) for arm in self.tested]
+            found = (_value(arm.config, key) for arm in self.tested)
+            values = [default_of(key) if value is None else value for value in found]
             old = ", ".join(dict.fromkeys(map(_shown, values)))
             require(
                 all(one == values[0] for one in values),

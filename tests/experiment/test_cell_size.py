@@ -67,6 +67,20 @@ class Piloted(PlantedRuns):
         return replace(record, cases=tuple(cases), counters=kernel_fields(1.0)["counters"])
 
 
+class InBothStates(Piloted):
+    """Every case has a row with hot and one with cold caches."""
+
+    def record(self, run, cell):
+        record = super().record(run, cell)
+        states = ("hot", "cold")
+        cases = [
+            replace(case, case=f"{case.case} ({state})", notes={**case.notes, "state": state})
+            for case in record.cases
+            for state in states
+        ]
+        return replace(record, cases=tuple(cases))
+
+
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     monkeypatch.setattr(Piloted, "clock", SimpleNamespace(now=100.0))
@@ -85,13 +99,14 @@ class Notes(Progress):
 
 @pytest.fixture
 def make(make_cell):
-    def make(time=60.0, repeats=None, skipped=(), **options):
+    def make(time=60.0, repeats=None, skipped=(), state="hot", **options):
         cell = make_cell(time=time, blocks=6, isolation=Isolation.in_process, **options)
 
         def timed(arm):
             (case,) = arm.config["workload"]["cases"]
             cases = [{**case, "name": name} for name in (*COSTS, *skipped)]
             workload = {**arm.config["workload"], "repeats": repeats, "cases": cases}
+            workload["state"] = state
             return replace(arm, config={**arm.config, "workload": workload})
 
         return replace(cell, arms=tuple(map(timed, cell.arms)), blocks_from_time=True)
@@ -121,6 +136,26 @@ def test_a_pilot_gives_blocks_and_rounds_and_a_decided_case_stops(make):
     assert decided.startswith("decided: clear: seq_map worse, +2") and " to +" in decided
     assert any("estimates only" in line and "heavy" in line for line in notes.lines)
     assert len(launcher.pilots) == 1 and 1 <= launcher.pilots[0] < 0.2 * 60
+
+
+def test_a_case_in_both_states_stops_when_both_of_its_rows_are_decided(make):
+    launcher = InBothStates()
+    run(make(state="both"), launcher)
+    cell = with_allocation(make(state="both"))
+    look, last = cell.design.looks
+    assert sorted(launcher.rounds["clear"]) == list(range(look.blocks))
+    assert len(launcher.rounds["noisy"]) == last.blocks  # the look has not ended the cell
+    (first, _) = read_cell(cell.dir)["design"]["looks_taken"]
+    assert not first["decided"] and first["stopped"] == ["clear (cold)", "clear (hot)"]
+    assert first["estimates"] == ["heavy (cold)", "heavy (hot)"]
+    counts = launcher.rounds["noisy"]
+    assert counts[look.blocks] > counts[0]  # the noise of finished blocks and the time count
+    rows = {row.case: row for row in AnalysisCache().cell(cell.dir).cell.rows}
+    for state in ("hot", "cold"):
+        comparison = rows[f"clear ({state})"].comparison("seq_map")
+        assert (comparison.verdict, comparison.blocks) == ("worse", look.blocks)
+        heavy = rows[f"heavy ({state})"].comparison("seq_map")
+        assert heavy.reason == "deciding it would take longer than design.time"
 
 
 def test_a_stopped_case_keeps_the_result_of_its_look(make):

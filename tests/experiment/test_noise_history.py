@@ -64,6 +64,14 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
     assert list(StudyHistory(tmp_path).studies(configured())) == []
 
 
+def test_studies_of_other_programs_lie_one_folder_deeper(done, tmp_path):
+    deeper = tmp_path / "outputs" / "2026-11-29" / "20-00-00"
+    deeper.mkdir(parents=True)
+    done.dir.parent.rename(deeper / "0")
+    (study,) = StudyHistory(tmp_path / "outputs" / "two").studies(configured())
+    assert study[0].resolve() == (deeper / "0" / "cell").resolve()
+
+
 def test_an_author_s_cell_counts_on_any_machine_after_this_machine_s(done, tmp_path, monkeypatch):
     base = read_arms(done.dir)[0]
     author = MeasuredCell(tmp_path / "theirs", {"design": {"isolation": "process"}}, base)

@@ -42,7 +42,10 @@ class Study:
         design = Design(time=time_s, blocks=0)
         planned = blocks or allocate(pilot.pooled, design, 1, time_s).blocks
         self.cell = SimpleNamespace(
-            design=replace(design, blocks=planned), tested_arms=1, arms=("base", "x", "control")
+            design=replace(design, blocks=planned),
+            tested_arms=1,
+            arms=("base", "x", "control"),
+            cases_of=list,
         )
         self.planner = RoundPlanner(self.cell, pilot, now[0] + time_s)
         self.plans = []

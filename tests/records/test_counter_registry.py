@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from docs.generators import counters as counters_page
-from labkit.config import Attention, ConfigError, Engine
+from labkit.config import Attention, ConfigError, Engine, PrefixCache
 from labkit.experiment.compose.engaged_claim_validation import check_names, option_choices
 from labkit.records import counter_registry
 
@@ -118,6 +118,8 @@ def test_numbered_families_take_only_numbers():
 def test_a_user_s_class_brings_its_own_counters():
     arms = {"maps": own(resolver="mine.maps:Repeat"), "whole": own(backend="mine.attention:One")}
     check_names({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)
+    engine = Engine(prefix_cache=PrefixCache.radix, prefix_eviction="mine.eviction:LongestFirst")
+    check_names({"evicts": ["prefix_eviction.longest_first"]}, {"evicts": engine})
     with pytest.raises(ConfigError, match=r"no counter 'kernel\.tield' \(did you mean 'kernel"):
         check_names({"maps": ["kernel.tield"]}, arms)
     with pytest.raises(ConfigError, match=r"no counter 'resolver\.repeat'"):

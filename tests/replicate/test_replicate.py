@@ -260,6 +260,8 @@ def test_requests_that_followed_from_the_author_s_time_are_as_many_here():
     assert {workload.num_requests for workload in found} == {32}
     fewer = ReaderOptions.parse(["workload.num_requests=8"])
     assert list(cell.changes(fewer)) == ["workload.num_requests=8 (the author: 32)"]
+    default = ReaderOptions.parse(["engine.graph_replay=true"])  # newer than the archive
+    assert not any("graph_replay" in line for line in cell.changes(default))
 
 
 def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):

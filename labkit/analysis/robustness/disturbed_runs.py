@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
@@ -147,11 +148,15 @@ def memory_wait_share(record: Record) -> float | None:
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
     )
-    # The states are those of the process, whose seconds its runs share.
-    seconds = record.seconds.get("total", 0.0) * len(record.known_notes.get("together") or [1])
-    if start is None or end is None or not seconds:
+    if start is None or end is None:
         return None
-    return (float(end) - float(start)) / (seconds * 1e6)
+    # The states are those of the process, which other arms may have shared.
+    began, ended = (
+        datetime.fromisoformat(state["taken"])
+        for state in (record.environment, record.environment_end)
+    )
+    seconds = (ended - began).total_seconds()
+    return (float(end) - float(start)) / (seconds * 1e6) if seconds > 0 else None
 
 
 def clock_mhz(record: Record) -> float | None:

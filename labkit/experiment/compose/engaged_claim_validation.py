@@ -131,7 +131,7 @@ def _may_claim(name: str, arm: Engine) -> bool:
         "engine.attention.backend",
     }:
         return True
-    if own and name.startswith(("resolver.", "queue.")):
+    if own and name.startswith(("resolver.", "queue.", "prefix_eviction.")):
         return True
     return counter_registry.find_counter(name, option_choices) is not None
 

@@ -281,9 +281,12 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
     match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
     if match:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
-    match = re.search(r"LexerNoViableAltException: (\S+=.*)", text)
+    match = re.search(r"LexerNoViableAltException: (\S+.*)", text)
     if match:
-        return f"{match.group(1)}: not an override; write key=value"
+        how = (
+            "no part of a key may begin with a digit" if "=" not in match[1] else "write key=value"
+        )
+        return f"{match[1]}: not an override; {how}"
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
         return f"{group}: a group cannot be null; choose one of its files; " + HELP

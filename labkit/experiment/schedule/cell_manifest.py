@@ -108,7 +108,7 @@ def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             "margin_pct": cell.design.margin_pct,
             "metrics": list(cell.metrics),
             **({"time_s": cell.design.time} if cell.timed else {}),
-            **({"estimates": dict(cell.estimates)} if cell.estimates else {}),
+            **({"estimates": _rows_of_estimates(cell, cell.estimates)} if cell.estimates else {}),
             **({"units": cell.units} if cell.units is not None else {}),
             **({"quality_confidence": LOOK_CONFIDENCE} if cell.window_looks else {}),
         },
@@ -127,14 +127,18 @@ def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
 def estimates_in_manifest(cell: ReadyCell) -> Mapping[str, float]:
     """Return the cases out of reach in the cell's manifest, with the seconds they would take."""
     estimates: Mapping[str, float] = _old_design(cell).get("estimates", {})
-    return estimates
+    return {case: seconds for row, seconds in estimates.items() for case in cell.cases_of([row])}
+
+
+def _rows_of_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> dict[str, float]:
+    return {row: seconds for case, seconds in estimates.items() for row in cell.rows_of([case])}
 
 
 def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
     """Replace the cases out of reach in the cell's manifest, if they have changed."""
     if set(estimates) != set(estimates_in_manifest(cell)):
         manifest = read_cell(cell.dir)
-        manifest["design"]["estimates"] = dict(estimates)
+        manifest["design"]["estimates"] = _rows_of_estimates(cell, estimates)
         write_json(cell.dir / "cell.json", manifest)
 
 
@@ -411,7 +415,8 @@ def take_interim_look(
         return False
     if analysis is None:
         raise ValueError(f"cell {cell.name}: its design has looks, but analysis is None")
-    undecided, plan = set(analysis.undecided_cases(cell.dir)), cell.plan(blocks)
+    undecided = set(cell.cases_of(analysis.undecided_cases(cell.dir)))
+    plan = cell.plan(blocks)
     measured = undecided if plan is None else set(cell.plans[0].rounds)
     estimates = set(estimates_in_manifest(cell))
     measured -= estimates
@@ -423,11 +428,11 @@ def take_interim_look(
     decided = not running
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if estimates:
-        result["estimates"] = sorted(estimates)
+        result["estimates"] = sorted(cell.rows_of(estimates))
     if cell.design.eliminate and not decided and not last:
         result["kept"] = _remaining_arms(cell, taken, analysis)
     if plan is not None and not decided and not last:
-        result["stopped"] = sorted(stopped - _stopped_cases(taken))
+        result["stopped"] = sorted(cell.rows_of(stopped - _stopped_cases(cell, taken)))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken
@@ -448,11 +453,11 @@ def _remaining_arms(
 def stopped_cases(cell: ReadyCell, block: int) -> set[str]:
     """Return the cases that looks before a block have decided."""
     taken = _old_design(cell).get("looks_taken", [])
-    return _stopped_cases([look for look in taken if look["blocks"] <= block])
+    return _stopped_cases(cell, [look for look in taken if look["blocks"] <= block])
 
 
-def _stopped_cases(taken: Iterable[Mapping[str, Any]]) -> set[str]:
-    return {case for look in taken for case in look.get("stopped", ())}
+def _stopped_cases(cell: ReadyCell, taken: Iterable[Mapping[str, Any]]) -> set[str]:
+    return set(cell.cases_of(row for look in taken for row in look.get("stopped", ())))
 
 
 def ended_at_look(cell: ReadyCell) -> bool:

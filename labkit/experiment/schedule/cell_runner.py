@@ -205,7 +205,7 @@ class _BlockRunner:
         stopped = decided - before
         if stopped and self.analysis is not None:
             waiting = [] if plan is None else [case for case in plan.rounds if case not in decided]
-            rows = self.analysis.decided_rows(cell.dir, stopped)
+            rows = self.analysis.decided_rows(cell.dir, cell.rows_of(stopped))
             self.progress.rows_decided([DecidedRow(**row) for row in rows], waiting)
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:

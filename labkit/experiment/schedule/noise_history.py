@@ -106,7 +106,7 @@ def _has(options: Any, old: Any) -> bool:
 
 
 def _manifests(root: Path) -> Iterator[Path]:
-    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json"):
+    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json", "*/*/*/*/cell.json"):
         yield from root.glob(pattern)
 
 

@@ -104,8 +104,9 @@ class RoundPlanner:
         for record in records:
             for case in record.cases:
                 if case.metrics:
+                    (name,) = self.cell.cases_of([case.case])
                     state = str(case.notes.get("state"))
-                    states.setdefault(case.case, {}).setdefault(state, []).append(case)
+                    states.setdefault(name, {}).setdefault(state, []).append(case)
         for name, by_state in states.items():
             counts = [len(_times(case)) for cases in by_state.values() for case in cases]
             self._rounds[name].append(min(counts))

@@ -26,12 +26,13 @@ def memory_waited(share):
     """Return a change of records: processes waited for memory for a share of the run."""
 
     def change(record):
+        start = {"memory": {"total_us": 7}}
         end = {"memory": {"total_us": 7 + share * 1e7}}
+        began, ended = (f"2026-11-20T20:00:{second:02d}.500Z" for second in (10, 20))
         return replace(
             record,
-            environment={**record.environment, "pressure": {"memory": {"total_us": 7}}},
-            environment_end={**record.environment_end, "pressure": end},
-            seconds={**record.seconds, "total": 10.0},
+            environment={**record.environment, "pressure": start, "taken": began},
+            environment_end={**record.environment_end, "pressure": end, "taken": ended},
         )
 
     return change
@@ -302,12 +303,11 @@ def test_disturbances_that_an_arm_may_have_caused_are_marked(make_cell):
     assert {s.how for s in mixed} == {f"without disturbed blocks (1, 2){words}"}
 
 
-def test_the_runs_of_a_process_share_its_seconds_and_its_waiting():
-    """A run's seconds are its part of the process, the waiting is the whole process's."""
+def test_waiting_is_a_share_of_the_process_and_not_of_a_run_s_part_of_it():
     record = memory_waited(0.09)(Record("a", "arm", 0, 0, 1, "ok", "2026-11-20T20:00:00Z"))
     assert memory_wait_share(record) == pytest.approx(0.09)
-    together = replace(record, notes={"together": ["a", "b", "c"]})
-    assert memory_wait_share(together) == pytest.approx(0.03)
+    third = replace(record, notes={"together": ["a", "b", "c"]}, seconds={"total": 10 / 3})
+    assert memory_wait_share(third) == pytest.approx(0.09)
 
 
 def test_waiting_for_memory_names_a_disturbed_block(make_cell):
