@@ -36,6 +36,8 @@ MODULE_OF_TYPE = {
     "qwen2_5_vl": "qwen2_vl",
     "xverse": "llama",
 }
+# The same for a ``model_type`` and one of the ``architectures``; it goes first.
+MODULE_OF_ARCHITECTURE = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 # Quantisation modes of layers: MLX's own, and the block formats of GGUF.
 QUANTIZATION_MODES = ("affine", "mxfp4", "nvfp4", "mxfp8", *BLOCK_FORMATS)
 # mlx_lm's caches with one key and one value per token, which a paged pool can store.
@@ -127,7 +129,7 @@ def load_model(
     if layers is not None:
         settings = _first_layers(settings, layers, model_dir)
     model_type = str(settings["model_type"])
-    model = _build(_module(model_type), settings, model_dir)
+    model = _build(_module(model_type, settings.get("architectures")), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
@@ -184,8 +186,11 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
             )
 
 
-def _module(model_type: str) -> ModuleType:
-    name = f"{PACKAGE}.{MODULE_OF_TYPE.get(model_type, model_type)}"
+def _module(model_type: str, architectures: str | Sequence[str] | None) -> ModuleType:
+    classes = [architectures] if isinstance(architectures, str) else architectures or []
+    by_class = (MODULE_OF_ARCHITECTURE.get((model_type, one)) for one in classes)
+    of_type = MODULE_OF_TYPE.get(model_type, model_type)
+    name = f"{PACKAGE}.{next(filter(None, by_class), of_type)}"
     try:
         return _modules().load(name)
     except ModuleNotFoundError as error:

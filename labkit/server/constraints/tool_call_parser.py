@@ -1,7 +1,7 @@
 """Tool calls: detection of the format that a model writes, and a parser for generated text.
 
-The formats are those of ``mlx_lm.tool_parsers``. A model's format is recognised by the marks that
-its chat template contains, for example ``<tool_call>``.
+The formats are those of ``mlx_lm.tool_parsers`` that a mark in the model's chat template names, for
+example ``<tool_call>``. mlx_lm recognises two others by other means: ``kimi_k3`` and ``laguna``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from labkit.server.constraints.grammar_compiler import JSON_STYLE
 # general ones.
 TEMPLATE_MARKS = (
     ("<function=", "qwen3_coder"),
+    ('<function name="', "minicpm5"),
     ("<arg_key>", "glm47"),
     ("<minimax:tool_call>", "minimax_m2"),
     ("<start_function_call>", "function_gemma"),
     ("<longcat_tool_call>", "longcat"),
+    ("<atem:function_calls>", "muse_spark"),
+    ("<|tool_call>", "gemma4"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|tool_call_start|>", "pythonic"),
     ("[TOOL_CALLS]", "mistral"),

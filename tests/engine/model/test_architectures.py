@@ -202,8 +202,13 @@ def test_the_answers_are_not_degenerate(plain):
 
 
 def test_other_names_of_an_architecture_are_mlx_lm_s_own():
-    from mlx_lm.utils import MODEL_REMAPPING
+    from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
-    from labkit.engine.model.model_loader import MODULE_OF_TYPE
+    from labkit.engine.model.model_loader import MODULE_OF_ARCHITECTURE, MODULE_OF_TYPE, _module
 
     assert MODULE_OF_TYPE == MODEL_REMAPPING
+    assert MODULE_OF_ARCHITECTURE == MODEL_ARCHITECTURE_REMAPPING
+    for (model_type, architecture), name in MODULE_OF_ARCHITECTURE.items():
+        for architectures in (architecture, ["Other", architecture]):
+            assert _module(model_type, architectures).__name__.endswith(f".{name}")
+        assert not _module(model_type, None).__name__.endswith(f".{name}")
