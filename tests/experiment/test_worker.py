@@ -155,6 +155,16 @@ def test_a_pilot_is_a_process_of_all_arms_or_of_one(make_cell, launcher):
     }
 
 
+def test_a_pilot_of_one_arm_is_not_that_of_an_arm_that_is_to_run_out_of_memory(
+    make_cell, launcher, replace
+):
+    cell = make_cell(isolation=Isolation.live)
+    arms = tuple(replace(arm, out_of_memory=arm.name == "seq_map") for arm in cell.arms)
+    cell = replace(cell, arms=arms)
+    write_manifest(cell, 1)
+    assert launcher.pilot(cell, 1.0)["cases"][0]["case"] == "binary_search"
+
+
 def test_a_pilot_runs_this_labkit_for_an_arm_of_a_revision(make_cell, launcher, monkeypatch):
     cell = make_cell(isolation=Isolation.live)
     write_manifest(cell, 1)
