@@ -16,7 +16,8 @@ from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import study_runner as study_module
 from labkit.cli.study_runner import StudyRunner
 from labkit.experiment.compose.cell_composer import ComposedCell
-from labkit.records import Arm, read_cell
+from labkit.experiment.launch import child_process
+from labkit.records import Arm, read_cell, read_runs
 
 
 class Planted(PlantedRuns):
@@ -112,6 +113,34 @@ def test_new_runs_need_a_new_analysis(analysed, tmp_path):
     run.unlink()
     assert analysis_cache.cell(study.out / "cell") is not first
     assert analysed == ["cell"] * 3
+
+
+@pytest.mark.parametrize("code", [1, 0])
+def test_the_cells_of_a_study_have_one_history_of_launches(code, analysed, tmp_path, monkeypatch):
+    """Their arms are the same: a preparation that fails, which may take long, is not repeated."""
+    processes = []
+
+    def run(command, *, log, **_):
+        processes.append("prepare" if "--prepare" in command else "run")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("planted")
+        return child_process.ProcessExit(code, False, 0, 0.1)
+
+    monkeypatch.setattr(child_process, "run", run)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    cells = [composed(name, blocks=1) for name in ("a", "b")]
+    study = StudyRunner(tmp_path / "study", cells)
+    for cell in cells:
+        study.run(cell.name, study.out / cell.name)
+    first, second = (read_runs(study.out / name) for name in ("a", "b"))
+    assert processes.count("prepare") == 1
+    if code == 0:
+        assert "predecessor" not in first[0].notes
+        assert second[0].notes["predecessor"] == first[-1].arm
+        return
+    assert processes.count("run") == 0
+    for record in (*first, *second):
+        assert record.detail == "its preparation failed: planted"
 
 
 def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):

@@ -16,6 +16,7 @@ from labkit import analysis, workload
 from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
+from labkit.experiment.launch.run_launcher import LaunchHistory, WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
@@ -49,7 +50,7 @@ class StudyRunner:
     ) -> None:
         self.out = out
         self._composed = {cell.name: cell for cell in composed}
-        self._launcher = launcher
+        self._launcher, self._history = launcher, LaunchHistory()
         self._analysis_cache: AnalysisCache | None = None
         self.is_first_process = True
         self._report_due = 0.0
@@ -134,7 +135,7 @@ class StudyRunner:
         analysis_cache = self._load_analysis()
         cell_runner.run_cell(
             cell,
-            self._launcher,
+            self._launcher or WorkerLauncher(progress=progress, history=self._history),
             progress,
             redo_failed=redo_failed,
             analysis=analysis_cache,

@@ -218,6 +218,10 @@ class Arm:
             return None
         return f"engine.{engine['name'].rpartition(':')[2]}"
 
+    def accepts(self, record: Record) -> bool:
+        """Return whether a run of the arm succeeded, or ran out of memory as the arm claims."""
+        return record.ok or (self.out_of_memory and record.outcome == "oom")
+
     def to_json(self) -> dict[str, Any]:
         """Return the arm as JSON types."""
         return {

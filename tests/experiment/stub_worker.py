@@ -3,7 +3,8 @@
 ``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM[:BLOCK]]``, or several with blanks between: at that
 stage (startup, load, warm_up, measure, write) of that arm's runs (all arms by default; where
 several share the process, of the arms with that resolver) do KIND: kill, segv, hang, exit, raise,
-value, memory, nan, inf-json, norecord, stale, poison.
+value, memory, nan, inf-json, norecord, stale, poison. The stages of a preparation are
+prepare-load and prepare-warm_up.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def fault(stage: str, resolver: str = "") -> str | None:
 def kind_at(
     stage: str, resolver: str, place: str, kind: str, arm: str = "", block: str = ""
 ) -> str | None:
-    runs = [word for word in sys.argv if "pending" in word]
-    mine = resolver == arm if len(runs) > 1 else any(f"-{arm}.json" in run for run in runs)
-    if place != stage or (arm and not mine) or "--prepare" in sys.argv:
+    prepares = "--prepare" in sys.argv
+    runs = [word for word in sys.argv if ("arms/" if prepares else "pending") in word]
+    own = f"/{arm}.json" if prepares else f"-{arm}.json"
+    mine = resolver == arm if len(runs) > 1 else any(own in run for run in runs)
+    if place != (f"prepare-{stage}" if prepares else stage) or (arm and not mine):
         return None
     if block and not any(block in run for run in runs):
         return None

@@ -218,6 +218,19 @@ def test_redo_runs_failed_blocks_again(make_cell):
     assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
 
 
+@pytest.mark.parametrize(
+    ("claimed", "outcome", "again"),
+    [("seq_map", "oom", 0), ("control", "oom", 6), ("seq_map", "crashed", 6)],
+)
+def test_redo_leaves_runs_that_ran_out_of_memory_as_claimed(make_cell, claimed, outcome, again):
+    cell, runs = make_cell(blocks=2), SomeFailedRuns(lambda _: True, outcome=outcome)
+    arms = (replace(arm, out_of_memory=arm.name == claimed) for arm in cell.arms)
+    cell = replace(cell, arms=tuple(arms))
+    run_cell(cell, runs)
+    assert len(unfinished(cell, redo_failed=True)) == again
+    assert run_cell(cell, runs, redo_failed=True).ran == again
+
+
 class SomeFailedRuns(PlantedRuns):
     """Those of seq_map fail if ``fails`` says so, given the number of the block."""
 

@@ -265,8 +265,29 @@ def test_a_first_block_that_fails_is_not_followed_by_more_than_a_claim_needs(mak
         def record(self, run, cell):
             return replace(super().record(run, cell), outcome="crashed", detail="planted", cases=())
 
-    run(make(repeats=2), Fails())
+    notes = Notes()
+    run(make(repeats=2), Fails(), notes)
     assert with_allocation(make(repeats=2)).design.blocks == 6
+    line = "a run of the first block failed, so the cell gets the fewest blocks, 6"
+    assert notes.lines[0] == line
+
+
+def test_blocks_whose_arm_runs_out_of_memory_as_it_claims_follow_from_the_time(make):
+    class Dies(Piloted):
+        def record(self, run, cell):
+            record = replace(super().record(run, cell), seconds={"process": 1.0})
+            if run.arm != "seq_map":
+                return record
+            return replace(record, outcome="oom", detail="killed", cases=())
+
+    def claimed(folder, name):
+        cell = make(repeats=2, folder=folder)
+        arms = (replace(arm, out_of_memory=arm.name == name) for arm in cell.arms)
+        return replace(cell, arms=tuple(arms))
+
+    for folder, name, blocks in (("claimed", "seq_map", 20), ("other", "control", 6)):
+        run(claimed(folder, name), Dies())
+        assert with_allocation(claimed(folder, name)).design.blocks == blocks
 
 
 def test_an_allocation_is_plain_json(make):

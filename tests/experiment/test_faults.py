@@ -81,6 +81,38 @@ def test_a_failing_arm_has_a_named_outcome(make_cell, launcher, monkeypatch, rep
     assert sorted(result.failed) == sorted(record.run for record in records.values())
 
 
+PREPARED = {
+    "load:value": ("refused", "planted value"),
+    "load:memory": ("oom", "load: out of memory: MemoryError"),
+    "load:kill": ("crashed", "SIGKILL"),
+    "warm_up:value": ("crashed", "warm_up: ValueError: planted value"),
+    "warm_up:stale": ("stale", "planted stamp"),
+}
+
+
+def test_an_arm_that_cannot_be_prepared_has_the_outcome_that_its_run_would_have(
+    make_cell, launcher, tmp_path, monkeypatch, replace
+):
+    """One study, in which the preparation of every arm but the baseline fails in its own way."""
+    cell = make_cell(control=False)
+    base, failing = cell.arms
+    arms = {fault: fault.replace(":", "_") for fault in PREPARED}
+    faults = (f"prepare-{fault}:{arm}" for fault, arm in arms.items())
+    monkeypatch.setenv("LABKIT_TEST_FAULT", " ".join(faults))
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    apart = (  # each has a preparation of its own
+        replace(failing, name=arm, config={**failing.config, "seed": seed})
+        for seed, arm in enumerate(arms.values())
+    )
+    run_cell(replace(cell, arms=(base, *apart)), launcher)
+    records = {r.arm: r for r in read_runs(cell.dir)}
+    assert records.pop("base").ok
+    assert {arm: (r.outcome, r.detail) for arm, r in records.items()} == {
+        arms[fault]: (outcome, f"its preparation failed: {detail}")
+        for fault, (outcome, detail) in PREPARED.items()
+    }
+
+
 def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, time_over, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
     cell = make_cell(control=False)

@@ -133,6 +133,20 @@ def test_a_block_with_a_failed_run_has_no_known_time(make_cell):
     assert noise_history.median_block_s(cell.dir) is None
 
 
+def test_a_block_whose_arm_runs_out_of_memory_as_it_claims_has_its_time(make_cell):
+    class Dies(Timed):
+        def fields(self, run, cell):
+            died = {"outcome": "oom", "detail": "killed", "cases": ()}
+            return super().fields(run, cell) | (died if run.arm == "seq_map" else {})
+
+    for folder, claims, block_s in (("claimed", True, 1 + 2 + 3), ("not claimed", False, None)):
+        cell = make_cell(folder=folder)
+        arms = (replace(a, out_of_memory=claims and a.name == "seq_map") for a in cell.arms)
+        cell = replace(cell, arms=tuple(arms))
+        run_cell(cell, Dies())
+        assert noise_history.median_block_s(cell.dir) == block_s
+
+
 def test_a_run_without_measurement_has_no_start_up(tmp_path):
     record = Record("a", "arm", 0, 0, 1, "crashed", "2026-11-20T20:00:00Z", detail="planted")
     assert record.start_up_s is None

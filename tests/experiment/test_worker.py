@@ -155,6 +155,16 @@ def test_a_pilot_is_a_process_of_all_arms_or_of_one(make_cell, launcher):
     }
 
 
+def test_a_pilot_of_one_arm_is_not_that_of_an_arm_that_is_to_run_out_of_memory(
+    make_cell, launcher, replace
+):
+    cell = make_cell(isolation=Isolation.live)
+    arms = tuple(replace(arm, out_of_memory=arm.name == "seq_map") for arm in cell.arms)
+    cell = replace(cell, arms=arms)
+    write_manifest(cell, 1)
+    assert launcher.pilot(cell, 1.0)["cases"][0]["case"] == "binary_search"
+
+
 def test_a_pilot_runs_this_labkit_for_an_arm_of_a_revision(make_cell, launcher, monkeypatch):
     cell = make_cell(isolation=Isolation.live)
     write_manifest(cell, 1)
@@ -240,6 +250,32 @@ def test_only_arms_in_the_process_of_one_that_is_not_prepared_fail_with_it(
         assert details[arm].startswith("in one process with b00-p0")
         assert details[arm].endswith("-seq_map: its preparation failed: ValueError: no")
     assert healthy(records, cell.arms).reasons[0].count("this ended the runs of") == 1
+
+
+def test_arms_whose_shared_preparation_failed_are_prepared_again_with_others(
+    make_cell, launcher, tmp_path, monkeypatch, replace
+):
+    """Which of them was the cause is not known, so none of them is lost to a later cell."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    commands = without_processes(monkeypatch, "seq_map", "RuntimeError: no")
+    base, seq_map = make_cell(control=False).arms
+    other = replace(seq_map, name="other", config={**seq_map.config, "seed": 1})
+    cells = {
+        "first": ("in_process", (base, seq_map), []),
+        "the same arms": ("in_process", (base, seq_map), []),
+        "other arms": ("in_process", (base, other), ["base", "other"]),
+        "apart": ("process", (base, seq_map), ["base"]),
+    }
+    for folder, (isolation, arms, ready) in cells.items():
+        cell = make_cell(folder=folder, control=False, isolation=Isolation(isolation))
+        cell = replace(cell, arms=arms)
+        write_manifest(cell, 1)
+        launcher.prepare(cell)
+        runs = launcher.of(cell)._ready(cell.schedule())
+        assert sorted(run.arm for run in runs) == ready, folder
+    words = (command[command.index("--prepare") + 1 :] for command in commands)
+    prepared = [[Path(word).stem for word in one] for one in words]
+    assert prepared == [["base", "seq_map"], ["base", "other"], ["seq_map"]]
 
 
 def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_did(

@@ -40,7 +40,8 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
         return _command(
             analysis, [*overrides, "out=THIS_FOLDER"], "run the blocks that are missing"
         )
-    if any(not record.ok for record in analysis.data.records):
+    arms = {arm.name: arm for arm in analysis.data.arms}
+    if not all(arms[record.arm].accepts(record) for record in analysis.data.records):
         return _command(
             analysis,
             [*overrides, "out=THIS_FOLDER", "redo=failed"],

@@ -66,11 +66,13 @@ class RunLauncher(Protocol):
 class LaunchHistory:
     """What the launchers of one study have done: the arms they prepared, and the last run.
 
-    ``prepared`` and ``failures`` have an arm's marker file (``compile_once_marker``) as its key.
+    Arms are named by their marker files (``compile_once_marker``). The keys of ``failures`` are
+    the arms that a process was to prepare together: any of them may be the cause, so an arm that is
+    among other arms in a later cell is prepared again.
     """
 
     prepared: set[Path] = field(default_factory=set)  # also of arms whose marker is not written
-    failures: dict[Path, RunFailure] = field(default_factory=dict)
+    failures: dict[frozenset[Path], RunFailure] = field(default_factory=dict)
     previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
 
@@ -100,15 +102,16 @@ class ProcessLauncher:
         markers = {arm.name: marker_path(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
-            done = marker.exists() or marker in self._history.prepared
-            if not done and marker not in self._history.failures:
+            if not marker.exists() and marker not in self._history.prepared:
                 new.setdefault(marker, cell.arm(name))
+        self._unprepared = {}
         for arms in self._preparations(new):
-            self._prepare(arms, cell)
-        failures = self._history.failures
-        self._unprepared = {
-            name: failures[marker] for name, marker in markers.items() if marker in failures
-        }
+            together, failures = frozenset(arms), self._history.failures
+            if together not in failures:
+                self._prepare(arms, cell)
+            if together in failures:
+                names = (name for name, marker in markers.items() if marker in together)
+                self._unprepared |= dict.fromkeys(names, failures[together])
 
     def _preparations(self, new: Mapping[Path, Arm]) -> list[Mapping[Path, Arm]]:
         """Divide the arms to prepare among processes."""
@@ -139,7 +142,7 @@ class ProcessLauncher:
             return
         self.progress.note(f"{arms} could not be prepared: {failure.detail}; the log is {log}")
         if not any(arm.out_of_memory for arm in arms_by_marker.values()):
-            self._history.failures |= dict.fromkeys(arms_by_marker, failure)
+            self._history.failures[frozenset(arms_by_marker)] = failure
 
     def pilot(self, cell: ReadyCell, seconds: float) -> Mapping[str, Any] | None:
         self.progress.note("pilot: how long launches take here, and how much they vary")
@@ -328,12 +331,19 @@ class LiveLauncher(ProcessLauncher):
 
 
 class WorkerLauncher:
-    """Launches the runs of every cell as the cell's ``design.isolation`` says."""
+    """Launches the runs of every cell as the cell's ``design.isolation`` says.
+
+    ``history``: that of the study, if other launchers have run cells of it.
+    """
 
     def __init__(
-        self, command: Sequence[str] = WORKER_COMMAND, progress: Progress | None = None
+        self,
+        command: Sequence[str] = WORKER_COMMAND,
+        progress: Progress | None = None,
+        history: LaunchHistory | None = None,
     ) -> None:
-        progress, history = Progress() if progress is None else progress, LaunchHistory()
+        progress = Progress() if progress is None else progress
+        history = LaunchHistory() if history is None else history
         self._launchers = {
             isolation: kind(command, progress, history) for isolation, kind in LAUNCHERS.items()
         }
@@ -366,8 +376,12 @@ def config_digest(arm: Arm) -> str:
 
 
 def _newest(arms: Sequence[Arm]) -> Arm:
-    """Return an arm whose options this version of labkit has: the last one under test."""
-    return next((arm for arm in reversed(arms) if arm.role == "arm"), arms[0])
+    """Return an arm whose options this version of labkit has: the last one under test.
+
+    An arm that is to run out of memory has no costs.
+    """
+    tested = (arm for arm in reversed(arms) if arm.role == "arm" and not arm.out_of_memory)
+    return next(tested, arms[0])
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:

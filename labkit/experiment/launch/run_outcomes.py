@@ -83,16 +83,28 @@ def _collect(run: Run, cell: ReadyCell, ending: ProcessExit, log: Path) -> Recor
 
 
 def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
-    """Return why a preparation failed, or None if it succeeded; ``log`` is its log."""
+    """Return why a preparation failed, or None if it succeeded; ``log`` is its log.
+
+    A process that ended by itself has written the failure as its log's last line. One that was
+    killed has not, nor has that of an earlier labkit: then the log is judged.
+    """
     if ending.code == 0:
         return None
     status = ending.signal_name or f"exit {ending.code}"
     lines = last_lines(log)
+    by_itself = ending.code > 0 and not ending.timed_out
+    written = RunFailure.from_line(lines[-1]) if lines and by_itself else None
+    if written is not None:
+        return written
     reason = MODULE.sub("", crash_reason(log)) if lines else status
     memory = ("MemoryError", *OUT_OF_MEMORY_MESSAGES)
     out_of_memory = ending.killed_for_memory or any(message in reason for message in memory)
-    outcome = "timeout" if ending.timed_out else "oom" if out_of_memory else "crashed"
-    return RunFailure(outcome, reason)
+    if ending.timed_out:
+        return RunFailure("timeout", reason)
+    if out_of_memory:
+        return RunFailure("oom", reason)
+    # EX_DATAERR: this config is not valid for the worker's labkit, which may be an arm's own.
+    return RunFailure("refused" if ending.code == os.EX_DATAERR else "crashed", reason)
 
 
 def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, RunFailure]:

@@ -93,7 +93,8 @@ def run_cell(
     launcher
         Carries out the runs; by default, every run gets a fresh process.
     redo_failed
-        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``.
+        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``. A run
+        that runs out of memory as its arm claims has not failed.
     analysis
         Analyses the cell at an interim look. Needed if the design has looks.
 
@@ -349,7 +350,8 @@ def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockSta
             records.append(read_record(path, digests.get(f"runs/{path.name}")))
         except RecordError as error:
             return _BlockStatus(records, str(error))
-    redo = redo_failed and not all(record.ok for record in records)
+    accepted = (cell.arm(run.arm).accepts(r) for run, r in zip(block, records, strict=True))
+    redo = redo_failed and not all(accepted)
     return _BlockStatus(records, "failed" if redo else None)
 
 

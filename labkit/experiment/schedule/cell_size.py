@@ -160,8 +160,12 @@ class CellAllocator:
         """Time the first block, and return the contents of the allocation's file."""
         self.launcher.prepare(cell)
         records = self.run_first_block(cell)
-        if not all(record.ok for record in records):  # it says nothing about the blocks to come
-            return _contents(cell, Allocation(cell.design.blocks, (), 0.0), None)
+        blocks = cell.design.blocks
+        if not all(cell.arm(record.arm).accepts(record) for record in records):
+            # It says nothing about the time of the blocks to come.
+            failed = "a run of the first block failed, so the cell gets the fewest blocks"
+            self.progress.note(f"{failed}, {blocks}")
+            return _contents(cell, Allocation(blocks, (), 0.0), None)
         block_s = sum(record.seconds.get("process", 0.0) for record in records)
         allocation, time_s = blocks_within(cell, block_s), cell.design.time or 0.0
         line = f"a block takes {block_s:.2g} s; {count_text(allocation.blocks, 'block')}"

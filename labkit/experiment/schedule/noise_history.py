@@ -158,12 +158,14 @@ def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> Cell
 def median_block_s(cell_dir: StudyPath) -> float | None:
     """Return the median wall seconds of a cell's complete blocks, or None if there are none."""
     try:
+        arms = {arm.name: arm for arm in read_arms(cell_dir)}
         records = read_runs(cell_dir)
     except RecordError:
         return None
     blocks: dict[int, list[float | None]] = {}
     for record in records:
-        spent = record.seconds.get("process") if record.ok else None
+        accepted = record.arm in arms and arms[record.arm].accepts(record)
+        spent = record.seconds.get("process") if accepted else None
         blocks.setdefault(record.block, []).append(spent)
     complete = [sum(s for s in spent if s) for spent in blocks.values() if all(spent)]
     return median(complete) if complete else None

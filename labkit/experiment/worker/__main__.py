@@ -127,9 +127,16 @@ def pilot(arm_paths: Sequence[Path], seconds: float, spawned_ns: int) -> Mapping
     return _unrecorded(arm_paths, spawned_ns).pilot(seconds)
 
 
-def prepare(arm_paths: Sequence[Path]) -> None:
-    """Compile, build and cache what the runs of one arm, or of interleaved arms, need."""
-    _unrecorded(arm_paths, time.monotonic_ns()).prepare()
+def prepare(arm_paths: Sequence[Path]) -> int:
+    """Compile, build and cache what the runs of one arm, or of interleaved arms, need.
+
+    Returns the exit status: 1 if that fails. The log then ends with the failure.
+    """
+    failure = _unrecorded(arm_paths, time.monotonic_ns()).prepare()
+    if failure is None:
+        return 0
+    print(failure.to_line())  # to stdout, whose buffer may hold more and is written last
+    return 1
 
 
 def _unrecorded(arm_paths: Sequence[Path], spawned_ns: int) -> WorkerProcess:
@@ -178,8 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         survive_hangups()
     try:
         if options.prepare:
-            prepare(paths)
-            return 0
+            return prepare(paths)
         if options.pilot is not None:
             write_json(options.pilot, pilot(paths, options.seconds, spawned_ns))
             return 0

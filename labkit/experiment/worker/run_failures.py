@@ -6,7 +6,8 @@ An exception class of labkit names its outcome in its class attribute ``outcome`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 
 from labkit.machine.exception_text import one_line
 from labkit.records import OUTCOMES
@@ -21,6 +22,19 @@ class RunFailure:
 
     outcome: str
     detail: str
+
+    def to_line(self) -> str:
+        """Return the failure as a line of JSON, with which the log of a preparation ends."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> RunFailure | None:
+        """Return the failure in a log's line, or None if it is another line."""
+        try:
+            failure = cls(**json.loads(line))
+        except (ValueError, TypeError):
+            return None
+        return failure if failure.outcome in OUTCOMES else None
 
 
 def failure_of(error: Exception, stage: str) -> RunFailure:

@@ -132,17 +132,34 @@ class WorkerProcess:
         with self.shared.stage("probe"):
             self.shared.set(probe={**self.shared.record.probe, when: probe.time()})
 
-    def prepare(self) -> None:
-        """Compile, build and cache what the arms' runs need, without measuring."""
+    def prepare(self) -> RunFailure | None:
+        """Compile, build and cache what the arms' runs need, without measuring.
+
+        Returns
+        -------
+        RunFailure | None
+            What the arms' runs would record as their failure; None if nothing failed.
+        """
+        with self.shared.catch_failures():
+            self._prepare()
+        record = self.shared.record
+        return None if record.ok else RunFailure(record.outcome, record.detail or "")
+
+    def _prepare(self) -> None:
         from labkit import workload
 
-        probe = self._start_probe()
-        probe.time()
-        for experiment in self._experiments:
-            workload.prepare(experiment)
-        arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
+        shared = self.shared
+        with shared.stage("numba"):
+            probe = self._start_probe()
+        with shared.stage("probe"):
+            probe.time()
+        with shared.stage("load"):
+            for experiment in self._experiments:
+                workload.prepare(experiment)
+            arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         try:
-            arms.prepare()
+            with shared.stage("warm_up"):
+                arms.prepare()
         finally:
             arms.close()
         self._measure_peak_rates()

@@ -43,6 +43,24 @@ def test_failed_blocks_are_run_again(make_cell):
     assert words[-2:] == ["redo=failed", "-m"] and purpose.startswith("run failed blocks again")
 
 
+def test_runs_that_ran_out_of_memory_as_claimed_are_not_run_again(make_cell):
+    """Else the advice would stay the same however often it is followed."""
+
+    def die(record):
+        if record.arm != "tight":
+            return record
+        return replace(record, outcome="oom", detail="no room", cases=(), counters={})
+
+    cell = make_cell(NAME, effects={"seq_map": 0.8, "tight": 1.0}, change=die)
+    words, _ = command(cell)
+    assert words[-2:] == ["redo=failed", "-m"]
+    path = cell / "arms" / "tight.json"
+    arm = json.loads(path.read_text())
+    path.write_text(json.dumps(arm | {"claims": arm["claims"] | {"out_of_memory": True}}))
+    (cell / "SHA256SUMS").unlink()
+    assert command(cell) is None
+
+
 def test_an_estimate_asks_for_the_standard_design(make_cell):
     words, purpose = command(make_cell(f"{NAME},design.blocks=1", blocks=1, runs=1))
     assert words[3:] == ["ablation=seq_map", "engine=paged", "design=standard", "-m"]
