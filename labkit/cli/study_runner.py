@@ -119,8 +119,10 @@ class StudyRunner:
         )
         try:
             _prepare(composed.experiments.values(), progress)
-            for cell in to_cells(composed, folder):
-                self._run(cell, progress, composed.experiment.redo is Redo.failed)
+            redo = composed.experiment.redo is Redo.failed
+            self._run(to_cells(composed, folder)[0], progress, redo)
+            for confirming in to_cells(composed, folder)[1:]:  # whose runs follow the first cell's
+                self._run(confirming, progress, redo)
         except StudyError as error:
             print(f"labkit: {name}: {error}", file=sys.stderr)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from labkit.config import Design, Isolation, State, require
 from labkit.experiment.permuted_blocks import Run, schedule
-from labkit.records import Arm
+from labkit.records import Arm, RecordError, StudyPath
 
 MAX_ROUNDS = 1000  # the largest factor of a case in earlier versions
 UNITS = "all"  # the case of all requests or windows of a run
 UNIT_OPTIONS = {"requests": "num_requests", "scoring": "num_windows"}
+ALLOCATION = "allocation.json"  # of a cell whose blocks or rounds follow from design.time
 
 
 @dataclass(frozen=True)
@@ -311,6 +312,23 @@ class ReadyCell:
         """
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
+
+
+def with_units(cell: StudyPath, arm: Arm) -> Arm:
+    """Return an arm with the requests or windows that followed from the time of the cell ``cell``.
+
+    Raises ``RecordError`` if the cell's allocation does not say how many.
+    """
+    workload, path = arm.config.get("workload") or {}, cell / ALLOCATION
+    option = UNIT_OPTIONS.get(workload.get("kind", ""), "")
+    if workload.get(option) != 0 or not path.is_file():
+        return arm
+    try:
+        cases = {case["case"]: case for case in json.loads(path.read_bytes())["cases"]}
+        number = int(cases[UNITS]["rounds"])
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(f"{path}: it does not say how many {option} a run had") from None
+    return replace(arm, config={**arm.config, "workload": {**workload, option: number}})
 
 
 def _open_units(arm: Arm) -> bool:

@@ -6,7 +6,6 @@ with the author's margin, alpha and isolation, and as many blocks as ``design.ti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -19,10 +18,9 @@ from labkit.config.engine.former_options import (
     with_present_names,
 )
 from labkit.config.option_index import did_you_mean, find_option
-from labkit.experiment.cell import UNIT_OPTIONS, UNITS
+from labkit.experiment.cell import with_units
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
 from labkit.experiment.compose.input_digests import FILES, input_digests
-from labkit.experiment.compose.resumed_legacy_cell import ALLOCATION
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
@@ -245,7 +243,7 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
     cells = [
-        AuthorsCell(one, read_cell(one), tuple(_with_units(one, arm) for arm in read_arms(one)))
+        AuthorsCell(one, read_cell(one), tuple(with_units(one, arm) for arm in read_arms(one)))
         for one in asked
     ]
     for folder, cell in zip(asked, cells, strict=True):
@@ -258,20 +256,6 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
     return comparing
-
-
-def _with_units(cell: StudyPath, arm: Arm) -> Arm:
-    """Return an arm with the number of requests or windows that followed from the author's time."""
-    workload, path = arm.config.get("workload") or {}, cell / ALLOCATION
-    option = UNIT_OPTIONS.get(workload.get("kind", ""), "")
-    if workload.get(option) != 0 or not path.is_file():
-        return arm
-    try:
-        cases = {case["case"]: case for case in json.loads(path.read_bytes())["cases"]}
-        number = int(cases[UNITS]["rounds"])
-    except (ValueError, KeyError, TypeError):
-        raise RecordError(f"{path}: it does not say how many {option} the author had") from None
-    return replace(arm, config={**arm.config, "workload": {**workload, option: number}})
 
 
 def _shown(value: Any) -> str:

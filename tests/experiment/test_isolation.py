@@ -8,6 +8,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
+from labkit.experiment.cell import ALLOCATION
 from labkit.experiment.compose.cell_composer import resolve_isolation, to_cells
 from labkit.machine.facts import memory_capacity
 from labkit.workload import in_process_rules
@@ -147,6 +148,23 @@ def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
     assert confirmation.design.isolation is Isolation.process
     assert (confirmation.design.blocks, confirmation.design.runs_per_block) == (8, 1)
     assert confirmation.design.looks == [] and confirmation.arms == cell.arms
+
+
+def test_separate_processes_serve_the_requests_that_the_time_has_given_the_first_cell(
+    composed, tmp_path
+):
+    strict = composed("ablation=preemption", "workload=chat", "design=strict", "design.time=60")
+
+    def requests():
+        return [
+            {arm.config["workload"]["num_requests"] for arm in cell.arms}
+            for cell in to_cells(strict, tmp_path / "a")
+        ]
+
+    assert requests() == [{0}, {0}]  # all, until the first cell has found their number
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ALLOCATION).write_text('{"cases": [{"case": "all", "rounds": 9}]}')
+    assert requests() == [{0}, {9}]
 
 
 def test_processes_that_take_turns_are_confirmed_too(composed, tmp_path):

@@ -29,7 +29,7 @@ from labkit.config.arm_sweep import key_parts
 from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
-from labkit.experiment.cell import ReadyCell
+from labkit.experiment.cell import ReadyCell, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
@@ -375,7 +375,8 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
 
     Interleaved runs show neither how arms affect each other in a shared process nor how results
     vary between processes. The confirming cell repeats the comparison with ``design.confirm``
-    blocks in separate processes. It exists only if the first cell is interleaved.
+    blocks in separate processes. It exists only if the first cell is interleaved. Its runs have as
+    many requests or windows as those of the first cell, once that has found their number.
     """
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
     if not confirm or not cell.design.isolation.takes_turns:
@@ -391,8 +392,19 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     design = as_begun(separate, Isolation.process, folder, blocks_given=False)
     design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
     name = cell.name + PROCESSES_SUFFIX
-    confirming = replace(cell, dir=folder, name=name, design=design, blocks_from_time=False)
-    return [cell, replace(confirming, units_from_time=False)]
+    arms = tuple(with_units(cell.dir, arm) for arm in cell.arms)
+    return [
+        cell,
+        replace(
+            cell,
+            dir=folder,
+            name=name,
+            design=design,
+            arms=arms,
+            blocks_from_time=False,
+            units_from_time=False,
+        ),
+    ]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:

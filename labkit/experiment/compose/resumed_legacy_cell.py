@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, PlannedLook
-from labkit.experiment.cell import UNIT_OPTIONS
+from labkit.experiment.cell import ALLOCATION, UNIT_OPTIONS
 from labkit.records import Arm, RecordError, read_arms, read_cell
 
 RUNS_PER_BLOCK = 2  # the default of earlier versions
-ALLOCATION = "allocation.json"  # of a cell whose blocks or rounds follow from design.time
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:

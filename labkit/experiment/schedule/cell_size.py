@@ -22,9 +22,8 @@ from typing import Any
 
 from labkit.analysis.statistics.text_window_intervals import window_looks
 from labkit.config import ConfigError, Isolation, PlannedLook, count_text, to_plain
-from labkit.experiment.cell import UNITS, BlockPlan, ReadyCell
+from labkit.experiment.cell import ALLOCATION, UNITS, BlockPlan, ReadyCell
 from labkit.experiment.compose.reachable_looks import planned_looks
-from labkit.experiment.compose.resumed_legacy_cell import ALLOCATION
 from labkit.experiment.launch.run_launcher import RunLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration

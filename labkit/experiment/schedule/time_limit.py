@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, replace
 
 from labkit.config import PlannedLook, to_plain
-from labkit.experiment.cell import ReadyCell
+from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
-from labkit.experiment.compose.resumed_legacy_cell import ALLOCATION
 from labkit.experiment.schedule.cell_manifest import move_last_look
 from labkit.records import write_json
 
