@@ -28,8 +28,9 @@ from labkit.analysis.findings.regression_gate import (
 )
 from labkit.cli.program import Program
 from labkit.compare import margin
-from labkit.config import ConfigError, require
+from labkit.config import Ablation, ConfigError, require
 from labkit.records import RecordError, read_cell
+from labkit.records.metric_registry import OUTPUTS
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
@@ -81,7 +82,13 @@ def subjects(
                     f"--on {name}: there is no such ablation or workload; --config-dir DIR names a "
                     "folder of your own"
                 )
-            arms = composer.compose([*flags, f"{group}={name}"]).ablation.arms
+            ablation = composer.compose([*flags, f"{group}={name}"]).ablation
+            arms = ablation.arms
+            dotted = next((arm for arm in arms if "." in arm), None)
+            require(
+                dotted is None,
+                f"--on {name}: no override can drop arm {dotted}, whose name has a dot; rename it",
+            )
             for arm, overrides in arms.items():
                 pair = {BASE: {**overrides, "environment": dict(base)}}
                 pair[HEAD] = {**overrides, "environment": dict(head)}
@@ -93,12 +100,22 @@ def subjects(
                             *(f"~ablation.arms.{other}" for other in arms),
                             *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
                             f"ablation.baseline={BASE}",
-                            "ablation.claims.identity=none",
+                            *_without_claims(ablation),
                             "ablation.published=null",
                         ),
                     )
                 )
     return found
+
+
+def _without_claims(ablation: Ablation) -> list[str]:
+    """Return the overrides that drop an ablation's claim about outputs, and what needs it."""
+    limits = (f"ablation.claims.quality.{name}=null" for name in ablation.claims.quality.limits())
+    dropped = ["ablation.claims.identity=none", *limits]
+    if OUTPUTS in ablation.metrics:
+        others = ",".join(name for name in ablation.metrics if name != OUTPUTS)
+        dropped.append(f"ablation.metric=[{others}]" if others else "ablation.metric=null")
+    return dropped
 
 
 def _folder_flags(folders: Sequence[str]) -> list[str]:

@@ -123,12 +123,14 @@ def studies(two_commits, tmp_path, monkeypatch):
     """Return a function that runs the program in a checkout with two commits, without processes.
 
     It returns the exit code and the cells that were composed. ``studies.result`` is what each
-    study's ``cell.json`` holds, or the error that it raises.
+    study's ``cell.json`` holds, or the error that it raises. ``studies.refusal`` is why the
+    revisions refuse the arms' config.
     """
     folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
     monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+    monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: studies.refusal)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     monkeypatch.chdir(tmp_path)
     composed = []
@@ -144,7 +146,7 @@ def studies(two_commits, tmp_path, monkeypatch):
         composed.clear()
         return regression.main(words), composed
 
-    studies.result = cell("equivalent", -1.0, 1.0)
+    studies.result, studies.refusal = cell("equivalent", -1.0, 1.0), None
     monkeypatch.setattr(run_study, "run", run)
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
@@ -202,6 +204,40 @@ def test_each_arm_of_an_ablation_is_a_study_and_they_share_alpha(studies, tmp_pa
     assert cells[0].experiments["base"].workload.name == "kernel_seq_map"
     assert {one.experiment.design.alpha for one in cells} == {0.0166667}
     assert (tmp_path / "s.md").read_text().count("no worse |") == 3
+
+
+@pytest.mark.parametrize(
+    ("ablation", "arms", "metric"),
+    [("precision", 9, "total_tok_s"), ("inert_padding", 2, None), ("memory_fraction", 4, None)],
+)
+def test_an_ablation_is_tested_without_its_claims_on_outputs(studies, ablation, arms, metric):
+    code, cells = studies("HEAD~1", "--on", ablation, "plan=true")
+    assert code == 0 and len(cells) == arms
+    for one in cells:
+        assert one.arms[0].identity == "none" and not one.arms[0].quality
+        assert one.experiment.ablation.metric == metric
+
+
+def test_metrics_beside_that_of_the_outputs_stay(studies, tmp_path):
+    (tmp_path / "ablation").mkdir()
+    text = "metric: [outputs, ttft_p50_ms]\narms: {a: {}}\nclaims: {identity: tokens}\n"
+    (tmp_path / "ablation" / "mine.yaml").write_text(f"name: mine\n{text}")
+    _, (one,) = studies("HEAD~1", "--on", "mine", "--config-dir", str(tmp_path))
+    assert one.metrics == ("ttft_p50_ms",)
+
+
+def test_an_arm_that_no_override_can_drop_is_named(studies, tmp_path, capsys):
+    (tmp_path / "ablation").mkdir()
+    (tmp_path / "ablation" / "mine.yaml").write_text("name: mine\narms: {a: {}, b.5: {}}\n")
+    assert studies("HEAD~1", "--on", "mine", "--config-dir", str(tmp_path))[0] == 2
+    assert "no override can drop arm b.5, whose name has a dot" in capsys.readouterr().err
+
+
+def test_a_value_that_a_revision_refuses_is_one_line_and_undecided(studies, capsys):
+    studies.refusal = "engine.kv.dtype=int4: allowed are float32"
+    assert studies("HEAD~1", "--on", "chat", "engine.kv.dtype=int4") == (125, [])
+    line = "arm base: the arm's revision of labkit refuses engine.kv.dtype=int4: allowed are float"
+    assert capsys.readouterr().err.startswith(f"labkit.regression: {line}")
 
 
 def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path):

@@ -261,11 +261,13 @@ class ReadyCell:
         return self.with_rounds({**others, **plan.rounds})
 
     @property
-    def to_prepare(self) -> ReadyCell:
-        """The cell whose arms are prepared: with one round, whatever the numbers will be."""
-        if self.counts_units or (not self.plans and not self.rounds_from_time):
-            return self
-        return self.with_rounds(dict.fromkeys(self.cases, 1))
+    def with_fixed_numbers(self) -> ReadyCell:
+        """The cell whose arms are prepared, and run if no plan says otherwise.
+
+        It has numbers in place of those that may follow from the time (:func:`fixed_numbers`).
+        """
+        arms = tuple(replace(arm, config=fixed_numbers(arm.config)) for arm in self.arms)
+        return self if arms == self.arms else replace(self, arms=arms, arms_dir="rounds/fixed")
 
     def with_rounds(self, rounds: Mapping[str, int]) -> ReadyCell:
         """Return the cell whose arms measure the named cases, each for so many rounds."""
@@ -343,8 +345,22 @@ def _open_units(arm: Arm) -> bool:
     return not workload.get("per_request") and arrivals not in ("at_once", "trace")
 
 
-def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return an arm's config with fixed numbers, which workers of any version understand."""
+def fixed_numbers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an arm's config with numbers that workers of any version read.
+
+    Cases whose rounds follow from the time have one round. Requests and windows that follow from it
+    are all of them, as null says in every version and 0 only since they may follow from the time.
+    """
+    workload = config.get("workload", {})
+    if workload.get(UNIT_OPTIONS.get(workload.get("kind"), "")) == 0:
+        return _with_rounds(config, {UNITS: None})
+    if workload.get("kind") == "kernel" and workload.get("repeats") is None:
+        return _with_rounds(config, {case["name"]: 1 for case in workload.get("cases", ())})
+    return config
+
+
+def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int | None]) -> Mapping[str, Any]:
+    """Return an arm's config with so many rounds of each case, or requests or windows."""
     workload = config["workload"]
     option = UNIT_OPTIONS.get(workload["kind"])
     if option is not None:

@@ -87,14 +87,17 @@ def install(
 
 
 def run(
-    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    text: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end without input; raise ``InstallError`` if it cannot be started."""
+    """Run a command that reads ``text`` to its end; raise ``InstallError`` if it does not start."""
     try:
         return subprocess.run(
             command,
             env=None if environment is None else dict(environment),
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             timeout=timeout_s,
         )

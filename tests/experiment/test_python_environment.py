@@ -15,11 +15,13 @@ from planted_cells import planted_cell
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.cell import ReadyCell
+from labkit.experiment.compose import cell_composer
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.python_environment import (
     Imports,
     PythonEnvironment,
+    RevisionError,
     default_options,
     known_options,
 )
@@ -123,6 +125,24 @@ def test_a_program_that_is_no_python_is_refused(checkout):
         environment.imports([])
 
 
+def test_a_revision_says_why_it_refuses_a_config(checkout):
+    """The revision's labkit is a module that accepts one state of the caches."""
+    (checkout / "labkit" / "config.py").write_text(
+        "class Experiment:\n    pass\n\n\n"
+        "def from_plain(cls, data):\n"
+        "    assert data['ablation']['arms'], 'as a worker adds them'\n"
+        "    if data['workload']['state'] != 'hot':\n"
+        '        raise ValueError(f\'workload.state={data["workload"]["state"]}: only hot\')\n'
+    )
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "config")
+    environment = PythonEnvironment.resolve({"revision": "main"})
+    environment.build()
+    assert environment.refusal('{"workload": {"state": "hot"}}') is None
+    large = json.dumps({"workload": {"state": "cold"}, "text": "x" * 200_000})
+    assert environment.refusal(large) == "workload.state=cold: only hot"
+
+
 def test_a_revision_whose_worker_does_not_start_is_refused(checkout):
     environment = PythonEnvironment.resolve({"revision": "main"})
     environment.build()
@@ -181,16 +201,32 @@ def test_options_that_a_revision_lacks_are_left_out_at_their_defaults():
         known_options(config, theirs, ours)
 
 
+def test_a_default_null_that_was_another_default_is_left_to_the_revision():
+    ours = {"start_s": None, "limit": None, "rate": 1.0}
+    theirs = {"start_s": 300.0, "limit": None, "rate": 2.0}
+    assert known_options(ours, theirs, ours) == {"limit": None, "rate": 1.0}
+    changed = {"start_s": 5.0, "limit": 3, "rate": None}
+    assert known_options(changed, theirs, ours) == changed
+
+
 @pytest.fixture
 def fake_imports(monkeypatch):
-    """Make environments import what this labkit does, without starting their Python."""
+    """Make environments import what this labkit does, without starting their Python.
 
-    def make(**changes):
+    The function that it returns changes what they import, and why they refuse a config. The configs
+    that they are asked about are in ``make.asked``.
+    """
+
+    def make(refusal=None, **changes):
+        def refusal_of(environment, config):
+            make.asked.append(json.loads(config))
+            return refusal
+
         facts = Imports(**{**vars(IMPORTS), **changes})
-        monkeypatch.setattr(
-            "labkit.experiment.compose.cell_composer.imports_of", lambda environment, modules: facts
-        )
+        monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+        monkeypatch.setattr(cell_composer, "refusal_of", refusal_of)
 
+    make.asked = []
     make()
     return make
 
@@ -217,8 +253,10 @@ def test_another_turn_protocol_means_separate_processes(composed, checkout, fake
     assert cell.isolation is Isolation.process
     line = f"the worker of arm before uses version {protocol or 'none'} of the turn protocol"
     assert f"; not live: {line}" in cell.separate_processes_reason
-    with pytest.raises(ConfigError, match=rf"isolation=live: {line}, and this labkit uses"):
+    with pytest.raises(RevisionError, match=rf"isolation=live: {line}, and this labkit uses"):
         composed(*KERNELS, "design.isolation=live")
+    with pytest.raises(RevisionError, match=rf"round by round, but .*; not live: {line}"):
+        composed("workload=scoring", "ablation=revisions")
 
 
 def test_a_revision_that_reads_no_variables_is_refused_an_arm_that_names_one(
@@ -231,8 +269,36 @@ def test_a_revision_that_reads_no_variables_is_refused_an_arm_that_names_one(
     del theirs["engine"]["server"]["api_key"]
     fake_imports(defaults=theirs)
     composed(*KERNELS)
-    with pytest.raises(ConfigError, match=r"^arm before: \$\{oc.env:LABKIT_TEST_NAME\}: the arm's"):
+    with pytest.raises(
+        RevisionError, match=r"^arm before: \$\{oc.env:LABKIT_TEST_NAME\}: the arm's"
+    ):
         composed(*words)
+
+
+def test_a_revision_is_asked_about_the_config_that_its_workers_get(
+    composed, checkout, fake_imports
+):
+    """Earlier versions read neither warm caches nor numbers that follow from the time."""
+    theirs = copy.deepcopy(default_options())
+    theirs["engine"]["server"]["start_timeout_s"] = 300.0
+    fake_imports(defaults=theirs)
+    cell = composed(*KERNELS)
+    assert {arm.config["workload"]["state"] for arm in cell.arms} == {"hot"}
+    assert all("start_timeout_s" not in one["engine"]["server"] for one in fake_imports.asked)
+    kernels = fake_imports.asked[0]["workload"]
+    assert kernels["repeats"] == 1 and {case["factor"] for case in kernels["cases"]} == {1}
+    cell = composed("workload=chat", "ablation=revisions")
+    assert cell.arms[0].config["workload"]["num_requests"] == 0
+    assert fake_imports.asked[-1]["workload"]["num_requests"] is None
+
+
+def test_what_a_revision_refuses_is_one_line_before_any_run(composed, checkout, fake_imports):
+    fake_imports(refusal="workload.state=cold: must be one of: hot")
+    line = (
+        "arm before: the arm's revision of labkit refuses workload.state=cold: must be one of: hot"
+    )
+    with pytest.raises(RevisionError, match=f"^{line}$"):
+        composed(*KERNELS, "workload.state=cold")
 
 
 def test_a_class_must_exist_in_the_environment(composed, checkout, fake_imports):

@@ -24,7 +24,7 @@ from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.cell_size import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits
 from labkit.experiment.schedule.time_allocation import CellPilot
-from labkit.records import Arm, CaseRecord, Metric, read_cell, read_runs
+from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
 from labkit.workload.measurement import CasePilot
 from labkit.workload.scoring import ScoringKind
 
@@ -117,6 +117,34 @@ def test_a_pilot_block_gives_the_requests_of_a_run(make, now, isolation):
     assert data["cases"][0]["rounds"] == served and data["pilot"]["start_s"] == pytest.approx(3.0)
     again = Served(now)
     assert run(cell, again).ran == 0 and not again.served
+
+
+class Read(Served):
+    """Arms whose files say how many requests there are; ``None`` are all."""
+
+    def __init__(self, now):
+        super().__init__(now)
+        self.prepared, self.run = set(), set()
+
+    def count(self, cell):
+        arm = read_arm(cell.paths.arm("new"))
+        assert arm.config == cell.arm("new").config
+        return arm.config["workload"]["num_requests"]
+
+    def prepare(self, cell):
+        self.prepared.add(self.count(cell))
+
+    def fields(self, run, cell):
+        self.run.add(self.count(cell))
+        return super().fields(run, cell)
+
+
+@pytest.mark.parametrize("time", [120.0, None])
+def test_workers_of_versions_in_which_0_is_no_number_prepare_and_serve_all(make, now, time):
+    launcher = Read(now)
+    run(make(time, blocks=0 if time else 6), launcher)
+    assert launcher.prepared == {None}
+    assert 0 not in launcher.run and (None in launcher.run) == (time is None)
 
 
 def test_sizes_follow_from_costs_and_noise_and_never_from_an_effect(make, now):

@@ -41,6 +41,17 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     return found
 
 
+def with_former_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of an arm that is alone in its process, as earlier versions read it, too.
+
+    Warm caches are hot there: every launch follows one of the same arm.
+    """
+    found = _copied(config)
+    if _value(found, ("workload", "state")) == "warm":
+        found["workload"]["state"] = "hot"
+    return found
+
+
 def default_of(key: str) -> Any:
     """Return an option's default in JSON types; None if there is no such option."""
     entry = find_option(key)

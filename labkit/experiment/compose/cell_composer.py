@@ -26,10 +26,11 @@ from labkit.config import (
     user_classes,
 )
 from labkit.config.arm_sweep import key_parts
+from labkit.config.engine.former_options import with_former_values
 from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
-from labkit.experiment.cell import ReadyCell, with_units
+from labkit.experiment.cell import ReadyCell, fixed_numbers, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
@@ -40,9 +41,11 @@ from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hyd
 from labkit.experiment.launch.python_environment import (
     Imports,
     PythonEnvironment,
+    RevisionError,
     default_options,
     imports_of,
     known_options,
+    refusal_of,
 )
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine.facts import memory_capacity
@@ -272,7 +275,8 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
     """Build an arm's environment, and import labkit in it as a test.
 
     Returns the arm with this environment, and the results of the import. Options that the
-    environment's revision of labkit lacks are left out of the arm's config.
+    environment's revision of labkit lacks are left out of the arm's config, which the revision
+    reads as a test.
     """
     modules = {path.partition(":")[0] for path in user_classes(experiment.engine).values()}
     try:
@@ -280,15 +284,17 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
         imports = imports_of(environment, tuple(sorted(modules)))
         config = arm.config
         if environment.replaces_labkit:
-            config = known_options(config, imports.defaults, default_options())
+            config = known_options(with_former_values(config), imports.defaults, default_options())
             # This option is as old as expressions in an arm's file.
             knows = "api_key" in imports.defaults.get("engine", {}).get("server", {})
             named = EXPRESSION.search(json.dumps(config))
-            require(
-                named is None or knows,
-                f"{named and named.group()}: the arm's revision of labkit would take this for the "
-                "value",
-            )
+            if named is not None and not knows:
+                raise RevisionError(
+                    f"{named.group()}: the arm's revision of labkit would take this for the value"
+                )
+            refusal = refusal_of(environment, json.dumps(fixed_numbers(config)))
+            if refusal is not None:
+                raise RevisionError(f"the arm's revision of labkit refuses {refusal}")
     except ConfigError as error:
         raise type(error)(f"arm {arm.name}: {error}") from None
     _check_classes(arm.name, experiment, lambda module: module not in imports.missing)
@@ -326,15 +332,19 @@ def resolve_isolation(
         return Isolation.process, reason
     if requested is Isolation.in_process:
         raise _refusal(requested, reason)
-    obstacle = _other_protocol(imports) or workload.not_live(experiments) or _too_large(experiments)
+    protocol = _other_protocol(imports)
+    obstacle = protocol or workload.not_live(experiments) or _too_large(experiments)
     if obstacle is None:
         if design.confirm:
             workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.live, reason
-    if requested is Isolation.live:
-        raise _refusal(requested, obstacle)
     whole_reason = reason if reason == obstacle else f"{reason}; not live: {obstacle}"
-    workload.check_apart(experiments, whole_reason)
+    try:
+        if requested is Isolation.live:
+            raise _refusal(requested, obstacle)
+        workload.check_apart(experiments, whole_reason)
+    except ConfigError as error:
+        raise (ConfigError if protocol is None else RevisionError)(str(error)) from None
     return Isolation.process, whole_reason
 
 

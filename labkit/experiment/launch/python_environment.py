@@ -56,6 +56,17 @@ IMPORT_SCRIPT = dedent("""
         "missing": [m for m in modules if importlib.util.find_spec(m.partition(".")[0]) is None],
     }))
 """)
+# Builds an arm's config as a worker does, and prints what is wrong with it.
+CONFIG_SCRIPT = dedent("""
+    import json, sys
+    from labkit.config import Experiment, from_plain
+    refusal = None
+    try:
+        from_plain(Experiment, json.load(sys.stdin))
+    except ValueError as error:
+        refusal = str(error)
+    print(json.dumps(refusal))
+""")
 SMALLEST_EXPERIMENT = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}}
 
 
@@ -200,16 +211,28 @@ class PythonEnvironment:
         RevisionError
             An import fails, or the program is not a Python interpreter.
         """
-        smallest = json.dumps(SMALLEST_EXPERIMENT)
-        command = self.command([sys.executable, "-c", IMPORT_SCRIPT, smallest, *modules])
+        facts = self._printed(IMPORT_SCRIPT, json.dumps(SMALLEST_EXPERIMENT), *modules)
+        return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
+
+    def refusal(self, config: str) -> str | None:
+        """Return why labkit in this environment refuses an arm's config (JSON); None: it does not.
+
+        Raises ``RevisionError`` as :meth:`imports` does.
+        """
+        built = {**json.loads(config), "ablation": SMALLEST_EXPERIMENT["ablation"]}
+        refusal: str | None = self._printed(CONFIG_SCRIPT, text=json.dumps(built))
+        return refusal
+
+    def _printed(self, script: str, *arguments: str, text: str = "") -> Any:
+        """Return the JSON that a script prints here; ``text`` is its standard input."""
+        command = self.command([sys.executable, "-c", script, *arguments])
         base, _ = worker_environment.worker_environment(os.environ, threads=1, cores=1)
-        result = _run(command, IMPORT_TIMEOUT_S, self.variables(base))
+        result = _run(command, IMPORT_TIMEOUT_S, self.variables(base), text.encode())
         lines = result.stdout.decode(errors="replace").splitlines()
         try:
-            facts = json.loads(lines[-1] if result.returncode == 0 and lines else "")
+            return json.loads(lines[-1] if result.returncode == 0 and lines else "")
         except ValueError:
             raise RevisionError(self._import_error(result.stderr)) from None
-        return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
 
     def _import_error(self, stderr: bytes) -> str:
         reason = cached_python_packages.last_line(stderr)
@@ -279,6 +302,12 @@ def imports_of(environment: PythonEnvironment, modules: tuple[str, ...]) -> Impo
     return environment.imports(modules)
 
 
+@cache
+def refusal_of(environment: PythonEnvironment, config: str) -> str | None:
+    """Return :meth:`PythonEnvironment.refusal`. The result is cached for this process."""
+    return environment.refusal(config)
+
+
 def default_options() -> dict[str, Any]:
     """Return the default value of every option of this labkit, in JSON types."""
     plain: dict[str, Any] = to_plain(from_plain(Experiment, SMALLEST_EXPERIMENT))
@@ -288,7 +317,10 @@ def default_options() -> dict[str, Any]:
 def known_options(
     config: Mapping[str, Any], theirs: Mapping[str, Any], ours: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any]:
-    """Return a config without the options that another revision of labkit does not have.
+    """Return a config with the options that another revision of labkit has.
+
+    A default null is left out where the other revision has another default, which then applies: it
+    may not read null.
 
     Parameters
     ----------
@@ -313,7 +345,7 @@ def known_options(
                 )
         elif all(isinstance(part.get(key), Mapping) for part in (config, theirs, ours)):
             known[key] = known_options(value, theirs[key], ours[key], f"{where}{key}.")
-        else:
+        elif value is not None or theirs[key] is None or ours.get(key) is not None:
             known[key] = value
     return known
 
@@ -356,9 +388,12 @@ def _without_git_variables() -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    text: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        return cached_python_packages.run(command, timeout_s, environment)
+        return cached_python_packages.run(command, timeout_s, environment, text)
     except cached_python_packages.InstallError as error:
         raise ConfigError(f"environment: {error}") from None

@@ -42,7 +42,7 @@ from labkit.experiment.schedule.cell_manifest import (
     write_estimates,
     write_manifest,
 )
-from labkit.experiment.schedule.cell_size import CellAllocator, planner_of
+from labkit.experiment.schedule.cell_size import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
@@ -163,8 +163,7 @@ class _BlockRunner:
                     held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
-                    write_arms(cell.to_prepare)
-                    self.launcher.prepare(cell.to_prepare)
+                    prepare_arms(cell, self.launcher)
                     left = len(due) + len(blocks)
                     planner = planner or planner_of(cell, records, left)
                     limit = limit or TimeLimit.of(cell, left)
@@ -255,9 +254,8 @@ class _BlockRunner:
         refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
         plan = self._plan(block, planner)
-        if plan is not None:
-            cell = cell.with_plan(plan)
-            write_arms(cell)
+        cell = cell.with_fixed_numbers if plan is None else cell.with_plan(plan)
+        write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)

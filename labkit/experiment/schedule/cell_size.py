@@ -95,9 +95,7 @@ class CellAllocator:
 
     def _piloted(self, cell: ReadyCell) -> dict[str, Any]:
         """Run the pilot, and return the contents of the allocation's file."""
-        design, pilot_cell = cell.design, cell.to_prepare
-        write_arms(pilot_cell)
-        self.launcher.prepare(pilot_cell)
+        design, pilot_cell = cell.design, prepare_arms(cell, self.launcher)
         start, wanted_s = time.monotonic(), PILOT_SHARE * (design.time or float("inf"))
         pilot_s = min(MAX_PILOT_S, max(MIN_PILOT_S, wanted_s))
         plain = self.launcher.pilot(pilot_cell, pilot_s)
@@ -114,7 +112,7 @@ class CellAllocator:
 
     def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
         """Run the pilot block, and return the contents of the allocation's file."""
-        self.launcher.prepare(cell)
+        prepare_arms(cell, self.launcher)
         start, limits = time.monotonic(), UnitLimits.of(cell)
         self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
         if cell.window_looks:
@@ -157,7 +155,7 @@ class CellAllocator:
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""
-        self.launcher.prepare(cell)
+        prepare_arms(cell, self.launcher)
         records = self.run_first_block(cell)
         blocks = cell.design.blocks
         if not all(cell.arm(record.arm).accepts(record) for record in records):
@@ -175,6 +173,14 @@ class CellAllocator:
             )
         self.progress.note(line)
         return _contents(cell, allocation, None)
+
+
+def prepare_arms(cell: ReadyCell, launcher: RunLauncher) -> ReadyCell:
+    """Prepare a cell's arms, whatever their numbers will be, and return the cell so prepared."""
+    fixed = cell.with_fixed_numbers
+    write_arms(fixed)
+    launcher.prepare(fixed)
+    return fixed
 
 
 def allocation_of(
