@@ -186,7 +186,7 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
             )
 
 
-def _module(model_type: str, architectures: str | Sequence[str] | None) -> ModuleType:
+def _module(model_type: str, architectures: str | Sequence[str] | None = None) -> ModuleType:
     classes = [architectures] if isinstance(architectures, str) else architectures or []
     by_class = (MODULE_OF_ARCHITECTURE.get((model_type, one)) for one in classes)
     of_type = MODULE_OF_TYPE.get(model_type, model_type)

@@ -211,4 +211,4 @@ def test_other_names_of_an_architecture_are_mlx_lm_s_own():
     for (model_type, architecture), name in MODULE_OF_ARCHITECTURE.items():
         for architectures in (architecture, ["Other", architecture]):
             assert _module(model_type, architectures).__name__.endswith(f".{name}")
-        assert not _module(model_type, None).__name__.endswith(f".{name}")
+        assert not _module(model_type).__name__.endswith(f".{name}")
