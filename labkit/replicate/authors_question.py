@@ -142,8 +142,7 @@ class AuthorsCell:
             The arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            found = (_value(arm.config, key) for arm in self.tested)
-            values = [default_of(key) if value is None else value for value in found]
+            values = [_value(arm.config, key, default_of(key)) for arm in self.tested]
             old = ", ".join(dict.fromkeys(map(_shown, values)))
             require(
                 all(one == values[0] for one in values),
@@ -265,10 +264,13 @@ def _shown(value: Any) -> str:
     return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 
-def _value(config: Mapping[str, Any], key: str) -> Any:
+def _value(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return an option's value in a config; ``default`` if the config lacks the option."""
     value: Any = config
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
     return value
 
 

@@ -262,6 +262,10 @@ def test_requests_that_followed_from_the_author_s_time_are_as_many_here():
     assert list(cell.changes(fewer)) == ["workload.num_requests=8 (the author: 32)"]
     default = ReaderOptions.parse(["engine.graph_replay=true"])  # newer than the archive
     assert not any("graph_replay" in line for line in cell.changes(default))
+    opened = open_study(ROOT / "outputs" / "reference" / "seq_map.zip")
+    (kernels,) = authors_cells(opened, cell_dirs(opened))
+    fixed = list(kernels.changes(ReaderOptions.parse(["workload.repeats=1"])))
+    assert fixed == ["workload.repeats=1 (the author: None)"]  # null is a value: from the time
 
 
 def test_a_study_without_a_primary_comparison_is_refused_before_it_runs(tmp_path, capsys):
