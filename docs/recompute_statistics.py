@@ -242,6 +242,8 @@ class Cell:
         measured = {r["arm"] for r in self.records if r["outcome"] in ("ok", "vacuous")}
         if measured - stalls.keys():  # a server's times are never without stalls
             return True
+        if self.baseline not in stalls:
+            return False
         base, tested = stalls[self.baseline], [arm for arm in self.tested if arm in stalls]
         differences = [
             np.array([np.subtract(stalls[arm][b], base[b]) for b in base if b in stalls[arm]])

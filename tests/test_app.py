@@ -53,6 +53,8 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["a=[b"], "not an override"),
         (["~ablation.arms.f0.006"], "no part of a key may begin with a digit"),
+        (["ablation.arms.f0.006={}"], "no part of a key may begin with a digit"),
+        (["~a!"], "~a!: not an override; write key=value"),
         (["trace", "folder"], "trace is a separate program"),
         (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
         (["engine.kv.block_size=abc"], "must be an integer: 8, 16, 32 or 64"),

@@ -324,6 +324,8 @@ def test_it_writes_one_bundle_with_everything(inside, capsys, monkeypatch):
     assert json.loads(bundle["environment.json"])["device"]
     assert re.search(r"^numpy==[\d.]+$", bundle["packages.txt"], re.M)
     summary = bundle["summary.md"]
+    assert summary.startswith("# labkit on a Mac") is (sys.platform == "darwin")
+    assert "macOS None" not in summary
     assert "| study | passed |" in summary and "| broken | failed (exit 1) |" in summary
     assert "```\nwhy\n```" in summary
     assert "Does a host-built token-to-request map" in summary

@@ -129,7 +129,10 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
     unknown = [arm.name for arm in arms if arm.name in measured and arm.name not in stalled]
     if unknown:
         return StallAttribution(pct, kept_reason=f"those of {', '.join(unknown)} are not known")
-    base, *tested = (arm.name for arm in arms if arm.role != "control" and arm.name in stalled)
+    base, *others = (arm.name for arm in arms if arm.role != "control")
+    if base not in stalled:  # it was not measured, so no arm is compared
+        return None
+    tested = [name for name in others if name in stalled]
     pairs = {name: _in_common(stalled[base], stalled[name]) for name in tested}
     fewest = min((len(pair[0]) for pair in pairs.values()), default=len(stalled[base]))
     if smallest_p(fewest, 1) > UNCLEAR_ALPHA:
@@ -194,13 +197,13 @@ def _stalled_by_arm(
 
     An arm none of whose runs recorded its stalls is absent.
     """
-    stalled: dict[str, dict[int, tuple[float, float]]] = {arm.name: {} for arm in arms}
+    stalled: dict[str, dict[int, tuple[float, float]]] = {}
     for record in records:
         noted = record.known_notes.get("stalls", {})
         if "of_s" in noted:
             share = noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0
-            stalled[record.arm][record.block] = share, float(noted["steps"])
-    return {name: blocks for name, blocks in stalled.items() if blocks}
+            stalled.setdefault(record.arm, {})[record.block] = share, float(noted["steps"])
+    return {arm.name: stalled[arm.name] for arm in arms if arm.name in stalled}
 
 
 def _in_common(

@@ -97,13 +97,13 @@ def write_figure(charts: Sequence[ChartPart], stem: Path, columns: int = 1) -> N
 
 def _digest(charts: Sequence[ChartPart], columns: int) -> str:
     """Return a digest of what decides how a picture looks: charts, code, colours, matplotlib."""
-    text = repr((charts, columns, _drawn_by()))
+    text = repr((charts, columns, COLOURS, CONTROL_COLOUR, _drawn_by()))
     return f"labkit:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @cache
-def _drawn_by() -> tuple[Any, ...]:
-    return version("matplotlib"), COLOURS, CONTROL_COLOUR, Path(__file__).read_bytes()
+def _drawn_by() -> tuple[str, bytes]:
+    return version("matplotlib"), Path(__file__).read_bytes()
 
 
 @contextmanager

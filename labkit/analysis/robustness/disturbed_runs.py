@@ -148,14 +148,11 @@ def memory_wait_share(record: Record) -> float | None:
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
     )
-    if start is None or end is None:
-        return None
     # The states are those of the process, which other arms may have shared.
-    began, ended = (
-        datetime.fromisoformat(state["taken"])
-        for state in (record.environment, record.environment_end)
-    )
-    seconds = (ended - began).total_seconds()
+    began, ended = (state.get("taken") for state in (record.environment, record.environment_end))
+    if start is None or end is None or began is None or ended is None:
+        return None
+    seconds = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
     return (float(end) - float(start)) / (seconds * 1e6) if seconds > 0 else None
 
 

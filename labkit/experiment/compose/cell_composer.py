@@ -344,7 +344,9 @@ def resolve_isolation(
             raise _refusal(requested, obstacle)
         workload.check_apart(experiments, whole_reason)
     except ConfigError as error:
-        raise (ConfigError if protocol is None else RevisionError)(str(error)) from None
+        if protocol is None:
+            raise
+        raise RevisionError(str(error)) from None
     return Isolation.process, whole_reason
 
 

@@ -283,9 +283,8 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
     match = re.search(r"LexerNoViableAltException: (\S+.*)", text)
     if match:
-        how = (
-            "no part of a key may begin with a digit" if "=" not in match[1] else "write key=value"
-        )
+        digit = re.search(r"^[^=]*[.~+]\d", match[1])
+        how = "no part of a key may begin with a digit" if digit else "write key=value"
         return f"{match[1]}: not an override; {how}"
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")

@@ -185,6 +185,8 @@ def test_an_arm_is_compared_over_the_processes_that_it_shares_with_the_baseline(
     )
     assert always.kept_reason == never.kept_reason and "p = 0.002" in never.kept_reason
     assert never.stalled_pct == {name: always.stalled_pct[name] for name in ("base", "a")}
+    no_baseline = {("base", n) for n in range(10)}
+    assert attribute_stalls(stalled_runs(10, {"a"}, left_out=no_baseline), THREE_ARMS) is None
     dropped = {("b", n) for n in range(7, 10)}
     assert attribute_stalls(stalled_runs(10, {"a"}, left_out=dropped), THREE_ARMS).kept_reason
     of_b = attribute_stalls(stalled_runs(10, {"b"}, left_out=dropped), THREE_ARMS)

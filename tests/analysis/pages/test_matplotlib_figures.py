@@ -43,7 +43,7 @@ def test_every_mark_is_drawn_where_the_chart_has_it(tmp_path):
         assert first.read_bytes() == again.read_bytes()
 
 
-def test_a_picture_is_drawn_again_only_if_its_chart_changed(tmp_path, monkeypatch):
+def test_a_picture_is_drawn_again_only_if_its_chart_or_a_colour_changed(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         matplotlib_figures, "chart_figure", lambda *words: drawn.append(1) or chart_figure(*words)
@@ -58,6 +58,9 @@ def test_a_picture_is_drawn_again_only_if_its_chart_changed(tmp_path, monkeypatc
     (tmp_path / "a.png").unlink()
     write_figure([ChartPart(other)], tmp_path / "a")
     assert len(drawn) == 4 and (tmp_path / "a.png").stat().st_size
+    monkeypatch.setattr(matplotlib_figures, "CONTROL_COLOUR", "#777777")
+    write_figure([ChartPart(other)], tmp_path / "a")
+    assert len(drawn) == 5
 
 
 def test_exponents_of_ten_and_unknown_published_dots():
