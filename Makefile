@@ -98,7 +98,7 @@ mac: $(DEV)  ## on a Mac: tests, answers and studies on Metal, and one file to a
 
 gpu: $(DEV)  ## on Linux with an NVIDIA GPU: tests, answers and studies on CUDA, and one file, in about ten minutes
 	@$(INSTALL) 'mlx[cuda13]>=0.32.2,<0.33'
-	$(RUN) -m labkit.mac.nvidia_gpu
+	$(RUN) -m labkit.mac.nvidia_steps
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -151,7 +151,7 @@ def plant_turns(share: float) -> None:
     """Make each turn longer by ``share``; the server is stopped (SIGSTOP) meanwhile, halfway."""
     from labkit.machine.processes.process_tree import ProcessTree
     from labkit.machine.processes.server_supervisor import SupervisedServer
-    from labkit.workload.requests.interleaved_requests import InterleavedServing
+    from labkit.workload.requests.interleaved_serving_arms import InterleavedServing
 
     initialize, run_slice = SupervisedServer.__init__, InterleavedServing._run_slice
     servers: list[ProcessTree] = []
@@ -227,7 +227,7 @@ class Beside:
 def take_turns(beside: Beside) -> None:
     """Patch the measurement so that each round or slice waits until the other process's is over."""
     from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
-    from labkit.workload.requests.interleaved_requests import (
+    from labkit.workload.requests.interleaved_serving_arms import (
         InterleavedServing,
         ServingProgress,
         stalled_seconds,

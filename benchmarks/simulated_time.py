@@ -43,8 +43,8 @@ from labkit.experiment.cell import ReadyCell  # noqa: E402
 from labkit.experiment.compose.reachable_looks import fewest_blocks  # noqa: E402
 from labkit.experiment.permuted_blocks import Run  # noqa: E402
 from labkit.experiment.schedule import (  # noqa: E402
+    blocks_per_cell,
     cell_runner,
-    cell_size,
     rounds_per_block,
     time_limit,
 )
@@ -178,7 +178,7 @@ def study(
         cell = cell_of(folder / "cell", rows, arms, time_s)
         cache = AnalysisCache()
         clock = Clock()
-        for module in (cell_size, cell_runner, rounds_per_block):
+        for module in (blocks_per_cell, cell_runner, rounds_per_block):
             vars(module)["time"] = clock
         launcher = Simulated(number, noise, effects, clock)
         with contextlib.redirect_stderr(None):
@@ -252,7 +252,7 @@ def request_study(number: int, effect: float, slow: float) -> Counter[str]:
     os.environ[LOCK_DIR] = str(folder)
     launcher = SimulatedRequests(number, effect, slow)
     clock = SimpleNamespace(monotonic=launcher.monotonic)
-    cell_size.time = time_limit.time = clock  # type: ignore[assignment]
+    blocks_per_cell.time = time_limit.time = clock  # type: ignore[assignment]
     try:
         cell = cell_of(folder / "cell", 1, 1, 120.0)
         served = config.to_plain(config.Workload(num_requests=0))

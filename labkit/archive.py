@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import __version__
-from labkit.cli.program import Program
+from labkit.cli.program_base import Program
 from labkit.records import (
     ARCHIVE_SUFFIX,
     SCHEMA_VERSION,

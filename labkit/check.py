@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.program import Program
+from labkit.cli.program_base import Program
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type
@@ -141,13 +141,15 @@ def _import(path: str) -> Any:
 def _composer(overrides: Sequence[str]) -> Compose:
     """Return a function that composes a config from a check's overrides and the user's."""
     from labkit.cli import study_composer
+    from labkit.cli.hydra_arguments import read_override
     from labkit.experiment.hydra.hydra_composer import Composer
     from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     study_composer.register()
+    typed = [read_override(word) for word in overrides]
 
     def compose(own: Mapping[str, str]) -> Experiment:
-        words = [*(f"{key}={value}" for key, value in own.items()), *overrides]
+        words = [*(f"{key}={value}" for key, value in own.items()), *typed]
         with study_composer.initialized():
             try:
                 return Composer().compose(words)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.program import Program, print_notes
+from labkit.cli.program_base import Program, print_notes
 from labkit.compare import margin
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.importers.result_files import read_files
@@ -99,7 +99,7 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
         unnamed = next((run for run in runs if run.arm is None), None)
         if unnamed is not None:
             raise ResultFileError(f"{unnamed.file}: it names no arms; add --against FILE")
-        return [replace(run, arm=arm_name(str(run.arm))) for run in runs]
+        return list(_named(runs))
     runs = []
     for arm, own in ((BASE, against), (HEAD, files)):
         found = read_files(own)
@@ -111,6 +111,19 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
             )
         runs += [replace(run, arm=arm) for run in found]
     return runs
+
+
+def _named(runs: Sequence[ImportedRun]) -> Iterator[ImportedRun]:
+    """Yield the runs with names that folders can have; refuse arms whose names become equal."""
+    given: dict[str, str] = {}
+    for run in runs:
+        name, text = arm_name(str(run.arm)), str(run.arm)
+        if given.setdefault(name, text) != text:
+            raise ResultFileError(
+                f"{run.file}: arms {given[name]!r} and {text!r} would both be called {name!r}; "
+                "rename one"
+            )
+        yield replace(run, arm=name)
 
 
 def _more_runs(analysis: CellAnalysis) -> Iterator[str]:

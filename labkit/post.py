@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli.program import Program, print_notes
+from labkit.cli.program_base import Program, print_notes
 from labkit.records import RecordError
 
 
@@ -71,7 +71,10 @@ def _update(file: Path, content: str, article: Path, check: bool) -> bool:
     if file.is_file() and file.read_text(encoding="utf-8") == content:
         return False
     if check:
-        print(f"{file}: no longer agrees with its records; run: python -m labkit.post {article}")
+        page = " --html" if file != article else ""
+        print(
+            f"{file}: no longer agrees with its records; run: python -m labkit.post {article}{page}"
+        )
     else:
         write_text(file, content)
         print(f"{file}: written")

@@ -26,7 +26,7 @@ from labkit.analysis.findings.regression_gate import (
     row_results,
     total,
 )
-from labkit.cli.program import Program
+from labkit.cli.program_base import Program
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
 from labkit.records import RecordError, read_cell
@@ -214,12 +214,14 @@ def _run(options: argparse.Namespace) -> int:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
     out = options.out or run_study.study_folder(hydra_arguments.parse([]))[0]
     results: list[RowResult] = []
+    commits = [str(arm["revision"])[:12] for arm in (base, head)]
     for number, subject in enumerate(found):
-        results += _study(subject, out / str(number), [*design, *overrides])
+        # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
+        folder = out / "-".join([str(number), *commits])
+        results += _study(subject, folder, [*design, *overrides])
     if "plan=true" in overrides:
         return 0
-    commits = " against ".join(str(arm["revision"])[:12] for arm in (head, base))
-    text = markdown(commits, results, options.margin)
+    text = markdown(" against ".join(reversed(commits)), results, options.margin)
     print(text)
     publish_summary(text, options.summary)
     return total(results).value

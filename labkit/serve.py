@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from labkit.cli.program import Program
+from labkit.cli.program_base import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
 from labkit.config.extras import MLX_PACKAGES, require_packages
 
@@ -66,15 +66,16 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.cli.hydra_arguments import CONF
+    from labkit.cli.hydra_arguments import CONF, read_override
     from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")
+    words = [read_override(override) for override in overrides]
     ConfigStore.instance().store(name="serve_schema", node=ServeConfig)
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            composed = compose("serve", overrides=list(overrides))
+            composed = compose("serve", overrides=words)
         plain = OmegaConf.to_container(
             composed, resolve=True, throw_on_missing=True, enum_to_str=True
         )

@@ -18,7 +18,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from labkit.workload.kernels import interleaved_kernels
-from labkit.workload.requests import interleaved_requests
+from labkit.workload.requests import interleaved_serving_arms
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
@@ -94,7 +94,7 @@ def pytest_collection_finish():
     Here nobody times, and a process that holds every test takes 0.3 s to look through them.
     """
     young = SimpleNamespace(**{**vars(gc), "collect": lambda: gc.collect(1)})
-    for module in (interleaved_kernels, interleaved_requests):
+    for module in (interleaved_kernels, interleaved_serving_arms):
         module.gc = young
 
 

@@ -22,7 +22,7 @@ from labkit.doctor import __main__ as doctor
 from labkit.doctor import (
     engine_profile,
     machine_caveats,
-    measurement_process,
+    measurement_launcher,
     measurement_worker,
     noise_pilots,
     terminal_screen,
@@ -362,7 +362,7 @@ def stub_pilots(monkeypatch, no_cache):
 def measured():
     """A real, short measurement, and the steps that it reported."""
     steps = []
-    return measurement_process.measure(steps.append, noise_s=0.3), steps
+    return measurement_launcher.measure(steps.append, noise_s=0.3), steps
 
 
 def test_it_measures_in_another_process(measured):
@@ -476,7 +476,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(arguments, capsys):
 
 def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
     def fail(on_step):
-        raise measurement_process.MeasurementError("the measuring process failed: boom")
+        raise measurement_launcher.MeasurementError("the measuring process failed: boom")
 
     monkeypatch.setattr(doctor, "measure", fail)
     assert doctor.main([]) == 1
@@ -496,8 +496,8 @@ def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
 
 
 def test_a_hanging_process_is_killed():
-    with pytest.raises(measurement_process.MeasurementError, match="status -9"):
-        measurement_process.measure(lambda step: None, noise_s=60, timeout_s=0.2)
+    with pytest.raises(measurement_launcher.MeasurementError, match="status -9"):
+        measurement_launcher.measure(lambda step: None, noise_s=60, timeout_s=0.2)
 
 
 def test_lines_that_are_no_messages_are_skipped(monkeypatch, tmp_path):
@@ -508,13 +508,13 @@ def test_lines_that_are_no_messages_are_skipped(monkeypatch, tmp_path):
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
     steps = []
-    assert measurement_process.measure(steps.append) == {"x": 1}
+    assert measurement_launcher.measure(steps.append) == {"x": 1}
     assert steps == ["one"]
 
 
 def test_a_failed_process_reports_its_last_line():
-    with pytest.raises(measurement_process.MeasurementError, match="ValueError"):
-        measurement_process.measure(lambda step: None, noise_s="no number")
+    with pytest.raises(measurement_launcher.MeasurementError, match="ValueError"):
+        measurement_launcher.measure(lambda step: None, noise_s="no number")
 
 
 @pytest.mark.slow
@@ -769,6 +769,6 @@ def test_overrides_need_an_engine_and_steps_need_clocks(capsys, monkeypatch, tmp
     pilot.run = lambda: pilot.records.append(plain)
     asked = []
     monkeypatch.setattr(engine_profile, "Pilot", lambda words, *_: asked.extend(words) or pilot)
-    with pytest.raises(measurement_process.MeasurementError, match=r"^engine=mlx_lm: no clocks"):
+    with pytest.raises(measurement_launcher.MeasurementError, match=r"^engine=mlx_lm: no clocks"):
         engine_profile.measure(["engine=mlx_lm", "workload=ragged"], tmp_path)
     assert asked == ["model=tiny", "engine=mlx_lm", "workload=ragged"]

@@ -159,7 +159,9 @@ def test_lines_of_a_section_s_table_and_noted_numbers():
 def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):
     path = write(f'{{{{ value("study", {FIRST}, arm="seq_map") }}}}\n')
     assert main([str(path)]) == 0
+    capsys.readouterr()
     assert main([str(path), "--check", "--html"]) == 1  # there is no page yet
+    assert capsys.readouterr().out.endswith(f"run: python -m labkit.post {path} --html\n")
     assert main([str(path), "--html"]) == 0 and main([str(path), "--check", "--html"]) == 0
     page = path.with_suffix(".html").read_text(encoding="utf-8")
     assert '<a href="study/report.html#cell0r0" title="{{ value(' in page

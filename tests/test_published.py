@@ -10,8 +10,8 @@ from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.experiment.compose.engaged_claim_validation import option_choices
 from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import memory_claims_workload_kind
-from labkit.workload.memory_claims_workload_kind import Claim
+from labkit.workload import memory_headroom_workload_kind
+from labkit.workload.memory_headroom_workload_kind import Claim
 from labkit.workload.requests import serving_metrics
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
@@ -40,7 +40,7 @@ def publishable_metrics(whole):
     if workload.kind == "headroom":
         return {
             "all": {
-                metric.name for metric in memory_claims_workload_kind.metrics(Claim(1, 1, 1, 1))
+                metric.name for metric in memory_headroom_workload_kind.metrics(Claim(1, 1, 1, 1))
             }
         }
     served = [
@@ -128,6 +128,19 @@ def experiment_with(row, **facts):
         ),
         ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: no such opt"),
         ("all", {}, r"rows\[0\]: must be a map of keys and values, not 'all'$"),
+        (
+            {"case": "all", "delta_pct": {"a": "-8.1 %"}},
+            {},
+            r"rows\[0\]\.delta_pct\.a: must be a number, not '-8\.1 %'$",
+        ),
+        ({"case": "all", "arms": {"a": True}}, {}, r"rows\[0\]\.arms\.a: must be a number"),
+        ({"case": "all", "arms": 3}, {}, r"rows\[0\]\.arms: must be a map, not 3$"),
+        ({}, {"rows": {"case": "all"}}, r"published\.rows: must be a list"),
+        (
+            {"case": "all"},
+            {"tables": [{"title": "t", "columns": ["c"], "rows": [1]}]},
+            r"tables\[0\]\.rows: must be a list, not 1$",
+        ),
         ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
         (
             {"case": "all"},

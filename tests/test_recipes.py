@@ -32,7 +32,7 @@ from labkit.cli import hydra_arguments, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose import cell_composer
-from labkit.experiment.hydra import launcher_requirements
+from labkit.experiment.hydra import job_launchers
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.python_environment import Imports, default_options
 from labkit.experiment.worker.turn_protocol import VERSION
@@ -339,9 +339,7 @@ def tiny_run(reader, places, monkeypatch, capfd, pictures):
             cell_composer, "compose_cell", lambda *given: tiny_cell(compose_cell(*given), name)
         )
         # Where Slurm is installed, its jobs would wait for a cluster.
-        monkeypatch.setattr(
-            launcher_requirements, "shutil", SimpleNamespace(which=lambda program: None)
-        )
+        monkeypatch.setattr(job_launchers, "shutil", SimpleNamespace(which=lambda program: None))
         monkeypatch.setattr(
             study_runner,
             "StudyRunner",

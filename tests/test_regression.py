@@ -226,6 +226,17 @@ def test_metrics_beside_that_of_the_outputs_stay(studies, tmp_path):
     assert one.metrics == ("ttft_p50_ms",)
 
 
+def test_commits_do_not_share_a_folder(studies, monkeypatch):
+    """The rows of every cell of a study count, so --out of a bisection must not mix commits."""
+    folders = []
+    found = "labkit.analysis.studies.study_analysis.cell_dirs"
+    monkeypatch.setattr(found, lambda out: folders.append(out) or [out])
+    for words in (("HEAD~1", "HEAD"), ("HEAD", "HEAD~1"), ("HEAD~1", "HEAD")):
+        studies(*words, "--on", "chat", "--out", "bisection")
+    first, second, again = folders
+    assert first == again != second and {one.parent.name for one in folders} == {"bisection"}
+
+
 def test_an_arm_that_no_override_can_drop_is_named(studies, tmp_path, capsys):
     (tmp_path / "ablation").mkdir()
     (tmp_path / "ablation" / "mine.yaml").write_text("name: mine\narms: {a: {}, b.5: {}}\n")

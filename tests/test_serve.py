@@ -23,6 +23,16 @@ def test_overrides_compose_a_config():
     assert from_plain(ServeConfig, json.loads(json.dumps(to_plain(options)))) == options
 
 
+def test_options_are_read_as_those_of_a_study():
+    options = serve.compose([
+        "server.api_key=12e3", "model=local", "model.path=/d/model (1).gguf",
+        "engine.memory_limit=4GiB", "server.timeout_s=5m", "+engine/kv=float16",
+    ])  # fmt: skip
+    assert (options.server.api_key, options.model.path) == ("12e3", "/d/model (1).gguf")
+    assert (options.engine.memory_limit, options.server.timeout_s) == (4 << 30, 300.0)
+    assert options.engine.kv.dtype.value == "float16"
+
+
 def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_KEY", "sesame")
     options = serve.compose(["server.api_key=${oc.env:LABKIT_TEST_KEY}"])

@@ -19,7 +19,7 @@ from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.prefix_cache.radix import RadixNode, RadixPrefixCache
+from labkit.engine.prefix_cache.radix_tree import RadixNode, RadixPrefixCache
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler.scheduler import Scheduler

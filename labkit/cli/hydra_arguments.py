@@ -97,13 +97,18 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(_as_typed(in_units_of_option(_selection(word))))
+            overrides.append(read_override(word))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
     rest = tuple(flag for flag in flags if flag != "--multirun")
     return Command(rest, (*_search_path(folders), *overrides), "--multirun" in flags)
+
+
+def read_override(word: str) -> str:
+    """Return a typed override for Hydra, with labkit's groups, units and texts."""
+    return _as_typed(in_units_of_option(_selection(word)))
 
 
 def _split_flag(word: str) -> list[str]:

@@ -26,7 +26,7 @@ def run(command: Command, pictures: bool = True) -> int:
     """
     from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
-    from labkit.experiment.hydra.launcher_requirements import is_lost_job
+    from labkit.experiment.hydra.job_launchers import is_lost_job
     from labkit.machine import cache_dir
 
     typed, command = command, with_sweep_as_arms(command)
@@ -100,7 +100,7 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         from labkit.experiment.hydra.hydra_composer import unresolved
-        from labkit.experiment.hydra.launcher_requirements import is_search
+        from labkit.experiment.hydra.job_launchers import is_search
 
         facts = HydraConfig.get()
         hydra, task = map(unresolved, (facts.overrides.hydra, facts.overrides.task))
@@ -135,7 +135,7 @@ def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -
     """
     from labkit.experiment.compose.cell_composer import compose_cell, write_config
     from labkit.experiment.compose.cell_name import cell_name
-    from labkit.experiment.hydra.launcher_requirements import is_search
+    from labkit.experiment.hydra.job_launchers import is_search
 
     folder, name = Path(facts.runtime.output_dir), cell_name(task)
     try:

@@ -16,7 +16,7 @@ from labkit.config import ConfigError, Experiment, require
 
 if TYPE_CHECKING:
     from labkit.experiment.compose.cell_composer import ComposedCell
-    from labkit.experiment.hydra.launcher_requirements import JobLauncher
+    from labkit.experiment.hydra.job_launchers import JobLauncher
 
 
 def register() -> None:
@@ -30,10 +30,10 @@ def register() -> None:
     from omegaconf import OmegaConf
 
     from labkit.experiment.compose.cell_name import cell_name
-    from labkit.experiment.hydra import yaml_source
+    from labkit.experiment.hydra import yaml_validation
     from labkit.experiment.hydra.hydra_composer import unresolved
 
-    yaml_source.register()
+    yaml_validation.register()
     store = ConfigStore.instance()
     if "schema.yaml" not in store.repo:
         store.store(name="schema", node=Experiment)
@@ -73,7 +73,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         fixed_overrides,
     )
     from labkit.experiment.hydra.hydra_error_text import explain_config_error
-    from labkit.experiment.hydra.launcher_requirements import is_search
+    from labkit.experiment.hydra.job_launchers import is_search
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -188,7 +188,7 @@ def launcher_of(command: Command) -> JobLauncher:
     from hydra import compose
 
     from labkit.experiment.hydra.hydra_composer import first_cell
-    from labkit.experiment.hydra.launcher_requirements import JobLauncher
+    from labkit.experiment.hydra.job_launchers import JobLauncher
 
     with initialized():
         first = first_cell(command.overrides)

@@ -19,8 +19,8 @@ from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.launch.run_launcher import LaunchHistory, WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
+from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
-from labkit.experiment.schedule.cell_size import with_allocation
 from labkit.machine.worker_environment import core_count
 from labkit.records import RecordError, describe_last_session
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from labkit.conformance.protocol_contract import Check, Compose, demand
-from labkit.engine.attention import resolvers
+from labkit.engine.attention import sequence_resolvers
 from labkit.engine.attention.backend_factory import create
-from labkit.engine.attention.resolvers.resolver import Resolver
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import Resolver
 from labkit.kernel_constants import BQ
 
 # Query lengths of the batches: decode alone, prefill alone, both, and the edges of Q-blocks.
@@ -29,7 +29,9 @@ TOLERANCE = 1e-4  # share of the values' range; float32 summation in any order s
 def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:
     """Yield the checks of the resolver ``path``: ``package.module:Class`` or a built-in name."""
     loaded: list[Resolver] = []
-    yield Check("it can be created", lambda: loaded.append(resolvers.create(path)), needed=True)
+    yield Check(
+        "it can be created", lambda: loaded.append(sequence_resolvers.create(path)), needed=True
+    )
     for name, lengths in BATCHES.items():
         if path in DECODE_ONLY and max(lengths) > 1:
             continue

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.numba_compilers import InnerCompiler
+from labkit.cpu.runtime.numba_pipelines import InnerCompiler
 
 STREAM_BYTES = 128 << 20
 MATMUL_SIZE = 768  # rows and columns of each thread's matrices: 0.9 GFLOP

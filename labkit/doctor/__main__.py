@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli.program import Program
+from labkit.cli.program_base import Program
 from labkit.doctor import engine_profile, noise_pilots, terminal_screen
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
-from labkit.doctor.measurement_process import MeasurementError, measure
+from labkit.doctor.measurement_launcher import MeasurementError, measure
 from labkit.doctor.memory_by_budget_policy import budget_ceilings
 from labkit.experiment import StudyError
 from labkit.experiment.schedule import doctor_noise

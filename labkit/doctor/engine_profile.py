@@ -19,7 +19,7 @@ from pathlib import Path
 
 from labkit.analysis.comparison.step_parts import part_times, share_of, whole_us
 from labkit.analysis.model.step_time_breakdown import HOST, MODEL, PART_NAMES, PartShare
-from labkit.doctor.measurement_process import MeasurementError
+from labkit.doctor.measurement_launcher import MeasurementError
 from labkit.doctor.noise_pilots import Pilot
 from labkit.records import Record
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.memory_budget.slots_for_lengths import blocks_for
+from labkit.engine.memory_budget.required_kv_slots import blocks_for
 
 if TYPE_CHECKING:
     from labkit import config

@@ -20,7 +20,10 @@ def _is_csv(document: Any) -> bool:
 
 
 def _header(text: str) -> Sequence[str]:
-    return [name.strip() for name in next(csv.reader(io.StringIO(text)), [])]
+    try:
+        return [name.strip() for name in next(csv.reader(io.StringIO(text)), [])]
+    except csv.Error:  # a text of another kind, such as one long line
+        return []
 
 
 def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -32,7 +35,7 @@ def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
     runs: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     lines = csv.reader(io.StringIO(document))
     next(lines)
-    for number, line in enumerate(lines, 2):
+    for number, line in enumerate(_lines(lines, file), 2):
         if not line:
             continue
         if len(line) != len(header):
@@ -61,6 +64,13 @@ def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
             arm=arm,
             block=rows[0].get("block") or None,
         )
+
+
+def _lines(reader: Iterator[list[str]], file: Path) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ResultFileError(f"{file}: {error}") from None
 
 
 def _column(name: str, file: Path) -> tuple[str, str, str]:

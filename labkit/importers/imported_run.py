@@ -14,6 +14,7 @@ from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import METRICS
 
 AGREEMENT = 1e-3  # relative; tools round what they derive
+END_OF_TIME_S = 253402300800  # the year 10,000
 
 
 class ResultFileError(ValueError):
@@ -59,6 +60,12 @@ class ImportedRun:
     arm: str | None = None
     block: str | None = None
     unjudged: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.started is not None and not 0 <= self.started < END_OF_TIME_S:
+            raise ResultFileError(
+                f"{self.file}: a run began at {self.started:g}; times must be in seconds since 1970"
+            )
 
 
 @dataclass(frozen=True)

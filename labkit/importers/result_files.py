@@ -76,6 +76,8 @@ def _document(text: str, file: Path) -> Any:
     except RecursionError:
         raise ResultFileError(f"{file}: its JSON is nested too deeply") from None
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not lines:
+        return text
     try:
         return [json.loads(line, parse_int=_integer) for line in lines]
     except RecursionError:

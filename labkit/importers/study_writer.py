@@ -148,7 +148,8 @@ def _manifest(
 
 
 def _record(run: ImportedRun, role: str, block: int, position: int) -> Record:
-    started = datetime.fromtimestamp(run.started or run.file.stat().st_mtime, UTC)
+    seconds = run.file.stat().st_mtime if run.started is None else run.started
+    started = datetime.fromtimestamp(seconds, UTC)
     return Record(
         arm=str(run.arm),
         role=role,

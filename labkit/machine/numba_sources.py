@@ -23,9 +23,8 @@ from pathlib import Path
 _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +([^\n]*))")
 
 # Code that kernels call without importing it: the resolvers, which the CPU backend registers.
-_REGISTERED = {
-    "labkit/cpu/attention/resolver_variants.py": "labkit/engine/attention/resolvers/__init__.py"
-}
+_RESOLVERS = "labkit/engine/attention/sequence_resolvers/__init__.py"
+_REGISTERED = {"labkit/cpu/attention/resolver_variants.py": _RESOLVERS}
 # Facts and folders of the machine, which no kernel contains (a test holds that).
 _NEVER_COMPILED = "labkit/machine/"
 

@@ -2,8 +2,8 @@
 
 ``sitting.json`` in a cell's folder names the process that works on the cell, or the last process
 that did and how it ended. The process holds a lock on the file and writes it in place
-(:mod:`labkit.experiment.schedule.cell_lock`). If the process was killed or its node was lost, the
-file has no end time.
+(:mod:`labkit.experiment.schedule.cell_folder_lock`). If the process was killed or its node was
+lost, the file has no end time.
 """
 
 from __future__ import annotations

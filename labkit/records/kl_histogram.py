@@ -44,16 +44,20 @@ def encode_histogram(divergences: NDArray[np.float64]) -> str:
     return base64.b64encode(zlib.compress(planes.tobytes())).decode("ascii")
 
 
-def decode_histogram(text: str) -> NDArray[np.float64]:
-    """Return the numbers to which a window's divergences were rounded: ascending, float64 [n].
+def decode_histogram(text: str, count: int) -> NDArray[np.float64]:
+    """Return the numbers to which a window's divergences were rounded: ascending, float64 [count].
 
-    Raises ``ValueError`` if the text is not a histogram.
+    Raises ``ValueError`` if the text is not a histogram of ``count`` divergences. A record may come
+    from outside, so at most these are unpacked.
     """
+    unpacker = zlib.decompressobj()
     try:
-        content = zlib.decompress(base64.b64decode(text, validate=True))
-        planes = np.frombuffer(content, np.uint8).reshape(BYTES, -1)
-    except (binascii.Error, zlib.error, ValueError) as error:
+        content = unpacker.decompress(base64.b64decode(text, validate=True), BYTES * count + 1)
+    except (binascii.Error, zlib.error, ValueError, OverflowError) as error:
         raise ValueError(f"not a histogram of KL divergences: {error}") from None
+    if len(content) != BYTES * count or not unpacker.eof:
+        raise ValueError(f"not a histogram of {count} KL divergences")
+    planes = np.frombuffer(content, np.uint8).reshape(BYTES, count)
     steps = np.ascontiguousarray(planes.T).view("<u4")[:, 0]
     bins = np.cumsum(steps, dtype=np.uint32)
     return (bins << DROPPED_BITS).view(np.float32).astype(np.float64)

@@ -63,7 +63,8 @@ def check_digest(path: StudyPath, content: bytes, digest: str | None) -> None:
     Raises ``RecordError`` if the file was edited. The message says how to repair the study.
     """
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        again = ", or run the study's command again" if path.parent.name == "runs" else ""
         raise RecordError(
             f"{path} was edited after it was written (its SHA-256 is not the one in "
-            f"{DIGESTS_FILE}); restore it from a copy, or run the study's command again"
+            f"{DIGESTS_FILE}); restore it from a copy{again}"
         )

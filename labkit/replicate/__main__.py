@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.program import Program, print_error
+from labkit.cli.program_base import Program, print_error
 from labkit.config import ConfigError, require
 from labkit.machine.facts import code_revision
 from labkit.records import (

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli.program import print_error
+from labkit.cli.program_base import print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:

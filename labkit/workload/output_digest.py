@@ -52,3 +52,8 @@ def token_digest(requests: Iterable[tuple[str, Sequence[int]]]) -> str:
         digest.update(f"{request_id}\n{len(tokens)}\n".encode())
         digest.update(np.asarray(tokens, dtype="<i8").tobytes())
     return digest.hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """Return the first 16 hex digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from labkit.workload.turn_clock import ArmClock
+from labkit.workload.arm_clock import ArmClock
 
 
 @dataclass(frozen=True, slots=True)

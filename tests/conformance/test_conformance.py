@@ -20,7 +20,7 @@ from labkit.conformance.engine_checks import (
 )
 from labkit.conformance.protocol_contract import ContractError
 from labkit.conformance.workload_checks import source_checks, workload_checks
-from labkit.engine.attention import resolvers
+from labkit.engine.attention import sequence_resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
 from labkit.workload.prompt_cache import Prompt
@@ -291,7 +291,7 @@ def test_the_reference_is_mlx_lm_unless_it_lacks_an_option(compose, monkeypatch,
     ],
 )
 def test_a_resolver_that_finds_another_sequence_breaks_the_contract(method, message):
-    resolver = resolvers.create("seq_map")
+    resolver = sequence_resolvers.create("seq_map")
 
     class Shifted:
         def __getattr__(self, name):

@@ -7,8 +7,11 @@ import pytest
 
 from docs.generators import binary_search_steps
 from labkit.engine.attention import paged_attention
-from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
-from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
+from labkit.engine.attention.sequence_resolvers.binary_search import (
+    BinarySearchLookup,
+    BinarySearchResolver,
+)
+from labkit.engine.attention.sequence_resolvers.seq_map import qblock_map, token_map
 from labkit.kernel_constants import BQ
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs.generators import block_tables_and_radix_tree as structures
-from labkit.engine.prefix_cache.radix import RadixPrefixCache
+from labkit.engine.prefix_cache.radix_tree import RadixPrefixCache
 
 PAGE = Path(__file__).parents[2] / "docs" / "structures.md"
 

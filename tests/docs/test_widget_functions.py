@@ -23,9 +23,12 @@ from docs.generators.widgets import (
 from docs.generators.widgets.page import ASSETS
 from labkit import config
 from labkit.config import BudgetPolicy, FramePicks
-from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
+from labkit.engine.attention.sequence_resolvers.binary_search import (
+    BinarySearchLookup,
+    BinarySearchResolver,
+)
 from labkit.engine.memory_budget import BudgetRefusal, budget_decision, plan
-from labkit.engine.memory_budget.slots_for_lengths import slots_for
+from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.kernel_constants import BQ
 from labkit.machine.facts.macos import WiredSettings
 from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac

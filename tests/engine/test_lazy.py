@@ -314,7 +314,7 @@ def test_rows_with_a_nan_are_refused(model_dir):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
-    from labkit.engine.sampling.lazy_logits import DeviceLogits
+    from labkit.engine.sampling.greedy_logits import DeviceLogits
     from labkit.engine.sampling.sampler import greedy
 
     rng = np.random.default_rng(0)

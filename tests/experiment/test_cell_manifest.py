@@ -71,6 +71,15 @@ def test_what_may_change_is_not_an_edit(begun, make_cell):
     assert read_cell(begun.dir)["design"]["looks"][-1]["blocks"] == 20
 
 
+def test_a_corrected_question_and_published_number_replace_the_first_ones(begun):
+    edit(begun.dir / "cell.json", shown=[10])
+    number = {"rows": [{"case": "all", "metric": "request_s", "delta_pct": {"b": -8.1}}]}
+    write_manifest(replace(begun, question="corrected", published=number), 10)
+    manifest = read_cell(begun.dir)
+    assert (manifest["question"], manifest["published"]) == ("corrected", number)
+    assert manifest["design"]["shown"] == [10]
+
+
 def test_a_study_of_an_older_version_loads(begun):
     (begun.dir / "design.json").unlink()
     listed = (begun.dir / DIGESTS_FILE).read_text().splitlines(keepends=True)

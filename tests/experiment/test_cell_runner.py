@@ -14,7 +14,7 @@ from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError, Isolation
 from labkit.experiment import StudyError
-from labkit.experiment.launch import child_process, run_outcomes
+from labkit.experiment.launch import child_process, failed_run_records
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
@@ -198,10 +198,10 @@ def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(ma
     cell.paths.pending.mkdir(parents=True)
     write_record(cell.paths.pending_record(run), PlantedRuns().record(run, cell))
     ending = child_process.ProcessExit(-signal.SIGKILL, timed_out=True, oom_kills=0, wall_s=60.0)
-    failure = run_outcomes._collect(run, cell, ending, cell.paths.log(run))
+    failure = failed_run_records._collect(run, cell, ending, cell.paths.log(run))
     assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: its log is empty")
     ended = replace(ending, code=0, timed_out=False)
-    assert run_outcomes._collect(run, cell, ended, cell.paths.log(run)).run == run.name
+    assert failed_run_records._collect(run, cell, ended, cell.paths.log(run)).run == run.name
 
 
 class FailedRuns(PlantedRuns):

@@ -27,7 +27,7 @@ from labkit.experiment.launch.python_environment import (
 )
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.worker.turn_protocol import VERSION
-from labkit.machine import cached_python_packages
+from labkit.machine import package_installer
 from labkit.machine.facts import code_revision
 from labkit.records import Arm, Record, read_arm
 
@@ -158,8 +158,8 @@ def test_requirements_are_installed_once_without_dependencies(checkout, monkeypa
         commands.append(command)
         return SimpleNamespace(returncode=0, stderr=b"", stdout=b"")
 
-    monkeypatch.setattr(cached_python_packages, "run", run)
-    monkeypatch.setattr(cached_python_packages.shutil, "which", lambda name: "uv" if uv else None)
+    monkeypatch.setattr(package_installer, "run", run)
+    monkeypatch.setattr(package_installer.shutil, "which", lambda name: "uv" if uv else None)
     environment = PythonEnvironment(requirements=("mlx==0.32.2",))
     for _ in range(2):
         environment.build()
@@ -180,7 +180,7 @@ def test_a_requirement_that_cannot_be_had_leaves_the_installer_s_log(
         returncode=1, stdout=b"all\n",
         stderr=b"ERROR: from versions\nERROR: No matching distribution for x==9\n",
     )  # fmt: skip
-    monkeypatch.setattr(cached_python_packages, "run", lambda *arguments: failed)
+    monkeypatch.setattr(package_installer, "run", lambda *arguments: failed)
     with pytest.raises(ConfigError) as caught:
         PythonEnvironment(requirements=("x==9",)).build()
     (log,) = (tmp_path / "cache" / "environments").iterdir()

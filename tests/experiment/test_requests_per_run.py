@@ -19,9 +19,9 @@ from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.resumed_legacy_cell import rounds_as_begun
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule import cell_size
+from labkit.experiment.schedule import blocks_per_cell
+from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.schedule.cell_size import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits
 from labkit.experiment.schedule.time_allocation import CellPilot
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
@@ -72,7 +72,7 @@ class Served(PlantedRuns):
 def now(monkeypatch):
     """The time in seconds, which a launcher moves."""
     now = [100.0]
-    monkeypatch.setattr(cell_size.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(blocks_per_cell.time, "monotonic", lambda: now[0])
     return now
 
 

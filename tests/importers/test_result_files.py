@@ -203,6 +203,15 @@ def test_requests_that_failed_and_other_work_are_named(tmp_path):
         ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
 
 
+def test_arms_whose_names_become_equal_are_refused(tmp_path):
+    """Else the runs of both are one arm."""
+    file = tmp_path / "languages.csv"
+    lines = [f"{arm},{run},{ms}" for run in range(6) for arm, ms in (("C", 10), ("C++", 20))]
+    file.write_text("\n".join(["arm,run,latency:ms:lower", *lines]))
+    with pytest.raises(ResultFileError, match=r"'C' and 'C\+\+' would both be called 'C'"):
+        _runs([file], [])
+
+
 def test_the_csv_of_the_documentation_is_read(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
     lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
@@ -264,6 +273,10 @@ BROKEN = [
     ("arm,run,latency\nx,1,2\n", "column 'latency': write NAME:UNIT:lower"),
     ("arm,run,latency:ms:lower\nx,1\n", "line 2: it has 2 columns, the header has 3"),
     ("arm,run,latency:ms:lower\nx,1,nan\n", "latency:ms:lower: is nan, not a number"),
+    ("arm,run,latency:ms:lower\nx,1," + "5" * 200_000, "field larger than field limit"),
+    ("arm,run,time,ms:ms:lower\nx,1,1700000000000,5\n", "times must be in seconds since 1970"),
+    ("# started on Wed Jan  1 00:00:00 2026\n\n", "it is not a result of a tool"),  # perf, killed
+    ("x" * 200_000, "it is not a result of a tool"),
 ]
 
 

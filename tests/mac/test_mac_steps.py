@@ -16,7 +16,7 @@ from labkit import analysis
 from labkit.cli import hydra_arguments, study_composer
 from labkit.experiment.hydra import hydra_composer
 from labkit.mac import __main__ as door
-from labkit.mac import kernel_verification, mac_steps, nvidia_gpu, report_bundle
+from labkit.mac import kernel_verification, mac_steps, nvidia_steps, report_bundle
 from labkit.mac.mac_steps import (
     INTERRUPTED,
     NOT_RUN,
@@ -166,12 +166,12 @@ def test_every_kernel_study_on_a_gpu_is_verified_and_has_the_article_s_seven_row
 ):
     """The emulator stands for the GPU: the steps must be ready when there is one."""
     cells = {}
-    for step in nvidia_gpu.gpu_steps(tmp_path, 16 * GIB, "engine.attention.device=emulated"):
+    for step in nvidia_steps.gpu_steps(tmp_path, 16 * GIB, "engine.attention.device=emulated"):
         if step.arguments[:2] != ("-m", "pytest"):
             cells[step.name] = compose_step(step)
     assert {c.experiment.ablation.name for c in cells["answers"]} == {
         "seq_map",
-        *nvidia_gpu.ABLATIONS,
+        *nvidia_steps.ABLATIONS,
     }
     (rows,) = cells["seq_map"]
     workload = rows.experiment.workload
@@ -189,7 +189,7 @@ def published_rows(cell):
 
 
 def test_the_gpus_answers_are_right_in_the_emulator(tmp_path):
-    (answers, *_) = nvidia_gpu.gpu_steps(tmp_path, GIB, "engine.attention.device=emulated")
+    (answers, *_) = nvidia_steps.gpu_steps(tmp_path, GIB, "engine.attention.device=emulated")
     table = Path(answers.arguments[2])
     case = "workload.cases=[{name: c, decode: 2, context: 8}]"
     small = ("workload=kernel_emulated", case, "ablation=grid")
@@ -199,7 +199,7 @@ def test_the_gpus_answers_are_right_in_the_emulator(tmp_path):
 
 
 def test_without_a_gpu_it_prints_one_line_and_exits_with_2(inside, capsys):
-    assert nvidia_gpu.main(has_cuda=lambda: False) == 2
+    assert nvidia_steps.main(has_cuda=lambda: False) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert list(inside.iterdir()) == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.engine.attention import resolvers
+from labkit.engine.attention import sequence_resolvers
 from labkit.machine import numba_sources
 
 PACKAGE = Path(numba_sources.__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ def test_a_digest_is_that_of_equal_sources_elsewhere(package):
         ("cpu/matmul/microkernels.py", {"cpu/matmul/gemm.py", "cpu/replay/graph_replay.py"}),
         ("cpu/runtime/jit.py", set(KERNELS)),
         (
-            "engine/attention/resolvers/seq_map.py",
+            "engine/attention/sequence_resolvers/seq_map.py",
             {"cpu/attention/attention_launch.py", "cpu/replay/graph_replay.py"},
         ),
         (
@@ -76,7 +76,9 @@ def test_a_script_depends_on_itself_and_what_it_imports(tmp_path):
     assert sources["script.py"] == script.read_bytes()
 
 
-@pytest.mark.parametrize("resolver", resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant)
+@pytest.mark.parametrize(
+    "resolver", sequence_resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant
+)
 def test_compiled_in_resolvers_are_among_the_sources(resolver):
     path = Path(inspect.getfile(resolver)).resolve().relative_to(PACKAGE.parent).as_posix()
     assert path in numba_sources.read_sources(

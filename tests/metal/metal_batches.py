@@ -9,8 +9,8 @@ from labkit.config import RESOLVERS
 from labkit.engine.attention import kernel_dispatch
 from labkit.engine.attention.backends.metal_backend import MetalBackend
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
-from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
-from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
+from labkit.engine.attention.sequence_resolvers.seq_map import SeqMapLookup
+from labkit.engine.attention.sequence_resolvers.work_plan import WorkPlanLookup, work_plan
 from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator.kernel_emulator import Emulator

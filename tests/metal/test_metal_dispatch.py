@@ -8,11 +8,11 @@ import pytest
 from metal_batches import attend, batch
 
 from labkit.config import RESOLVERS
-from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
+from labkit.engine.attention import attention_metadata, kernel_dispatch, sequence_resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
 from labkit.engine.attention.launch_report import Launch, launch_stamp, report_launches
-from labkit.engine.attention.resolvers.work_plan import work_plan
+from labkit.engine.attention.sequence_resolvers.work_plan import work_plan
 from labkit.kernel_constants import KERNEL_IDS
 from labkit.metal.kernels import header, source
 
@@ -25,7 +25,7 @@ def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
 def planned(query_lens, contexts, resolver="binary_search"):
     blocks = -(-max(contexts) // 16)
     return attention_metadata.build(
-        resolvers.create(resolver),
+        sequence_resolvers.create(resolver),
         block_tables=np.zeros((len(contexts), blocks), np.int32),
         seq_lens=np.array(contexts, np.int32),
         cu_seqlens_q=np.cumsum([0, *query_lens]).astype(np.int32),

@@ -5,8 +5,8 @@ import pytest
 from labkit.config import ConfigError
 from labkit.models import tokenizer
 from labkit.models.synthetic import train_bpe
-from labkit.workload.sources import text_source
-from labkit.workload.sources.text_source import TextRequest
+from labkit.workload.sources import text_requests
+from labkit.workload.sources.text_requests import TextRequest
 
 
 @pytest.fixture
@@ -117,5 +117,5 @@ def test_a_template_that_cannot_be_parsed_matters_only_to_chats(folder, template
         loaded.encode_chat(messages)
     text = TextRequest(("so",), 1, tuple(messages))
     with pytest.raises(ConfigError, match=r"chat.template"):  # its plain text is another prompt
-        text_source._ids(loaded, text)
-    assert text_source._ids(loaded, TextRequest(("so",), 1)) == tuple(loaded.encode("so"))
+        text_requests._ids(loaded, text)
+    assert text_requests._ids(loaded, TextRequest(("so",), 1)) == tuple(loaded.encode("so"))

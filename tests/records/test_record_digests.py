@@ -65,14 +65,15 @@ def test_a_doubled_number_is_refused_by_name(cell_dir):
     path.write_text(json.dumps(data) + "\n")
     with pytest.raises(RecordError, match=r"b00-p01-base\.json was edited after it was") as error:
         read_runs(cell_dir)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "command again" in str(error.value)
 
 
 def test_an_edited_arm_is_refused_by_name(cell_dir):
     path = cell_dir / "arms" / "base.json"
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
-    with pytest.raises(RecordError, match=r"base\.json was edited after it was written"):
+    with pytest.raises(RecordError, match=r"base\.json was edited after it was written") as error:
         read_arms(cell_dir)
+    assert str(error.value).endswith("restore it from a copy")  # no run repairs an arm
 
 
 def test_records_without_a_digest_are_read_and_counted(cell_dir):

@@ -11,7 +11,7 @@ from in_process import post, run_scenario
 
 from labkit import config
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.generation.generation_response import GenerationResponse
+from labkit.server.generation.http_response import GenerationResponse
 
 USER = {"role": "user", "content": "a"}
 CALL = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
@@ -93,6 +93,17 @@ def test_every_prompt_of_a_completion_has_its_own_room(server, monkeypatch, n):
     assert status == 200
     lengths = [len(choice["token_ids"]) for choice in body["choices"]]
     assert lengths == [12] * n + [20] * n * 2
+
+
+@pytest.mark.parametrize("depth", [600, 900])
+def test_deeply_nested_arguments_are_refused(tmp_path, depth):
+    """The JSON decoder takes both depths."""
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "x", "function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    with FakeServer(tmp_path, special_tokens_in_content=config.SpecialTokens.escape) as server:
+        status, body = server.post(CHAT, {"model": "fake", "messages": messages})
+    assert status == 400 and "nested too deeply" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("choice", config.SpecialTokens)

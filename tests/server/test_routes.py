@@ -18,7 +18,7 @@ from fake_engine import CharTokenizer, FakeEngine
 from fake_server import FakeModel
 
 from labkit import config
-from labkit.server.generation import generation_response
+from labkit.server.generation import http_response
 from labkit.server.generation.service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
@@ -192,7 +192,7 @@ def test_a_request_ends_at_the_time_limit(limited_client, monkeypatch):
         return done, left
 
     clock = SimpleNamespace(**{**vars(asyncio), "wait": wait})
-    monkeypatch.setattr(generation_response, "asyncio", clock)
+    monkeypatch.setattr(http_response, "asyncio", clock)
     long = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}}
     with ThreadPoolExecutor(2) as pool:
         stream = iter(endless_stream(limited_client))

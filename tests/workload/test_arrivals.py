@@ -8,7 +8,7 @@ from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Length
 from labkit.workload import request_lengths
 from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import arrivals
-from labkit.workload.requests.client_pool import ClientPool, RequestSchedule
+from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
 
 COUNT = 4000
 PROMPTS = [Prompt(f"r{i}", (1,), 1) for i in range(COUNT)]

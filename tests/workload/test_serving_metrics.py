@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, LatencySLO, Workload
-from labkit.workload.requests.load_statistics import outcome_notes
+from labkit.workload.requests.request_outcomes import outcome_notes
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,

@@ -7,7 +7,7 @@ from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.sources import source_of
-from labkit.workload.sources.text_source import TextRequest
+from labkit.workload.sources.text_requests import TextRequest
 
 
 class StaticEngine:

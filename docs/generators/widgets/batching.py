@@ -13,7 +13,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_interface import KVCache, KVCacheManager
 from labkit.engine.kv_layout import contiguous, padded
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.memory_budget.slots_for_lengths import CACHE_STEP_TOKENS
+from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.sampling.sampler import Sampled

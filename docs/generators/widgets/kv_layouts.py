@@ -8,7 +8,7 @@ from docs.generators.widgets import model_shapes
 from docs.generators.widgets.page import Widget
 from labkit import config
 from labkit.engine.memory_budget.budget_decision import BYTE_UNITS
-from labkit.engine.memory_budget.slots_for_lengths import CACHE_STEP_TOKENS
+from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS
 
 LENGTHS = (30_000, 5_000, 10)  # the article's three requests
 MAX_LENGTH = 32_768
@@ -32,7 +32,7 @@ WIDGET = Widget(
     source="After the widget of “vllm-metal vs mlx_lm: Contiguous vs Paged Varlen KV Cache” "
     "(2026-05-20).",
     mirrored="<code>slots_for</code> of "
-    "<code>labkit/engine/memory_budget/slots_for_lengths.py</code>",
+    "<code>labkit/engine/memory_budget/required_kv_slots.py</code>",
     functions=("kv_layouts", "number_format"),
     data=data,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from docs.generators.block_tables_and_radix_tree import TEMPLATE, depth_first
 from docs.generators.widgets.page import Widget
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.radix import RadixPrefixCache
+from labkit.engine.prefix_cache.radix_tree import RadixPrefixCache
 
 # The users A, B and C of the notes on mini-sglang, one who leaves their template in its middle, and
 # one who shares nothing.
@@ -117,7 +117,7 @@ WIDGET = Widget(
     name="radix_tree",
     title="A prefix cache as a radix tree, to click",
     source="After the users A, B and C of M. Saroufim's notes on mini-sglang (2026-02-24).",
-    mirrored="<code>labkit/engine/prefix_cache/radix.py</code>",
+    mirrored="<code>labkit/engine/prefix_cache/radix_tree.py</code>",
     functions=("radix_tree",),
     data=data,
     text_page="structures",

@@ -24,7 +24,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug, value_text
 from labkit.records import Record
-from labkit.records.notes_schema import RequestNote
+from labkit.records.measurement_notes import RequestNote
 
 # Label of each series in a record's timeline. Series that stay 0 are not shown.
 SERIES_LABELS = {

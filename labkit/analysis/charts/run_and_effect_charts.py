@@ -29,7 +29,7 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name
 from labkit.analysis.statistics.permutation_test import Floats
-from labkit.records.notes_schema import RequestNote
+from labkit.records.measurement_notes import RequestNote
 
 LATENCIES = (
     ("ttft_ms", "time to first token"),

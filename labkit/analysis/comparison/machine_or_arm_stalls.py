@@ -2,7 +2,7 @@
 
 The arms of a request workload may be interleaved in one process. If a step then took clearly longer
 than the same step of the other arms, it counts as stalled, and its excess time is removed
-(:mod:`labkit.workload.requests.machine_stall_times`). Work that an arm does now and then
+(:mod:`labkit.workload.requests.step_stall_seconds`). Work that an arm does now and then
 (compaction, copies, eviction) looks like a stall within one process, but not over many processes:
 the machine stalls any arm that happens to run, while an arm's own work recurs in that arm. So the
 removed share of an arm's time, and the number of its stalled steps, are compared with the

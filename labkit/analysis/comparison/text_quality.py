@@ -24,9 +24,9 @@ from labkit.analysis.statistics.text_window_intervals import (
     positive_interval,
     quantile_interval,
 )
-from labkit.records import Record
+from labkit.records import Record, RecordError
 from labkit.records.kl_histogram import decode_histogram
-from labkit.records.notes_schema import ScoringNote
+from labkit.records.measurement_notes import ScoringNote
 
 # Metrics that are quantiles of the KL divergence over positions, and their shares.
 KL_QUANTILES = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p99_9": 0.999}
@@ -81,7 +81,10 @@ class ScoredWindows:
 def _divergences(window: Mapping[str, Any]) -> Floats:
     if "kl" in window:
         return np.array(window["kl"], np.float64)
-    return decode_histogram(window["kl_histogram"])
+    try:
+        return decode_histogram(window["kl_histogram"], int(window["tokens"]))
+    except ValueError as error:
+        raise RecordError(f"window {window.get('window')}: {error}") from None
 
 
 def text_qualities(

@@ -24,7 +24,7 @@ from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Arm, Record
-from labkit.records.notes_schema import RequestNote, TrafficNote
+from labkit.records.measurement_notes import RequestNote, TrafficNote
 
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 # Columns of the file: of the row, of the comparison's baseline and arm, and of the comparison.

@@ -2,7 +2,7 @@
 
 :func:`plan_findings` decides which rows answer the cell's question, what is certain about them and
 what is not. Titles, headlines, chips, the index and the terminal only put the findings into words
-(:mod:`labkit.analysis.findings.long_text`, :mod:`labkit.analysis.findings.short_answer`).
+(:mod:`labkit.analysis.findings.full_answer`, :mod:`labkit.analysis.findings.short_answer`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A wording consists of pieces. If it is too long, the pieces are left out or shortened that lose
 least: intervals and ratios first, the count of rows last. The long text is in
-:mod:`labkit.analysis.findings.long_text`.
+:mod:`labkit.analysis.findings.full_answer`.
 """
 
 from __future__ import annotations

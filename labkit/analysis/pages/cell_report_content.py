@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from labkit.analysis.charts.interval_bars import CardBars, card_bars
+from labkit.analysis.charts.html_interval_bars import CardBars, card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.server_arm_caveats import lateness_errors
 from labkit.analysis.document import svg_chart_renderer
@@ -16,7 +16,7 @@ from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.cell_findings import Findings, plan_findings
-from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import (
     SummaryVerdict,

@@ -40,11 +40,11 @@ from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.tables.counter_tables import (
-    dispatch_section,
-    engine_counters_section,
+from labkit.analysis.tables.counter_tables import dispatch_section, engine_counters_section
+from labkit.analysis.tables.kernel_launch_tables import (
     host_times_section,
     launch_queue_section,
+    launch_work_section,
     roofline_section,
 )
 from labkit.analysis.tables.metrics_by_arm import matrix_section
@@ -55,9 +55,9 @@ from labkit.analysis.tables.server_and_client_tables import (
     http_section,
     request_outcomes_section,
 )
+from labkit.analysis.tables.step_time_tables import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
-from labkit.analysis.tables.time_tables import launch_work_section, time_section
 from labkit.analysis.tables.validity_tables import (
     failures_section,
     gates_section,

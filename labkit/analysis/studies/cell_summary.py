@@ -15,7 +15,7 @@ from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, pa
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
-from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.row_model import Row

@@ -30,7 +30,7 @@ from labkit.analysis.comparison.served_requests import has_tpot_limit, sustained
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.records import Record
-from labkit.records.notes_schema import TrafficNote
+from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary

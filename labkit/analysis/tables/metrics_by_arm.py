@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from labkit.analysis.charts.interval_bars import IntervalScale
+from labkit.analysis.charts.html_interval_bars import IntervalScale
 from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row

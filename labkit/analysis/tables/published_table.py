@@ -24,7 +24,7 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.row_model import ArmValues, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
-from labkit.analysis.tables.counter_tables import host_times
+from labkit.analysis.tables.kernel_launch_tables import host_times
 from labkit.records import Record, counter_registry
 
 AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # names that articles use

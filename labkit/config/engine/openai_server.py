@@ -7,9 +7,10 @@ import re
 import shlex
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import urlsplit
 
 from labkit.config.env_interpolation import EnvironmentText
-from labkit.config.option import Group, ReadBy, option, require
+from labkit.config.option import ConfigError, Group, ReadBy, option, require
 
 
 class Api(Enum):
@@ -302,6 +303,10 @@ class OpenAIServer(Group, place="engine.server"):
                 "port" in names,
                 "engine.server.command: must contain {port}, the port that labkit connects to",
             )
+        try:
+            shlex.split(self.command_line)
+        except ValueError as error:
+            raise ConfigError(f"engine.server.command and args: {error}") from None
         is_script = self.command is None and self.server_preset.is_script
         require(
             self.python is None or is_script or "{python}" in self.command_line,
@@ -327,6 +332,12 @@ class OpenAIServer(Group, place="engine.server"):
             self.url.startswith(("http://", "https://")),
             f"engine.server.url={self.url}: must begin with http:// or https://",
         )
+        try:
+            _ = urlsplit(self.url).port
+        except ValueError:  # whose text may hold a part of a secret
+            raise ConfigError(
+                f"engine.server.url={self.url}: the port must be a number up to 65535"
+            ) from None
         for name in ("command", "args", "python", "requirements", "float32"):
             self.require_default(name, "engine.server.url names a running server")
 

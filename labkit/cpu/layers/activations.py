@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import TracedArray
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.numba_compilers import INNER
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd import simd_emitter
 
 Array = NDArray[np.float32]

@@ -14,7 +14,7 @@ from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPo
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.jit import intrinsic, num_threads
-from labkit.cpu.runtime.numba_compilers import INNER
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter
 

@@ -23,7 +23,7 @@ from labkit.cpu.matmul.microkernels import (
     gemm_tile,
 )
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.numba_compilers import INNER
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 PANEL_COLUMNS = PANEL_ROW_BYTES // FLOAT_BYTES

@@ -43,7 +43,7 @@ from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS, call_function, compile_function
 from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.numba_compilers import INNER
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 MAX_SINGLE_ROWS = 3  # up to this number, rows are multiplied one by one

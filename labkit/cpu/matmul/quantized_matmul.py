@@ -62,7 +62,7 @@ from labkit.cpu.matmul.quantized_weights import QUANTIZED_BITS, SPAN_COLUMNS, SP
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
 from labkit.cpu.runtime.jit import c_function, intrinsic
-from labkit.cpu.runtime.numba_compilers import INNER
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers

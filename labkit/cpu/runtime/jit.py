@@ -9,7 +9,7 @@ import numba
 from numba import extending, types
 
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.numba_compilers import INNER, CallerCompiler
+from labkit.cpu.runtime.numba_pipelines import INNER, CallerCompiler
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ import numba
 from numba.core.compiler_lock import global_compiler_lock
 
 from labkit.cpu.runtime import host_target, kernel_cache
-from labkit.cpu.runtime.numba_compilers import KernelCompiler
+from labkit.cpu.runtime.numba_pipelines import KernelCompiler
 
 # Every module that compiles or caches machine code imports this one first.
 host_target.install()

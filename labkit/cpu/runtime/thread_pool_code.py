@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.numba_compilers import CallerCompiler, InnerCompiler
+from labkit.cpu.runtime.numba_pipelines import CallerCompiler, InnerCompiler
 
 POOL_SYMBOL = "labkit_pool"
 # Cores fetch pairs of cache lines, so words that different threads write are in different pairs.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import row_bytes
-from labkit.engine.attention.resolvers.resolver import Resolver
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import Resolver
 
 Int32Array = NDArray[np.int32]
 

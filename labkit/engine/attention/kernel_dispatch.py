@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from labkit.config.engine.attention import UNITS
-from labkit.engine.attention.resolvers.resolver import has_prefill
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import has_prefill
 from labkit.kernel_constants import BQ
 
 if TYPE_CHECKING:

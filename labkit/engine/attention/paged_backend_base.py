@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from labkit.engine.attention import attention_metadata, input_validation, launch_report, resolvers
+from labkit.engine.attention import (
+    attention_metadata,
+    input_validation,
+    launch_report,
+    sequence_resolvers,
+)
 from labkit.engine.attention.attention_metadata import (
     AttentionLayer,
     AttentionMetadata,
@@ -40,7 +45,7 @@ class PagedBackend:
     advances_metadata = False
 
     def __init__(self, resolver: str = "binary_search") -> None:
-        self._resolver = resolvers.create(resolver)
+        self._resolver = sequence_resolvers.create(resolver)
         self._layers: list[AttentionLayer | None] = []
         self._kinds: list[AttentionLayer] = []
         self._last: tuple[TablesKey, AttentionMetadata] | None = None

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
-from labkit.engine.attention.backends import contiguous_sdpa
-from labkit.engine.attention.backends.contiguous_sdpa import SdpaAttention, SdpaLayer
+from labkit.engine.attention.backends import unpaged_sdpa
+from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
@@ -23,7 +23,7 @@ from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.memory_budget.slots_for_lengths import round_up_to_step
+from labkit.engine.memory_budget.required_kv_slots import round_up_to_step
 
 if TYPE_CHECKING:
     from labkit.config import KV
@@ -152,7 +152,7 @@ class ContiguousStep:
                 if isinstance(array, QuantizedArrays):
                     array.store(where, numbers)
                 else:
-                    contiguous_sdpa.store(array, where, numbers)
+                    unpaged_sdpa.store(array, where, numbers)
 
     def pending(self) -> list[mx.array]:
         return [array for segment in self._segments for array in segment.row.arrays()]
@@ -162,13 +162,13 @@ class ContiguousStep:
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            queries = contiguous_sdpa.heads_first(q[None, start:stop])
-            mask = contiguous_sdpa.causal_mask(stop - start, context - first, window)
+            queries = unpaged_sdpa.heads_first(q[None, start:stop])
+            mask = unpaged_sdpa.causal_mask(stop - start, context - first, window)
             output, kv_bytes = _attend_row(row, layer, queries, first, context, mask)
             outputs.append(output[0].transpose(1, 0, 2))
             num_keys += context - first
             nbytes += kv_bytes
-        report = contiguous_sdpa.layer_report(
+        report = unpaged_sdpa.layer_report(
             layer.index, len(outputs), num_keys, 0, nbytes, self._dtype
         )
         return mx.concatenate(outputs), report
@@ -187,4 +187,4 @@ def _attend_row(
         return quantized_arrays.attend(queries, k, v, layer.scale, mask), k.nbytes + v.nbytes
     visible = (slice(None), slice(None), slice(first, end))
     keys, values, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
-    return contiguous_sdpa.attend(queries, keys, values, layer, mask), kv_bytes
+    return unpaged_sdpa.attend(queries, keys, values, layer, mask), kv_bytes

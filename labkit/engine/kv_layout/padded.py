@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.engine.attention.backends.contiguous_sdpa import SdpaAttention
+from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.padded_step import PaddedRow, pad_batch
 from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.memory_budget.slots_for_lengths import round_up_to_step
+from labkit.engine.memory_budget.required_kv_slots import round_up_to_step
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.backends import contiguous_sdpa
-from labkit.engine.attention.backends.contiguous_sdpa import SdpaLayer
+from labkit.engine.attention.backends import unpaged_sdpa
+from labkit.engine.attention.backends.unpaged_sdpa import SdpaLayer
 from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class PaddedStep:
             where = (mx.array(places), slice(None), mx.array(self._columns))
         arrays = self._dense.plain_layer(layer)
         for array, new in zip(arrays, (k, v), strict=False):  # latent: no values
-            contiguous_sdpa.store(array, where, new[target])
+            unpaged_sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
         return self._dense.arrays()
@@ -130,14 +130,12 @@ class PaddedStep:
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
         k, v, kv_bytes = self._dense.keys_and_values(layer.index, self._computed_rows)
         rows = q.reshape(len(self._rows), self._width, *q.shape[1:])
-        output = contiguous_sdpa.attend(
-            contiguous_sdpa.heads_first(rows), k, v, layer, self._mask(layer.window)
+        output = unpaged_sdpa.attend(
+            unpaged_sdpa.heads_first(rows), k, v, layer, self._mask(layer.window)
         )
         tokens = output.transpose(0, 2, 1, 3)
         nbytes = kv_bytes + 2 * q.nbytes
-        report = contiguous_sdpa.layer_report(
-            layer.index, 1, self.columns, self.empty_columns, nbytes
-        )
+        report = unpaged_sdpa.layer_report(layer.index, 1, self.columns, self.empty_columns, nbytes)
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 
     def _computed_rows(self, array: mx.array) -> mx.array:

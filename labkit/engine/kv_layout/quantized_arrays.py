@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
-from labkit.engine.attention.backends import contiguous_sdpa
-from labkit.engine.model.rebound_model_modules import import_plain
+from labkit.engine.attention.backends import unpaged_sdpa
+from labkit.engine.model.isolated_model_modules import import_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class QuantizedArrays:
         lazy = isinstance(values, mx.array)
         numbers = (values if lazy else mx.array(values)).astype(mx.float32)
         for part, new in zip(self.parts, _quantize(numbers, self.bits), strict=True):
-            contiguous_sdpa.store(part, index, new if lazy else np.asarray(new))
+            unpaged_sdpa.store(part, index, new if lazy else np.asarray(new))
 
 
 def _quantize(numbers: mx.array, bits: int) -> Any:

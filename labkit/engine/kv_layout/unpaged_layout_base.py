@@ -22,7 +22,7 @@ from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager
 from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
-from labkit.engine.memory_budget.slots_for_lengths import CACHE_STEP_TOKENS, round_up_to_step
+from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS, round_up_to_step
 
 # The keys or the values of one layer.
 KVArray = mx.array | QuantizedArrays

@@ -16,8 +16,8 @@ from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves
+from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.engine.model.layer_cache import KVHandle
-from labkit.engine.model.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
 from labkit.models import model_directory, model_json
 

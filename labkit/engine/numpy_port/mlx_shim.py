@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.layers import activations, norms
-from labkit.engine.model.rebound_model_modules import PACKAGE, ModuleLoader
+from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 

@@ -22,8 +22,8 @@ from labkit.cpu.matmul.quantized_weights import (
 )
 from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
+from labkit.engine.model.isolated_model_modules import PACKAGE, import_plain
 from labkit.engine.model.layer_cache import KVHandle, ValueHandle
-from labkit.engine.model.rebound_model_modules import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring

@@ -26,7 +26,7 @@ from labkit.engine.openai.sse_decoder import (
     error_text,
     parse_chunk,
 )
-from labkit.machine import cached_python_packages, openblas_for_mlx, worker_environment
+from labkit.machine import openblas_for_mlx, package_installer, worker_environment
 from labkit.machine.exception_text import one_line
 from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
@@ -258,7 +258,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     if any("{model}" in word for word in words):
         values["model"] = str(_served_directory(server, model_dir))
     if any("{gguf}" in word for word in words):
-        from labkit.engine.model.float32_copy import float32_directory, is_quantized
+        from labkit.engine.model.float32_checkpoint import float32_directory, is_quantized
         from labkit.models.gguf.gguf_writer import export_gguf
 
         is_packed = is_quantized(model_dir)
@@ -274,17 +274,17 @@ def build_environment(server: config.OpenAIServer) -> None:
     preset, python = server.server_preset, server.python or sys.executable
     index = preset.index if server.packages == preset.requirements else ""
     try:
-        cached_python_packages.build_venv(
+        package_installer.build_venv(
             _environment(server), python, server.packages, _removed(server), index
         )
-    except cached_python_packages.InstallError as error:
+    except package_installer.InstallError as error:
         raise config.ConfigError(f"engine.server.requirements: {error}") from None
 
 
 def _environment(server: config.OpenAIServer) -> Path:
     python = server.python or sys.executable
     described = ("venv", python, sys.version, server.packages, _removed(server))
-    return cached_python_packages.folder_of(*described)
+    return package_installer.folder_of(*described)
 
 
 def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
 
 def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
     """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
-    from labkit.engine.model.float32_copy import float32_directory, is_quantized
+    from labkit.engine.model.float32_checkpoint import float32_directory, is_quantized
     from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
 
     preset = server.server_preset
@@ -336,6 +336,6 @@ def missing_program(options: config.Engine) -> str | None:
     if not words or options.server.packages:  # the environment is built before the first run
         return None
     is_env = words[0] == "env"
-    name = next(word for word in words[is_env:] if not (is_env and "=" in word))
+    name = next((word for word in words[is_env:] if not (is_env and "=" in word)), "env")
     name = name.replace("{python}", options.server.python or sys.executable)
     return None if shutil.which(name) else name

@@ -128,11 +128,11 @@ class PrefixCache:
 def create(name: str, pool: BlockPool, policy: EvictionPolicy | None = None) -> PrefixCache:
     """Create the prefix cache of ``engine.prefix_cache`` over a pool (``policy`` None: LRU)."""
     if name == "hash":
-        from labkit.engine.prefix_cache.hash import HashPrefixCache
+        from labkit.engine.prefix_cache.hash_table import HashPrefixCache
 
         return HashPrefixCache(pool, policy)
     if name == "radix":
-        from labkit.engine.prefix_cache.radix import RadixPrefixCache
+        from labkit.engine.prefix_cache.radix_tree import RadixPrefixCache
 
         return RadixPrefixCache(pool, policy)
     return PrefixCache(pool)

@@ -19,8 +19,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from labkit.engine.model.cache_shapes import MixerSpec
+from labkit.engine.model.isolated_model_modules import import_plain
 from labkit.engine.model.layer_cache import StateCache
-from labkit.engine.model.rebound_model_modules import import_plain
 from labkit.engine.recurrent_states.state_memory import StateGroup, StateStep
 
 

@@ -6,6 +6,7 @@ A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -14,7 +15,7 @@ from labkit.config import ConfigError, Experiment, require
 from labkit.config.option_index import did_you_mean
 
 KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
-NUMBER_KEYS = ("arms", "delta_pct", "p", "wins")  # numbers by arm
+NUMBER_KEYS = ("arms", "delta_pct", "p", "wins")  # by arm; wins may be texts, such as 6 of 9
 TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown unchanged
 ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 
@@ -30,20 +31,41 @@ def rows_of_cell(published: Any, experiment: Experiment) -> Any:
     if published is None:
         return None
     _check_keys("ablation.published", published, KEYS)
+    for key in ("rows", "tables"):
+        _check_list(f"ablation.published.{key}", published.get(key) or [])
     for index, row in enumerate(published.get("rows") or ()):
-        place = f"ablation.published.rows[{index}]"
-        _check_keys(place, row, ROW_KEYS)
-        for key in ("case", "metric"):
-            require(
-                bool(row.get(key) or published.get(key)), f"{place}: has no {key}; add {key}: ..."
-            )
+        _check_row(f"ablation.published.rows[{index}]", row, published)
     for index, table in enumerate(published.get("tables") or ()):
         place = f"ablation.published.tables[{index}]"
         _check_keys(place, table, TABLE_KEYS)
         for key in TABLE_KEYS[:3]:
             require(bool(table.get(key)), f"{place}: has no {key}; add {key}: ...")
+        for key in TABLE_KEYS[1:]:
+            _check_list(f"{place}.{key}", table.get(key) or [])
+        for line in table["rows"]:
+            _check_list(f"{place}.rows", line)
     rows = [row for row in published.get("rows") or () if _belongs(row, experiment)]
     return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
+
+
+def _check_row(place: str, row: Any, published: Mapping[str, Any]) -> None:
+    _check_keys(place, row, ROW_KEYS)
+    for key in ("case", "metric"):
+        require(bool(row.get(key) or published.get(key)), f"{place}: has no {key}; add {key}: ...")
+    for key in ("when", *NUMBER_KEYS):
+        by_name = row.get(key) or {}
+        require(isinstance(by_name, Mapping), f"{place}.{key}: must be a map, not {by_name!r}")
+    for key in NUMBER_KEYS[:3]:
+        for arm, number in (row.get(key) or {}).items():
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            require(
+                is_number and math.isfinite(number),
+                f"{place}.{key}.{arm}: must be a number, not {number!r}",
+            )
+
+
+def _check_list(place: str, data: Any) -> None:
+    require(isinstance(data, list | tuple), f"{place}: must be a list, not {data!r}")
 
 
 def _check_keys(place: str, data: Any, keys: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.engine.openai_server import PRESETS
 from labkit.config.option_index import did_you_mean
-from labkit.experiment.hydra.launcher_requirements import not_installed
+from labkit.experiment.hydra.job_launchers import not_installed
 
 HELP = "python -m labkit --help lists them"
 # Launchers of Hydra plugins that files in conf/ extend, with the extra that installs each plugin.
@@ -96,7 +96,7 @@ def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
     if not match or not full:
         return None
     from labkit.experiment.hydra.hydra_composer import config_folders
-    from labkit.experiment.hydra.yaml_source import locate
+    from labkit.experiment.hydra.yaml_validation import locate
 
     key = full.group(1)
     given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), None)

@@ -25,7 +25,7 @@ from textwrap import dedent
 from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
-from labkit.machine import cache_dir, cached_python_packages, worker_environment
+from labkit.machine import cache_dir, package_installer, worker_environment
 from labkit.machine.facts import code_revision
 
 GIT_TIMEOUT_S = 60.0
@@ -235,7 +235,7 @@ class PythonEnvironment:
             raise RevisionError(self._import_error(result.stderr)) from None
 
     def _import_error(self, stderr: bytes) -> str:
-        reason = cached_python_packages.last_line(stderr)
+        reason = package_installer.last_line(stderr)
         if self.revision is not None:
             return f"environment.revision={self.revision[:12]}: its worker does not start: {reason}"
         if self.requirements:
@@ -251,7 +251,7 @@ class PythonEnvironment:
     @property
     def _packages(self) -> Path:
         python = self.python or sys.executable
-        return cached_python_packages.folder_of(python, sys.version, self.requirements)
+        return package_installer.folder_of(python, sys.version, self.requirements)
 
     def _path(self) -> list[Path]:
         source = self._tree / "src"
@@ -278,10 +278,10 @@ class PythonEnvironment:
             where = ["--no-deps", "--target", str(folder)]
             log = self._packages.with_suffix(".log")
             try:
-                cached_python_packages.install(
+                package_installer.install(
                     self.python or sys.executable, self.requirements, log, where
                 )
-            except cached_python_packages.InstallError as error:
+            except package_installer.InstallError as error:
                 raise ConfigError(f"environment.requirements: {error}") from None
 
     def _export(self, revision: str) -> None:
@@ -377,7 +377,7 @@ def _git(repository: str | None, *arguments: str, of: str | None = None) -> byte
     where = "environment.repository" if repository is not None else "environment.revision"
     require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")
     result = _run(["git", "-C", str(checkout), *arguments], GIT_TIMEOUT_S, _without_git_variables())
-    reason = cached_python_packages.last_line(result.stderr) if of is None else "no such revision"
+    reason = package_installer.last_line(result.stderr) if of is None else "no such revision"
     require(result.returncode == 0, f"environment.revision={of or arguments[-1]}: {reason}")
     return result.stdout
 
@@ -394,6 +394,6 @@ def _run(
     text: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        return cached_python_packages.run(command, timeout_s, environment, text)
-    except cached_python_packages.InstallError as error:
+        return package_installer.run(command, timeout_s, environment, text)
+    except package_installer.InstallError as error:
         raise ConfigError(f"environment: {error}") from None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from labkit.config import Engine, Isolation, from_plain
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
-from labkit.experiment.launch import child_process, run_outcomes, turn_coordinator
+from labkit.experiment.launch import child_process, failed_run_records, turn_coordinator
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
@@ -134,7 +134,7 @@ class ProcessLauncher:
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
             on_tick=lambda pid: self.progress.tick(),
         )
-        failure = run_outcomes.preparation_failure(ending, log)
+        failure = failed_run_records.preparation_failure(ending, log)
         if failure is None:
             for marker, arm in arms_by_marker.items():
                 write_marker(marker, arm)
@@ -177,7 +177,7 @@ class ProcessLauncher:
             name: replace(failure, detail=f"its preparation failed: {failure.detail}")
             for name, failure in self._unprepared.items()
         }
-        failed = run_outcomes.failed(unprepared, cell, failures) if unprepared else []
+        failed = failed_run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
@@ -201,7 +201,7 @@ class ProcessLauncher:
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
             log = cell.paths.log(self._log_owner(run, runs))
-            record = run_outcomes.collect(run, cell, ending, log, started, seconds, in_turn)
+            record = failed_run_records.collect(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
                 replace(

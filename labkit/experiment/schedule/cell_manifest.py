@@ -308,7 +308,9 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 def write_manifest(cell: ReadyCell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays.
+    ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays. The
+    question and the published numbers are those of the last command: a correction of them changes
+    nothing that was measured.
 
     Raises
     ------
@@ -328,6 +330,10 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
             fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
             publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
+        return
+    manifest, facts = read_cell(cell.dir), {"question": cell.question, "published": cell.published}
+    if any(manifest.get(key) != value for key, value in facts.items()):
+        write_json(cell.dir / "cell.json", {**manifest, **facts})
 
 
 def move_last_look(cell: ReadyCell) -> None:

@@ -22,12 +22,13 @@ from itertools import groupby
 from labkit.config import Isolation, count_text
 from labkit.experiment import StudyError
 from labkit.experiment.cell import BlockPlan, ReadyCell
+from labkit.experiment.launch.failed_run_records import failed, run_failures
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
-from labkit.experiment.launch.run_outcomes import failed, run_failures
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
-from labkit.experiment.schedule.cell_lock import cell_lock
+from labkit.experiment.schedule.blocks_per_cell import CellAllocator, planner_of, prepare_arms
+from labkit.experiment.schedule.cell_folder_lock import cell_lock
 from labkit.experiment.schedule.cell_manifest import (
     LookAnalysis,
     ended_at_look,
@@ -42,7 +43,6 @@ from labkit.experiment.schedule.cell_manifest import (
     write_estimates,
     write_manifest,
 )
-from labkit.experiment.schedule.cell_size import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock

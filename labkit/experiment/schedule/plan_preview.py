@@ -17,14 +17,14 @@ from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
-from labkit.experiment.schedule.cell_runner import unfinished
-from labkit.experiment.schedule.cell_size import (
+from labkit.experiment.schedule.blocks_per_cell import (
     allocation_of,
     blocks_within,
     earlier_pilot,
     lines_of,
     with_allocation,
 )
+from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity

@@ -22,7 +22,7 @@ from labkit.server.apis.request_checks import (
 )
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.generation.generation_response import GenerationResponse
+from labkit.server.generation.http_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import (
     check_contents,
     encode_conversation,

@@ -14,7 +14,7 @@ from labkit.server.apis.generated_choice import GeneratedChoice, collect, token_
 from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import Generation, TokenOutput
-from labkit.server.generation.generation_response import DONE, sse_event
+from labkit.server.generation.http_response import DONE, sse_event
 from labkit.server.generation.output_parts import Part, message_parts, output_parts
 from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (

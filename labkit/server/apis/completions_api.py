@@ -18,7 +18,7 @@ from labkit.server.apis.request_checks import (
     structured_grammar,
     to_params,
 )
-from labkit.server.generation.generation_response import GenerationResponse
+from labkit.server.generation.http_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import encode_text, resolve_max_tokens
 from labkit.server.generation.service import CopyableConstraint, Service, new_id
 from labkit.server.types.api_error import invalid

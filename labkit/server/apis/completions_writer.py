@@ -13,7 +13,7 @@ from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.generated_choice import GeneratedChoice, clamp_logprob, collect, usage
 from labkit.server.generation.api_generation import Generation, TokenOutput
-from labkit.server.generation.generation_response import DONE, sse_event
+from labkit.server.generation.http_response import DONE, sse_event
 from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (
     Completion,

@@ -11,12 +11,12 @@ import msgspec
 from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
-from labkit.server.apis.message_generation import converse
+from labkit.server.apis.conversation_generation import converse
 from labkit.server.apis.messages_writer import MessageWriter
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.generation.generation_response import GenerationResponse
+from labkit.server.generation.http_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import check_contents, encode_conversation
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages

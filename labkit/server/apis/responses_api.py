@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from labkit.server.apis.message_generation import converse
+from labkit.server.apis.conversation_generation import converse
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.apis.responses_writer import ResponseWriter
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.generation.generation_response import GenerationResponse
+from labkit.server.generation.http_response import GenerationResponse
 from labkit.server.generation.prompt_encoding import check_contents
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages, decode_arguments

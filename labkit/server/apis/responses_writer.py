@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from labkit.server.apis.conversation_generation import Conversation
 from labkit.server.apis.generated_choice import GeneratedChoice, collect
-from labkit.server.apis.message_generation import Conversation
 from labkit.server.constraints.tool_call_parser import ParsedToolCall
-from labkit.server.generation.generation_response import named_sse_event
+from labkit.server.generation.http_response import named_sse_event
 from labkit.server.generation.output_parts import Part, PartStream, message_parts
 from labkit.server.generation.service import new_id
 from labkit.server.types.api_error import ApiError

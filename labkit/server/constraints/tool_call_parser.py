@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.model.rebound_model_modules import light_package
+from labkit.engine.model.isolated_model_modules import light_package
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.constraints.grammar_compiler import JSON_STYLE
 

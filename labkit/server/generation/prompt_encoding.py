@@ -43,20 +43,22 @@ async def encode_conversation(
     model has no chat template.
     """
     escape = service.special_token_escape
-    ordered, definitions = await service.run_in_thread(
-        escape.mark, [in_call_order(messages), tools]
-    )
 
     def encode() -> list[int]:
         return service.tokenizer.encode_pieces(pieces)
 
     try:
+        ordered, definitions = await service.run_in_thread(
+            escape.mark, [in_call_order(messages), tools]
+        )
         text = await service.templates.render(ordered, definitions, options)
         pieces = escape.split(text)
         _check_characters(service, sum(map(len, pieces)), param)
         return await service.run_in_thread(encode, long=is_long(text))
     except ConfigError as error:
         raise invalid(str(error), param) from None
+    except RecursionError:
+        raise invalid(f"{param}: a tool or a call is nested too deeply", param) from None
 
 
 def is_long(value: Sequence[object]) -> bool:

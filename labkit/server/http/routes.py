@@ -27,7 +27,7 @@ from labkit.server.apis import (
     tokenize_api,
 )
 from labkit.server.apis.request_checks import model_not_found
-from labkit.server.generation.generation_response import (
+from labkit.server.generation.http_response import (
     GenerationResponse,
     timeout_error,
     wait_for_disconnect,

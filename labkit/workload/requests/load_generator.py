@@ -19,8 +19,8 @@ from labkit.engine.engine_protocol import (
     StreamEvent,
 )
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.requests.client_pool import ClientPool, RequestSchedule
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
+from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
 from labkit.workload.requests.serving_metrics import ServedRequest
 
 if TYPE_CHECKING:

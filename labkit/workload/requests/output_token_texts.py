@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit.models.server_tokenizer import Detokenizer, text_digest
+from labkit.models.detokenizer import Detokenizer
+from labkit.workload.output_digest import text_digest
 
 MAX_DISTINCT_IDS = 4096  # per run; reports show further ids as numbers
 MAX_TEXT_LENGTH = 40  # characters of one token's text

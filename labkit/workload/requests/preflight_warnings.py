@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
 from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import memory_budget
-from labkit.engine.memory_budget.slots_for_lengths import slots_for
+from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.machine import worker_environment
 
 EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known without a tokenizer

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from labkit.config import Api, ArrivalKind, BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.memory_budget.slots_for_lengths import blocks_for, slots_for
+from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompt_cache import Prompt, cached_prompts, prompt_key
-from labkit.workload.requests import preflight_warnings, step_time_profiling
+from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.sources import PromptSource, TimestampedSource, source_of
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
@@ -74,7 +74,7 @@ class RequestKind:
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
         from labkit.engine.runner.shared_models import SharedModels
-        from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
+        from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 
         models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order
         loading = list(range(len(experiments)))
@@ -122,7 +122,7 @@ class RequestKind:
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
-        clocks = step_time_profiling.share(experiment, output)
+        clocks = profiling_turns.share(experiment, output)
         server = experiment.engine.server
         own = experiment.engine.name == "openai" and server.url is None
         starts = server.server_preset.start_s if own else 0.0

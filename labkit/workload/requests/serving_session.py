@@ -11,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.models.server_tokenizer import text_digest
 from labkit.records import CaseRecord
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.output_digest import token_digest
+from labkit.workload.output_digest import text_digest, token_digest
 from labkit.workload.prompt_cache import Prompt
 from labkit.workload.request_lengths import rectangle_notes
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
-from labkit.workload.requests.client_pool import RequestSchedule
 from labkit.workload.requests.load_generator import Clock, LoadGenerator, Wait
-from labkit.workload.requests.load_statistics import outcome_notes
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 from labkit.workload.requests.output_token_texts import TokenTexts
+from labkit.workload.requests.request_outcomes import outcome_notes
+from labkit.workload.requests.request_schedule import RequestSchedule
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,
@@ -37,7 +36,7 @@ from labkit.workload.requests.serving_metrics import (
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine, StepReport
     from labkit.engine.request import Request
-    from labkit.workload.requests.step_time_profiling import ClockedServing
+    from labkit.workload.requests.profiling_turns import ClockedServing
 
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 
@@ -166,7 +165,7 @@ class ServingSession:
         """
         from labkit.engine.engine_protocol import StepTiming
         from labkit.engine.runner.step_clocks import ClockedEngine
-        from labkit.workload.requests.step_time_profiling import ClockedServing
+        from labkit.workload.requests.profiling_turns import ClockedServing
 
         assert isinstance(self._engine, StepTiming)
         if self._workload.cache_state is not CacheState.warm:

@@ -20,7 +20,7 @@ from labkit.workload.scoring import text_windows
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
-    from labkit.workload.scoring.interleaved_scoring import ScoringArm
+    from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FLOPS = 60e9
@@ -71,7 +71,7 @@ class ScoringKind:
         Raises ``EngineError`` if the arms score different windows.
         """
         from labkit.engine.engine_protocol import EngineError
-        from labkit.workload.scoring.interleaved_scoring import InterleavedScoring
+        from labkit.workload.scoring.interleaved_scoring_arms import InterleavedScoring
         from labkit.workload.scoring.reference_exchange import OTHER_WINDOWS
 
         first = experiments[0]
@@ -113,7 +113,7 @@ def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[
     from labkit.engine import create
     from labkit.engine.runner.shared_models import SharedModels
     from labkit.models import tokenizer
-    from labkit.workload.scoring.interleaved_scoring import ScoringArm
+    from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 
     models, arms = SharedModels(), dict[int, ScoringArm]()
     loading = list(range(len(experiments)))

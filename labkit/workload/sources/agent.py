@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.text_source import TextRequest, TextSource, plain
+from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
 PACKAGE_DIR = Path(__file__).parents[1]
 SESSIONS = 6

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from labkit.config import Experiment, ListedRequest
 from labkit.workload.sources import json_lines
 from labkit.workload.sources.listed import texts
-from labkit.workload.sources.text_source import TextRequest, TextSource
+from labkit.workload.sources.text_requests import TextRequest, TextSource
 
 
 def _read(experiment: Experiment) -> Sequence[TextRequest]:

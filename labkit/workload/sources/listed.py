@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.config import Experiment, ListedRequest, to_plain
 from labkit.workload import request_lengths
-from labkit.workload.sources.text_source import TextRequest, TextSource, plain
+from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
 SEED_STREAM = 6  # number of this source's random stream, used together with the seed
 

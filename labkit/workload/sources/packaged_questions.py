@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.text_source import TextRequest, TextSource
+from labkit.workload.sources.text_requests import TextRequest, TextSource
 
 PACKAGE_DIR = Path(__file__).parents[1]
 OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)

@@ -17,7 +17,7 @@ from labkit.config import ConfigError, Experiment, require
 from labkit.config.requests import MAX_LENGTH_TOKENS
 from labkit.machine.file_digest import FileState
 from labkit.workload.sources import bounded_reader
-from labkit.workload.sources.text_source import BYTES_PER_TOKEN, TextRequest, TextSource
+from labkit.workload.sources.text_requests import BYTES_PER_TOKEN, TextRequest, TextSource
 from labkit.workload.sources.vllm_custom import user_request
 
 HUMAN, MODEL = ("human", "user"), ("gpt", "chatgpt", "assistant", "model")

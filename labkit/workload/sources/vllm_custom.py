@@ -15,7 +15,7 @@ from labkit.config.option import Group, option
 from labkit.config.requests import MAX_LENGTH_TOKENS
 from labkit.workload.sources import json_lines
 from labkit.workload.sources.listed import texts
-from labkit.workload.sources.text_source import TextRequest, TextSource
+from labkit.workload.sources.text_requests import TextRequest, TextSource
 
 
 @dataclass

@@ -21,7 +21,7 @@ from labkit.analysis.number_format import p_text
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.studies.study_diff import compare_studies
+from labkit.analysis.studies.study_comparison import compare_studies
 from labkit.records import Arm
 
 BLOCKS = 10

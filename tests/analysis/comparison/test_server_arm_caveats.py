@@ -13,7 +13,7 @@ from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.comparison.validity_gates import healthy, identical
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.tables.server_and_client_tables import http_section
-from labkit.models.server_tokenizer import text_digest
+from labkit.models.detokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
 
 SPREAD = {"p50": 1.0, "p99": 2.0, "max": 3.0}

@@ -8,7 +8,7 @@ from labkit import report
 from labkit.analysis.charts.run_and_effect_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import plan_findings
-from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.pages.report_files import FORMATS

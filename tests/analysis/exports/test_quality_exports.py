@@ -15,7 +15,7 @@ from labkit.analysis.exports.tool_exports import csv_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_diff import compare_studies
+from labkit.analysis.studies.study_comparison import compare_studies
 from labkit.analysis.tables.results_table import results_table
 
 

@@ -13,7 +13,7 @@ from labkit.analysis.findings.cell_findings import (
     plan_findings,
 )
 from labkit.analysis.findings.effect_wording import Piece, optional
-from labkit.analysis.findings.long_text import long_text
+from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.output_quality_sentences import PickedFrames
 from labkit.analysis.findings.short_answer import MAX_WORDS, arm_text, fit, short_answer
 from labkit.analysis.findings.verdict_sentences import summary_verdict

@@ -18,7 +18,7 @@ from labkit.analysis.comparison.validity_gates import Gate
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, Verdict
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent
-from labkit.analysis.studies.study_diff import (
+from labkit.analysis.studies.study_comparison import (
     StudiesNotComparable,
     compare_studies,
     probe_shift_pct,

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import paged_attention
-from labkit.engine.attention.resolvers import seq_map
+from labkit.engine.attention.sequence_resolvers import seq_map
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

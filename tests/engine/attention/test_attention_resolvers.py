@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.engine import attention
-from labkit.engine.attention import resolvers
-from labkit.engine.attention.resolvers import seq_map
+from labkit.engine.attention import sequence_resolvers
+from labkit.engine.attention.sequence_resolvers import seq_map
 
 
 class WrongResolver:
@@ -117,7 +117,7 @@ def test_resolvers_without_a_search_give_the_same_bits(make_batch, lengths, reso
 def test_maps_of_the_tiled_kernel_are_built_only_for_a_batch_with_prefill(
     resolver, tokens, qblocks
 ):
-    lookups = resolvers.create(resolver).lookup
+    lookups = sequence_resolvers.create(resolver).lookup
     seq_lens = np.array([9, 40, 7], np.int32)
     decode, _ = lookups(np.array([0, 1, 2, 3], np.int32), seq_lens)
     mixed, _ = lookups(np.array([0, 1, 34, 35], np.int32), seq_lens)

@@ -9,7 +9,7 @@ from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_cache_interface import ComputedTokenCount, KVCacheFactory
 from labkit.engine.kv_layout import contiguous, padded
-from labkit.engine.memory_budget.slots_for_lengths import blocks_for, round_up_to_step, slots_for
+from labkit.engine.memory_budget.required_kv_slots import blocks_for, round_up_to_step, slots_for
 from labkit.engine.request import Request, RequestState
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput

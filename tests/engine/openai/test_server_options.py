@@ -31,6 +31,18 @@ def experiment(server=None, source="chat", **engine):
             "engine.server.url=127.0.0.1:80: must begin with http:// or https://",
         ),
         (
+            lambda: config.OpenAIServer(url="http://localhost:99999"),
+            "engine.server.url=http://localhost:99999: the port must be a number up to 65535",
+        ),
+        (
+            lambda: config.OpenAIServer(command="serve --port {port} --name 'my model"),
+            "engine.server.command and args: No closing quotation",
+        ),
+        (
+            lambda: config.OpenAIServer(args="--chat-template 'a b"),
+            "engine.server.command and args: No closing quotation",
+        ),
+        (
             lambda: config.OpenAIServer(url="http://here", args="--fast"),
             "engine.server.args=--fast: engine.server.url names a running server; leave it ",
         ),

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.prefix_cache.hash import HashPrefixCache
+from labkit.engine.prefix_cache.hash_table import HashPrefixCache
 from labkit.engine.request import Request, RequestState
 
 SIZE = 2

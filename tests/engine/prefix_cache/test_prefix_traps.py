@@ -10,7 +10,7 @@ import stub_engine
 from stub_engine import StubModel, make_cache, request, run, solo
 
 from labkit import config
-from labkit.engine.prefix_cache.hash import HashPrefixCache
+from labkit.engine.prefix_cache.hash_table import HashPrefixCache
 
 BOTH = pytest.mark.parametrize("prefixes", ["hash", "radix"])
 EVERY = pytest.mark.parametrize("prefixes", ["none", "hash", "radix"])

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingError, SamplingParams
-from labkit.engine.sampling.lazy_logits import DeviceLogits
+from labkit.engine.sampling.greedy_logits import DeviceLogits
 from labkit.engine.sampling.sampler import Sampled, Sampler
 
 

@@ -11,7 +11,7 @@ from labkit.analysis.comparison.text_quality import broken_limits, text_qualitie
 from labkit.engine import create
 from labkit.models import resolve, tokenizer
 from labkit.records import CaseRecord, Record
-from labkit.workload.scoring.interleaved_scoring import InterleavedScoring, ScoringArm
+from labkit.workload.scoring.interleaved_scoring_arms import InterleavedScoring, ScoringArm
 from labkit.workload.scoring.text_windows import windows_of
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 

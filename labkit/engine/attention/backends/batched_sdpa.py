@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.backends import contiguous_sdpa
+from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.gather import GatherBackend
 from labkit.engine.attention.backends.mlx_backend_base import MlxPrepared
 from labkit.engine.attention.launch_report import LaunchReport
@@ -92,8 +92,8 @@ class MaskedBackend(GatherBackend):
             pools.append(self.values[layer.index])
         cells = [_cells(pool, rectangle.blocks) for pool in pools]
         k, v = cells[0], cells[-1][..., : layer.value_dim]
-        query, k, v = map(contiguous_sdpa.heads_first, (q[rectangle.queries], k, v))
-        result = contiguous_sdpa.attend(query, k, v, layer, rectangle.mask).transpose(0, 2, 1, 3)
+        query, k, v = map(unpaged_sdpa.heads_first, (q[rectangle.queries], k, v))
+        result = unpaged_sdpa.attend(query, k, v, layer, rectangle.mask).transpose(0, 2, 1, 3)
         flat = result.reshape(-1, *result.shape[2:])
         return flat[rectangle.outputs].astype(q.dtype), LaunchReport(
             kernel=self.name,

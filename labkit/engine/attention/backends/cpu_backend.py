@@ -23,7 +23,7 @@ from labkit.cpu.attention.attention_launch import AttentionLaunch, KVWrite
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import aligned_zeros
-from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
+from labkit.engine.attention import input_validation, kernel_dispatch, sequence_resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
 from labkit.engine.attention.launch_report import Launch, Reports, report_launches
@@ -33,7 +33,7 @@ from labkit.kernel_constants import BQ, RESOLVER_IDS
 if TYPE_CHECKING:
     from labkit.engine.attention.backends.replay_state import ReplayState
 
-for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
+for lookup_type, resolver in sequence_resolvers.BY_LOOKUP_TYPE.items():
     resolver_variants.register(lookup_type, resolver)
 
 

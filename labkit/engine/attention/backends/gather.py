@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.backends import contiguous_sdpa
+from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPrepared
 from labkit.engine.attention.launch_report import LaunchReport
 
@@ -23,7 +23,7 @@ class GatherBackend(MlxBackend):
     name = "gather"
 
     def _check_supported(self, layer: AttentionLayer) -> None:
-        contiguous_sdpa.check_softcap(layer.softcap, layer.sinks)
+        unpaged_sdpa.check_softcap(layer.softcap, layer.sinks)
 
     def new_prepared(self) -> _GatherPrepared:
         return _GatherPrepared()
@@ -45,8 +45,8 @@ class GatherBackend(MlxBackend):
                 for pool in pools
             ]
             k, v = gathered[0], gathered[-1][..., : layer.value_dim]
-            query, k, v = map(contiguous_sdpa.heads_first, (q[None, request.queries], k, v))
-            result = contiguous_sdpa.attend(query, k, v, layer, request.mask)
+            query, k, v = map(unpaged_sdpa.heads_first, (q[None, request.queries], k, v))
+            result = unpaged_sdpa.attend(query, k, v, layer, request.mask)
             results.append(result[0].transpose(1, 0, 2).astype(q.dtype))
         keys = sum(request.keys.stop - request.keys.start for request in requests)
         empty = (0, layer.num_q_heads, layer.value_dim)
@@ -91,7 +91,7 @@ def _requests(metadata: AttentionMetadata, window: int | None) -> tuple[_Request
         begin = first // metadata.block_size
         blocks = metadata.block_tables[s, begin : -(-context // metadata.block_size)]
         skipped = begin * metadata.block_size
-        mask = contiguous_sdpa.causal_mask(length, context - first, window)
+        mask = unpaged_sdpa.causal_mask(length, context - first, window)
         keys = slice(first - skipped, context - skipped)
         requests.append(_Request(slice(start, stop), mx.array(blocks), keys, mask))
     return tuple(requests)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from labkit.config import ConfigError, Experiment, KVLayout, require
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.memory_budget.slots_for_lengths import slots_for
+from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.engine.model import compute_dtype
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric

@@ -6,7 +6,6 @@ U+FFFD (which a decoder writes where a token ends inside a character). Servers d
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -54,8 +53,3 @@ class Detokenizer:
         for token in self.tokenizer.special_tokens:
             text = text.replace(token, "")
         return text.replace("\ufffd", "").strip()
-
-
-def text_digest(text: str) -> str:
-    """Return the first 16 hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 
 from labkit.cpu.runtime.jit import inner
-from labkit.cpu.runtime.numba_compilers import KernelCompiler
+from labkit.cpu.runtime.numba_pipelines import KernelCompiler
 
 
 def test_only_kernels_and_functions_of_others_become_machine_code(monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.charts.interval_bars import MAX_ARMS, IntervalScale, card_bars
+from labkit.analysis.charts.html_interval_bars import MAX_ARMS, IntervalScale, card_bars
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.row_model import Comparison
 

@@ -9,7 +9,7 @@ from labkit.analysis.charts.step_player import TracedRun
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.tables import time_tables
+from labkit.analysis.tables import step_time_tables
 
 PARTS = {"schedule": 40.0, "attention": 300.0, "products": 500.0, "left_over": 60.0, "stalls": 99.0}
 
@@ -82,14 +82,14 @@ def test_traced_runs_of_earlier_versions_without_clocks_have_the_times_of_their_
              "forward": [15, 79], "sample": [94, 3], "update": [97, 3]}  # fmt: skip
     steps = [{"times_us": times}, {"times_us": {"schedule": [200, 1]}}]
     monkeypatch.setattr(
-        time_tables, "traced_run", lambda run, _: TracedRun(run.arm, run.run, {"steps": steps})
+        step_time_tables, "traced_run", lambda run, _: TracedRun(run.arm, run.run, {"steps": steps})
     )
     note = {"step_trace": {"file": "x"}}
     folder = make_cell(
         "study/chat", requests=True, blocks=1,
         change=lambda record: replace(record, notes={**record.notes, **note}),
     )  # fmt: skip
-    (part,) = time_tables.time_section.parts(CellReport(analyse(folder)))
+    (part,) = step_time_tables.time_section.parts(CellReport(analyse(folder)))
     row = part.table.cells(part.table.lines[0])
     assert row[0] == "binary_search" and [float(cell) for cell in row[1:]] == [
         8, 2, 5, 4, 3, 3, 75, 100,

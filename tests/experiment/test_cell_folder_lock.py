@@ -13,7 +13,7 @@ import pytest
 from process_state import running
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.schedule.cell_lock import cell_lock
+from labkit.experiment.schedule.cell_folder_lock import cell_lock
 from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def test_a_killed_session_has_no_end(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from labkit.experiment.schedule.cell_lock import cell_lock
+from labkit.experiment.schedule.cell_folder_lock import cell_lock
 with cell_lock(Path({str(tmp_path)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

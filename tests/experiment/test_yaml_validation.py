@@ -6,8 +6,8 @@ import pytest
 
 from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
-from labkit.experiment.hydra import yaml_source
-from labkit.experiment.hydra.yaml_source import check_file
+from labkit.experiment.hydra import yaml_validation
+from labkit.experiment.hydra.yaml_validation import check_file
 
 LISTED = "prompts:\n  source: listed\n  listed:\n  - "
 
@@ -138,7 +138,7 @@ def test_texts_of_prompts_come_through_unchanged(compose):
 
 
 def test_a_file_is_loaded_once_and_again_after_a_change(tmp_path):
-    source, file = yaml_source.FileConfigSource("main", str(tmp_path)), tmp_path / "mine.yaml"
+    source, file = yaml_validation.FileConfigSource("main", str(tmp_path)), tmp_path / "mine.yaml"
     file.write_text("seed: 1\n")
     source.load_config("mine").config.seed = 3  # as Hydra adapts what it loads
     assert source.load_config("mine").config == {"seed": 1}

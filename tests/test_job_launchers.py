@@ -19,7 +19,7 @@ from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import compose_cell
-from labkit.experiment.hydra import launcher_requirements
+from labkit.experiment.hydra import job_launchers
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,7 +71,7 @@ def test_a_launcher_needs_cells_to_launch():
 
 def test_missing_slurm_is_named(monkeypatch):
     pytest.importorskip("submitit")
-    monkeypatch.setattr(launcher_requirements.shutil, "which", lambda name: None)
+    monkeypatch.setattr(job_launchers.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="hydra/launcher=slurm: srun is not installed here"):
         launcher("hydra/launcher=slurm", "-m")
 

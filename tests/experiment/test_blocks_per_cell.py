@@ -17,9 +17,9 @@ from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule import cell_runner, cell_size, rounds_per_block
+from labkit.experiment.schedule import blocks_per_cell, cell_runner, rounds_per_block
+from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.schedule.cell_size import with_allocation
 from labkit.experiment.schedule.time_allocation import CasePilot, CellPilot
 from labkit.records import CaseRecord, Metric, read_cell, read_runs
 
@@ -85,7 +85,7 @@ class InBothStates(Piloted):
 def clock(monkeypatch):
     monkeypatch.setattr(Piloted, "clock", SimpleNamespace(now=100.0))
     clock = SimpleNamespace(monotonic=lambda: Piloted.clock.now)
-    for module in (cell_size, cell_runner, rounds_per_block):
+    for module in (blocks_per_cell, cell_runner, rounds_per_block):
         monkeypatch.setattr(module, "time", clock)
 
 
@@ -198,11 +198,11 @@ def test_the_same_command_continues_without_another_pilot(make):
 
     with pytest.raises(KeyboardInterrupt):
         run(make(), Dies())
-    kept = (make().dir / cell_size.ALLOCATION).read_bytes()
+    kept = (make().dir / blocks_per_cell.ALLOCATION).read_bytes()
     again = Piloted()
     run(make(), again)
     assert again.pilots == [] and min(again.rounds["noisy"]) == 3
-    assert (make().dir / cell_size.ALLOCATION).read_bytes() == kept
+    assert (make().dir / blocks_per_cell.ALLOCATION).read_bytes() == kept
     assert run(make(), Piloted()).ran == 0
 
 
@@ -232,7 +232,7 @@ def test_another_time_is_another_study(make):
 
 def test_a_damaged_allocation_is_refused(make):
     run(make(), Piloted())
-    (make().dir / cell_size.ALLOCATION).write_text("{")
+    (make().dir / blocks_per_cell.ALLOCATION).write_text("{")
     with pytest.raises(ConfigError, match=r"allocation\.json: not an allocation"):
         run(make(), Piloted())
 
@@ -292,6 +292,6 @@ def test_blocks_whose_arm_runs_out_of_memory_as_it_claims_follow_from_the_time(m
 
 def test_an_allocation_is_plain_json(make):
     run(make(), Piloted())
-    data = json.loads((make().dir / cell_size.ALLOCATION).read_text())
+    data = json.loads((make().dir / blocks_per_cell.ALLOCATION).read_text())
     assert set(data) == {"time_s", "blocks", "looks", "seconds", "cases", "pilot"}
     assert data["pilot"]["cases"][0]["case"] == "clear"

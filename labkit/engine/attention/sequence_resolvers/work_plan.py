@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver, has_prefill
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import (
+    Int32Array,
+    Resolver,
+    has_prefill,
+)
 from labkit.kernel_constants import BQ
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.config.engine.attention import RESOLVERS
-from labkit.engine.attention.resolvers.binary_search import BinarySearchResolver
-from labkit.engine.attention.resolvers.identity import IdentityResolver
-from labkit.engine.attention.resolvers.padded_grid import PaddedGridResolver
-from labkit.engine.attention.resolvers.resolver import Resolver
-from labkit.engine.attention.resolvers.seq_map import SeqMapResolver, UserResolver
-from labkit.engine.attention.resolvers.work_plan import WorkPlanResolver
+from labkit.engine.attention.sequence_resolvers.binary_search import BinarySearchResolver
+from labkit.engine.attention.sequence_resolvers.identity import IdentityResolver
+from labkit.engine.attention.sequence_resolvers.padded_grid import PaddedGridResolver
+from labkit.engine.attention.sequence_resolvers.seq_map import SeqMapResolver, UserResolver
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import Resolver
+from labkit.engine.attention.sequence_resolvers.work_plan import WorkPlanResolver
 
 _CLASSES: tuple[type[Resolver], ...] = (
     BinarySearchResolver,

@@ -1,4 +1,4 @@
-"""``python -m labkit.mac.nvidia_gpu`` (``make gpu``): what ``make mac`` does, on an NVIDIA GPU.
+"""``python -m labkit.mac.nvidia_steps`` (``make gpu``): what ``make mac`` does, on an NVIDIA GPU.
 
 The kernels' outputs, the studies of attention alone in the article's grid, and the kernels' tests,
 in about ten minutes and one file.
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli.program import print_error
+from labkit.cli.program_base import print_error
 from labkit.mac.__main__ import run_and_bundle
 from labkit.mac.mac_steps import HALF_KERNELS, VERIFICATION_FILE, MacStep
 from labkit.machine.facts import mlx_default_device
 
-PROG = "python -m labkit.mac.nvidia_gpu"
+PROG = "python -m labkit.mac.nvidia_steps"
 ON_CUDA = "engine.attention.device=cuda"
 ABLATIONS = ("resolver", "split_kv", "grid")
 STEP_TIMEOUT_S = 240.0

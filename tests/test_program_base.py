@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.cli.program import Program, print_error, print_notes
+from labkit.cli.program_base import Program, print_error, print_notes
 
 
 def test_errors_and_notes_are_one_line_each_on_standard_error(capsys):

@@ -7,8 +7,8 @@ from planted_cells import section_table
 
 from labkit.analysis import write_study
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.tables.counter_tables import (
-    dispatch_section,
+from labkit.analysis.tables.counter_tables import dispatch_section
+from labkit.analysis.tables.kernel_launch_tables import (
     host_times_section,
     launch_queue_section,
     roofline_section,

@@ -3,7 +3,7 @@
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
 round of slices affect all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.requests.machine_stall_times`), whether or not arms of other processes take
+(:mod:`labkit.workload.requests.step_stall_seconds`), whether or not arms of other processes take
 turns with those of this process. The record also holds the times before this subtraction.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.workload.arm_clock import ArmClock
 from labkit.workload.measurement import Measurement
-from labkit.workload.requests import machine_stall_times
+from labkit.workload.requests import step_stall_seconds
 from labkit.workload.requests.load_generator import LoadGenerator
 from labkit.workload.requests.serving_session import ServingSession
-from labkit.workload.turn_clock import ArmClock
 from labkit.workload.turn_order import TurnOrder
 from labkit.workload.workload_protocols import EnterTurn
 
@@ -181,8 +181,8 @@ def stalled_seconds(arms: Sequence[StepTimes]) -> list[NDArray[np.float64]]:
     """Return the seconds that each step of each arm lost to stalls."""
     times = [np.array(arm.seconds) for arm in arms]
     if len(arms) > 1 and len({arm.schedule for arm in arms}) == 1:
-        return list(machine_stall_times.by_same_step(np.stack(times)))
+        return list(step_stall_seconds.by_same_step(np.stack(times)))
     return [
-        machine_stall_times.by_similar_steps(own, np.array(arm.tokens))
+        step_stall_seconds.by_similar_steps(own, np.array(arm.tokens))
         for arm, own in zip(arms, times, strict=True)
     ]

@@ -15,7 +15,7 @@ from labkit.engine.engine_protocol import PromptLogprobs
 from labkit.records.kl_histogram import RELATIVE_ERROR, decode_histogram
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.scoring import KIND
-from labkit.workload.scoring.interleaved_scoring import ScoringArm
+from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 from labkit.workload.scoring.prediction_distance import prediction_distance
 from labkit.workload.scoring.text_windows import TextWindows
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext

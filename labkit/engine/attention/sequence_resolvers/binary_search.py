@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import Int32Array, Resolver
 from labkit.kernel_constants import BQ
 
 

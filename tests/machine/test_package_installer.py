@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine import cached_python_packages
-from labkit.machine.cached_python_packages import InstallError, build_venv
+from labkit.machine import package_installer
+from labkit.machine.package_installer import InstallError, build_venv
 
 INDEX = "https://index.example/simple"
 
@@ -23,8 +23,8 @@ def installs(monkeypatch, tmp_path):
             error = b"error: no version of torch\n" if lacking and lacks else b""
             return SimpleNamespace(returncode=bool(error), stdout=b"", stderr=error)
 
-        monkeypatch.setattr(cached_python_packages, "run", run)
-        monkeypatch.setattr(cached_python_packages.shutil, "which", lambda name: uv and f"/{name}")
+        monkeypatch.setattr(package_installer, "run", run)
+        monkeypatch.setattr(package_installer.shutil, "which", lambda name: uv and f"/{name}")
         parts = {"python": "/python", "requirements": ("a==1",), "without": (), "index": ""}
         for _ in range(2):
             build_venv(tmp_path / "env", **{**parts, **options})
@@ -49,7 +49,7 @@ def test_an_environment_is_built_once_and_what_breaks_it_is_removed(installs, uv
 
 
 def test_another_index_is_asked_only_for_what_the_usual_ones_lack(installs, monkeypatch, tmp_path):
-    monkeypatch.setattr(cached_python_packages, "_answers", lambda index: True)
+    monkeypatch.setattr(package_installer, "_answers", lambda index: True)
     _, first, second = installs(lacking=(INDEX,), index=INDEX)
     assert INDEX not in first and INDEX in second
 
@@ -65,4 +65,4 @@ def test_a_failure_is_one_line_that_names_the_log(installs, tmp_path, index):
 
 def test_a_program_that_cannot_be_run_is_one_line():
     with pytest.raises(InstallError, match=r"^/no/such: No such file or directory$"):
-        cached_python_packages.run(["/no/such"], 1.0)
+        package_installer.run(["/no/such"], 1.0)

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from labkit.experiment.launch.child_process import ProcessExit
-from labkit.experiment.launch.run_outcomes import preparation_failure
+from labkit.experiment.launch.failed_run_records import preparation_failure
 from labkit.experiment.worker.run_failures import RunFailure
 
 WRITTEN = RunFailure("refused", 'engine.threads=3: "too many"')

@@ -12,11 +12,11 @@ from labkit.analysis.comparison.arm_comparison import DecisionCriteria
 from labkit.analysis.comparison.step_parts import divide_time
 from labkit.config import Workload
 from labkit.records import Arm, Record
+from labkit.workload.arm_clock import ArmClock
 from labkit.workload.prompt_cache import Prompt
-from labkit.workload.requests import interleaved_requests, step_time_profiling
-from labkit.workload.requests.interleaved_requests import InterleavedServing, ServingArm
+from labkit.workload.requests import interleaved_serving_arms, profiling_turns
+from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
-from labkit.workload.turn_clock import ArmClock
 from labkit.workload.turn_order import RandomTurnOrder
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
@@ -31,7 +31,7 @@ PROMPTS = [Prompt(f"r{i}", (1, 2, 3, i), 12) for i in range(4)]
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch):
     """Leave out what takes 0.1 s in each process."""
-    monkeypatch.setattr(interleaved_requests.gc, "collect", lambda: 0)
+    monkeypatch.setattr(interleaved_serving_arms.gc, "collect", lambda: 0)
 
 
 class Machine:
@@ -130,6 +130,6 @@ def test_the_measurement_is_the_same_without_turns_with_clocks(monkeypatch):
 
 
 def test_turns_with_clocks_end_with_a_share_of_the_tokens(monkeypatch):
-    monkeypatch.setattr(step_time_profiling, "MIN_TOKENS", 20)
+    monkeypatch.setattr(profiling_turns, "MIN_TOKENS", 20)
     (one,) = process(4, None)
     assert 20 <= one.notes["step_parts"]["output_tokens"] < 48

@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Engine
-from labkit.workload import memory_claims_workload_kind
+from labkit.workload import memory_headroom_workload_kind
 
 GIB = 1 << 30
 
@@ -21,7 +21,7 @@ def policies(composed):
 )
 def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
     shares = {
-        arm: memory_claims_workload_kind.claim(experiment)
+        arm: memory_headroom_workload_kind.claim(experiment)
         for arm, experiment in policies(f"engine.budget.machine={machine}").items()
     }
     share = {arm: one.ceiling / one.total for arm, one in shares.items()}
@@ -41,7 +41,7 @@ def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
 def test_auto_takes_what_its_requests_take(policies):
     arms = policies("workload.concurrency=1")
     one, sixteen = (
-        memory_claims_workload_kind.claim(a) for a in (arms["auto"], policies()["auto"])
+        memory_headroom_workload_kind.claim(a) for a in (arms["auto"], policies()["auto"])
     )
     assert one.tokens % 256 == 0 and 8 * one.tokens < sixteen.tokens <= 16 * one.tokens
     per_token = 4 * 28 * 2 * 8 * 128
@@ -49,7 +49,7 @@ def test_auto_takes_what_its_requests_take(policies):
 
 
 def test_nothing_stops_auto_from_taking_more_than_there_is(policies):
-    auto = memory_claims_workload_kind.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
+    auto = memory_headroom_workload_kind.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
     assert auto.taken > auto.total and auto.left_pct < 0
 
 
@@ -68,4 +68,4 @@ def test_an_engine_that_plans_no_memory_is_one_line(policies):
     own = dataclasses.replace(auto, engine=Engine(name="mlx_lm"))
     match = r"^workload\.kind=headroom: .* engine=mlx_lm .* cannot be planned"
     with pytest.raises(ConfigError, match=match):
-        memory_claims_workload_kind.claim(own)
+        memory_headroom_workload_kind.claim(own)

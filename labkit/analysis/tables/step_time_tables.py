@@ -1,12 +1,9 @@
-"""The section "Why": where the time of steps went, in sentences, a table and waterfalls.
-
-Of kernels it shows the work of a launch and hardware counters.
-"""
+"""The section "Why": where the time of steps went, in sentences, a table and waterfalls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from labkit.analysis.charts.step_player import TracedRun, traced_records, traced_run
@@ -47,7 +44,6 @@ TRACED_NOTE = (
     "These runs had no clocks (an earlier version), so no cause is tested: means over the stored "
     "steps of each arm's first run (µs). The trace itself takes time."
 )
-MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 X_LABEL = "time per output token (µs)"
 NOT_DIVIDED = "not divided"
 WORK_NAMES = {
@@ -161,52 +157,6 @@ def mean_times(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         own["step"] = max(ends) - min(start for start, _ in times.values())
         parts.append(own)
     return {name: fmean(own[name] for own in parts) for name in parts[0]}
-
-
-@section("Why: the work of a launch")
-def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
-    """Show what differs between the arms' launches: their work, and hardware counters."""
-    noted = [r for r in report.records if r.ok and r.known_notes.get("hardware")]
-    if not noted:
-        return
-    sentences = [text for arm in report.cell.compared_arms for text in _work_texts(report, arm)]
-    reasons = {reason for r in noted if (reason := r.known_notes["hardware"].get("unavailable"))}
-    if reasons:
-        sentences.append(f"No hardware counters: {'; '.join(sorted(reasons))}.")
-    yield BulletList(sentences)
-    yield PageList(sentences)
-
-
-def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
-    counts = _launch_counts(report.records)
-    for row in report.cell.primary_rows:
-        base, own = (counts.get((row.case, name), {}) for name in (report.cell.baseline, arm))
-        changes = {name: own[name] / base[name] - 1 for name in own if base.get(name)}
-        found = [
-            f"{signed_text(100 * change)} % {name.removeprefix('attention.').replace('_', ' ')}"
-            for name, change in changes.items()
-            if abs(change) > MIN_CHANGE
-        ]
-        comparison = row.comparison(arm)
-        if found and comparison is not None and comparison.effect_pct is not None:
-            time = f"{signed_text(comparison.effect_pct)} % time"
-            yield f"{row.name}, {arm}: {', '.join(found)}; {time}."
-
-
-def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the counts of one launch by case and arm, each the median over the runs."""
-    runs: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for record, case in ((r, c) for r in records for c in r.cases):
-        counted = {
-            n: v
-            for n, v in (case.known_notes.get("counters") or {}).items()
-            if n.startswith("attention.") and n != "attention.map_us"
-        }
-        counted |= (record.known_notes.get("hardware") or {}).get(case.case) or {}
-        for name, value in counted.items():
-            by_name = runs.setdefault((case.case, record.arm), {})
-            by_name.setdefault(name, []).append(float(value))
-    return {key: {n: median(v) for n, v in by_name.items()} for key, by_name in runs.items()}
 
 
 def _waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.workload.turn_clock import LiveClock
+from labkit.workload.arm_clock import LiveClock
 
 
 class Machine:

@@ -1,0 +1,74 @@
+"""Serving capacity: the table and the chart of the load that an arm serves within its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.report_parts import ChartPart
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.statistics.load_capacity import LoadCounts
+from labkit.analysis.studies.serving_capacity import ServingCapacity
+
+CapacityLine = tuple[ServingCapacity, LoadCounts]
+
+
+def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
+    lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
+    if not lines:
+        return None
+
+    def interval(line: CapacityLine) -> str:
+        low, high = line[1].share_interval(line[0].alpha)
+        return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+    columns: tuple[Column[CapacityLine], ...] = (
+        Column("arm", lambda line: line[0].arm, numeric=False),
+        Column("requests/s", lambda line: f"{line[1].rate:g}"),
+        Column("runs", lambda line: len(line[1].good)),
+        Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
+        Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
+        Column("interval", interval),
+    )
+    return Table(columns, lines, (_note(capacities),))
+
+
+def _note(capacities: Sequence[ServingCapacity]) -> str:
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):g} %"
+    return (
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
+    )
+
+
+def capacity_chart(one: ServingCapacity) -> ChartPart:
+    """Return a chart of an arm's goodput (the share of requests within the limits) by rate.
+
+    The capacity's interval is shaded.
+    """
+    loads = one.loads
+    place = {load.rate: float(index) for index, load in enumerate(loads)}
+    chart = Chart(
+        title=f"goodput of {one.arm}",
+        x=(-0.3, len(loads) - 0.7),
+        y=(-4.0, 104.0),
+        x_label="requests/s (evenly spaced)",
+        y_label="requests within the limits (%)",
+        x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
+    )
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is not None or high is not None:
+        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
+        chart.band(*ends, "margin")
+    target = 100 * one.target
+    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
+    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
+    for load in loads:
+        ends = load.share_interval(one.alpha)
+        chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
+        tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
+        chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
+    return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")
