@@ -21,6 +21,10 @@ left at its default under the others. An option of `engine` that `engine=mlx_lm`
 does not have must be left at its default there; column "read by" names those that they have. A
 server (`python -m labkit.serve`) has `engine`, `model` and the options at the end of this page.
 
+Column "default" is what an option is if nothing sets it. Files of `conf/` set others, such as
+`design=standard` (two minutes) and `workload=chat`, which every command has unless it chooses
+another, and `out` gets a folder named by the time; `python -m labkit --help design` shows them.
+
 This page is generated from `labkit/config/`: `python -m docs.generators.options > docs/options.md`.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.hydra_arguments import PRINT_FLAGS, Command
+from labkit.cli.hydra_arguments import CONF, PRINT_FLAGS, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
@@ -67,7 +67,32 @@ def _help(command: Command) -> str:
         return help_pages.overview(folders)
     if topic in (None, help_pages.ALL) or own:
         return help_pages.topic_page(topic or help_pages.ALL, folders, _values(overrides))
-    return help_pages.topic_page(topic, folders, lambda entry: entry.option.default)
+    return help_pages.topic_page(topic, folders, _value_of_default_files())
+
+
+def _value_of_default_files() -> Callable[[OptionEntry], Any]:
+    """Return what gives an option's value in a command without overrides, without composing it."""
+    import yaml
+
+    def read(file: Path) -> dict[str, Any]:
+        content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        return content
+
+    tree = read(CONF / "config.yaml")
+    for choice in tree.pop("defaults"):
+        for group, name in choice.items() if isinstance(choice, dict) else ():
+            if (CONF / group / f"{name}.yaml").is_file():
+                tree[group] = read(CONF / group / f"{name}.yaml")
+
+    def value(entry: OptionEntry) -> Any:
+        part: Any = tree
+        for key in entry.key.split("."):
+            if not isinstance(part, dict) or key not in part:
+                return entry.option.default
+            part = part[key]
+        return part
+
+    return value
 
 
 def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:

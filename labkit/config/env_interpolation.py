@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,7 +53,7 @@ def with_values(plain: Any) -> Any:
     return map_texts(plain, lambda text: str(EnvironmentText.of(text)))
 
 
-def hide_values(data: Any, plain: Any) -> Any:
+def hide_values(data: Any, plain: Any, public: Sequence[str] = ()) -> Any:
     """Return JSON values without the values of the variables that a config names.
 
     Parameters
@@ -62,8 +62,14 @@ def hide_values(data: Any, plain: Any) -> Any:
         Values that may hold a variable's value, such as a record with the text of an error.
     plain
         The config, in JSON types.
+    public
+        Names that show everybody the values that they contain, so these are not hidden.
     """
-    hidden = dict(_values(plain))
+    hidden = {
+        value: expression
+        for value, expression in _values(plain)
+        if not any(value in name for name in public)
+    }
     if not hidden:
         return data
     # The longest first: a password within a URL is hidden with the URL.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import StudyError
+from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.launch import child_process, failed_run_records
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
@@ -364,6 +365,19 @@ def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell):
         assert run_cell(make_cell(control=False), runs, NoWait()).already_done == 2
         with pytest.raises(StudyError, match="/studies/other"):
             run_cell(make_cell(control=False, blocks=2), runs, NoWait())
+
+
+def test_a_signal_that_comes_while_a_finished_cell_is_read_ends_the_study(make_cell):
+    """Else the next cell of the command would be measured."""
+
+    class Signalled(Progress):
+        def begin(self, cell, total, done):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    runs = PlantedRuns()
+    run_cell(make_cell(control=False), runs)
+    with pytest.raises(Interrupted):
+        run_cell(make_cell(control=False), runs, Signalled())
 
 
 def test_one_compiled_kernel_is_singular():

@@ -14,7 +14,7 @@ from labkit.config.env_interpolation import hide_values
 from labkit.experiment.compose.cell_composer import to_cell, write_config
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.worker.worker_stages import experiment_of, without_values
-from labkit.records import Record
+from labkit.records import Arm, CaseRecord, Record
 
 SECRET = "http://user:s3cret@127.0.0.1:9"
 OPENAI = ["engine=openai", "engine.server.preset=other"]
@@ -94,6 +94,25 @@ def test_a_record_does_not_hold_the_value(compose):
     assert hidden == dataclasses.replace(record, detail=hidden.detail, notes=hidden.notes)
     plain = [dataclasses.replace(cell.arms[0], config={"seed": 1})]
     assert without_values(record, plain) is record
+
+
+@pytest.mark.parametrize("key", ["baseline", "tokens", "base", "bare"])
+def test_a_value_that_is_also_a_word_of_the_record_leaves_the_record_readable(monkeypatch, key):
+    """Servers' own pages tell their users to set keys such as ``ollama``."""
+    monkeypatch.setenv("LABKIT_TEST_KEY", key)
+    config = {"engine": {"server": {"api_key": "${oc.env:LABKIT_TEST_KEY}"}}}
+    arm = Arm("bare_base", "baseline", {}, config)
+    outputs = {"kind": "tokens", "requests": []}
+    cases = (CaseRecord("all", outputs=outputs, notes={"text": f"key {key}"}),)
+    record = Record(
+        "bare_base", "baseline", 0, 0, 0, "crashed", "now", detail=f"key {key}", cases=cases
+    )
+    hidden = without_values(record, [arm])
+    assert (hidden.run, hidden.role, hidden.cases[0].outputs) == (record.run, "baseline", outputs)
+    shown = key in arm.name
+    assert {hidden.detail, hidden.cases[0].notes["text"]} == {
+        f"key {key}" if shown else "key ${oc.env:LABKIT_TEST_KEY}"
+    }
 
 
 @pytest.mark.parametrize(

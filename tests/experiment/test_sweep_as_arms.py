@@ -57,6 +57,16 @@ def test_arms_are_all_combinations_with_the_configured_one_as_baseline():
     assert cell.experiment.ablation.question == "Which max_num_batched_tokens and order is best?"
 
 
+def test_the_baseline_of_a_sweep_in_a_file_is_found_by_a_value_with_its_unit(tmp_path):
+    """A command's values are numbers before they are compared; a file's are as it has them."""
+    (tmp_path / "ablation").mkdir()
+    text = "name: pools\narms: {base: {}}\nsweep: {engine.budget.bytes: [512MiB, 1GiB]}\n"
+    (tmp_path / "ablation" / "pools.yaml").write_text(text)
+    (cell,) = cells_of("--config-dir", str(tmp_path), "ablation=pools")
+    assert cell.arms[0].overrides["engine.budget.bytes"] == "1GiB"  # the default
+    assert cell.experiments[cell.arms[0].name].engine.budget.bytes == 1 << 30
+
+
 def test_a_cell_is_named_by_its_sweep_as_it_was_typed():
     (cell,) = cells_of(TOKENS, "seed=3", "out=elsewhere")
     assert cell.name == f"ablation=sweep,{TOKENS},seed=3"

@@ -17,6 +17,7 @@ from typing import Any
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
 from labkit.config.arm_sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
 from labkit.config.option import Group
+from labkit.config.unit_text import in_units_of_option
 from labkit.experiment.compose.cell_name import cell_name
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep
 
@@ -130,7 +131,15 @@ def _question(ablation: Ablation) -> str:
 
 def _has(experiment: Experiment, overrides: dict[str, Any]) -> bool:
     """Return whether an experiment's options already have the values that ``overrides`` set."""
-    return all(_configured(experiment, key) == value for key, value in overrides.items())
+    return all(
+        _configured(experiment, key) == _in_unit(key, value) for key, value in overrides.items()
+    )
+
+
+def _in_unit(key: str, value: Any) -> Any:
+    """Return a value such as ``1GiB`` as the number that its option holds."""
+    text = in_units_of_option(f"{key}={value}").partition("=")[2]
+    return float(text) if isinstance(value, str) and text != value else value
 
 
 def _configured(experiment: Experiment, key: str) -> Any:

@@ -128,6 +128,7 @@ def run_cell(
         blocks, old_records = _prepare_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals, analysis)
         new_records = runner.run_blocks(blocks, old_records)
+        signals.check()  # one may have come while records were read, or during the last look
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
     return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)

@@ -22,6 +22,7 @@ stage (key of a record's  work
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import Device, Experiment, from_plain
 from labkit.config.env_interpolation import hide_values
 from labkit.records import Arm, Record
-from labkit.records.record_codec import record_from_json
 
 if TYPE_CHECKING:
     from labkit.workload.workload_protocols import InterleavedArms, TurnContext
@@ -44,10 +44,26 @@ def experiment_of(arm: Arm) -> Experiment:
 
 
 def without_values(record: Record, arms: Sequence[Arm]) -> Record:
-    """Return a record without the values of the environment variables that the arms name."""
-    data = record.to_json()
-    hidden = hide_values(data, [arm.config for arm in arms])
-    return record if hidden is data else record_from_json(hidden)
+    """Return a record without the values of the environment variables that the arms name.
+
+    Only texts of others can hold them: errors, notes, facts of the machine. The record's own words
+    (its arm, its outputs' kind) stay, also where a variable has the same value.
+    """
+    public, configs = [arm.name for arm in arms], [arm.config for arm in arms]
+
+    def hidden(data: Any) -> Any:
+        return hide_values(data, configs, public)
+
+    texts = {
+        name: hidden(getattr(record, name))
+        for name in ("detail", "notes", "environment", "environment_end")
+    }
+    cases = tuple(
+        dataclasses.replace(case, skipped=hidden(case.skipped), notes=hidden(case.notes))
+        for case in record.cases
+    )
+    changed = dataclasses.replace(record, cases=cases, **texts)
+    return record if changed == record else changed
 
 
 def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]:
