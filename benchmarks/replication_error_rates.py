@@ -32,7 +32,7 @@ from labkit.analysis.statistics.replication_test import (
     decide_replication,
 )
 
-ALPHA, MARGIN = 0.05, math.log1p(0.02)
+ALPHA, MARGIN = 0.05, (math.log1p(-0.02), math.log1p(0.02))
 TRUTHS = {"copy": 1.0, "half": 0.5, "none": 0.0, "opposite": -1.0}
 WORDS = ("replicated", "same direction, other size", "not replicated")
 

@@ -51,6 +51,8 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
         (125, {"verdict": "inconclusive", "low": -1.9, "high": 9.0, "better": "lower"}),
         (0, {"verdict": "inconclusive", "low": -9.0, "high": 1.9, "better": "lower"}),
         (125, {"verdict": "inconclusive", "low": 0, "high": 1, "reason": NOISE_EXCEEDS_MARGIN}),
+        (125, {"verdict": "inconclusive", "low": -0.5, "high": 0.6, "better": "lower"}),  # withheld
+        (125, {"verdict": "inconclusive", "low": 1.0, "high": 4.0}),
         (125, {"verdict": "inconclusive"}),
         (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),

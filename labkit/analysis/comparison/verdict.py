@@ -51,6 +51,10 @@ VERDICT_WORDS = (
 EFFECTS = frozenset({"better", "worse", "trivial"})  # the words that claim a difference
 DECIDED_WORDS = EFFECTS | {"equivalent"}
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
+DIRECTIONS_DIFFER = (
+    "a typical run differs in one direction, and the mean of all runs in the other: a few runs "
+    "differ by much"
+)
 IF_NO_DRIFT = "if nothing drifted between the arms' runs"  # of imported runs in sequence
 
 
@@ -114,6 +118,10 @@ def judge(
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
         return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
     if significant:
+        # p and the interval are about the mean of the runs, the effect is that of a typical run.
+        means = comparison.ci_pct if comparison.difference is None else comparison.difference_ci
+        if means is not None and effect * sum(means) <= 0:
+            return Verdict("inconclusive", DIRECTIONS_DIFFER)
         up = effect > 0
         return Verdict("better" if up == (better == "higher") else "worse")
     return Verdict("inconclusive", _power_reason(comparison, criteria))

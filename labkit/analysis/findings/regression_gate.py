@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
 from labkit.analysis.number_format import unit_name, value_text
@@ -53,15 +52,14 @@ def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
     """Return the outcome of a row, where ``one`` compares the arm with the baseline.
 
     An inconclusive row counts as no worse if even the worst change in its adjusted interval is
-    smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
-    margin, the row is undecided in any case.
+    smaller than the margin, and as undecided otherwise. A row whose word was withheld is undecided:
+    the A/A control varies by more than the margin, or slow launches or stalls may be its own work.
     """
     if one.verdict in WORDS:
         return WORDS[one.verdict]
     if one.verdict == "computed":
         return _computed_outcome(row, one)
-    undecided = one.verdict != "inconclusive" or one.reason == NOISE_EXCEEDS_MARGIN
-    if one.ci_pct is None or undecided:
+    if one.verdict != "inconclusive" or one.ci_pct is None or one.is_withheld(margin_pct):
         return Outcome.undecided
     worst = -one.ci_pct[0] if row.better == "higher" else one.ci_pct[1]
     return Outcome.no_worse if worst < margin_pct else Outcome.undecided

@@ -108,6 +108,16 @@ class Comparison(EffectInPercent):
         """The unadjusted interval in percent, or None."""
         return _pair(self.ci_raw_low_pct, self.ci_raw_high_pct)
 
+    def is_withheld(self, margin_pct: float) -> bool:
+        """Return whether the row is inconclusive although its interval would decide it.
+
+        Its word was withheld, as where slow launches or stalls may be the arm's own work.
+        """
+        if self.verdict != "inconclusive" or self.ci_pct is None:
+            return False
+        low, high = self.ci_pct
+        return not low <= 0 <= high or max(-low, high) < margin_pct
+
 
 def _pair(low: float | None, high: float | None) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)

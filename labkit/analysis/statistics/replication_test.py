@@ -53,14 +53,14 @@ class ReplicationRow:
 
     All values are log ratios. ``author`` and ``reader`` are simultaneous intervals of their own
     studies; ``reader`` is None if the reader's study cannot claim anything. ``effects`` are the two
-    estimated effects.
+    estimated effects. ``margin`` is that of equivalence, and not symmetric: -2 to +2 %.
     """
 
     effects: tuple[StudyEffect, StudyEffect]
     change: EffectChange
     author: Interval
     reader: Interval | None
-    margin: float
+    margin: Interval
 
     @property
     def claims_effect(self) -> bool:
@@ -73,15 +73,15 @@ class ReplicationRow:
         return _within(self.author, self.margin)
 
 
-def region_of(author: StudyEffect, interval: Interval, margin: float) -> float:
+def region_of(author: StudyEffect, interval: Interval, margin: Interval) -> float:
     """Return the largest change of an author's effect that counts as none (log ratios)."""
     if _within(interval, margin):
-        return margin
+        return margin[1]
     effect = abs(float(author.null_distribution[0]))
     half = effect / 2
     if author.null_distribution[0] > 0:  # half of a gain in percent is nearer
         half = effect - math.log1p(math.expm1(effect) / 2)
-    return min((interval[1] - interval[0]) / 2 + margin, half)
+    return min((interval[1] - interval[0]) / 2 + margin[1], half)
 
 
 def times_as_long(
@@ -156,8 +156,8 @@ def _word(row: ReplicationRow, same: bool, changed: bool) -> ReplicationWord:
     return ReplicationWord.other_size if same_side else ReplicationWord.not_replicated
 
 
-def _within(interval: Interval, margin: float) -> bool:
-    return -margin < interval[0] and interval[1] < margin
+def _within(interval: Interval, margin: Interval) -> bool:
+    return margin[0] < interval[0] and interval[1] < margin[1]
 
 
 def _excludes_zero(interval: Interval) -> bool:

@@ -91,7 +91,8 @@ class _Pair:
         causes = reader.causes(self.one.arm, self.row.metric)
         if not causes and reader.data.withheld_reason is not None:
             causes = [reader.data.withheld_reason]
-        if not causes and other.verdict in ("estimate_only", "invalid"):
+        withheld = other.is_withheld(reader.data.criteria.margin_pct)
+        if not causes and (withheld or other.verdict in ("estimate_only", "invalid")):
             causes = [other.reason or other.verdict]
         return "; ".join(causes) or None
 
@@ -140,8 +141,13 @@ def _test_row(pair: _Pair) -> ReplicationRow | None:
         effect_change(effects[0], effects[1]),
         _logs(limits),
         None if here is None else _logs(here),
-        to_log_ratio(pair.author.data.criteria.margin_pct),
+        _margin(pair.author),
     )
+
+
+def _margin(analysis: CellAnalysis) -> Interval:
+    margin_pct = analysis.data.criteria.margin_pct
+    return _logs((-margin_pct, margin_pct))
 
 
 def _logs(limits: Interval) -> Interval:
@@ -172,7 +178,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
         found = arm_effect(pair.author, pair.author.rows[index], one.arm)
         if found is None or limits is None:
             continue
-        region = region_of(found[0], _logs(limits), to_log_ratio(criteria.margin_pct))
+        region = region_of(found[0], _logs(limits), _margin(pair.author))
         equal, level = one.verdict in ("equivalent", "trivial"), criteria.alpha / len(claims)
         blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
         need = "the author's study is too short to show it; a large change can be shown"

@@ -15,9 +15,14 @@ from labkit.analysis.comparison.arm_comparison import (
     row_tests,
 )
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.observations import log_values, probe_values
+from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values, probe_values
 from labkit.analysis.comparison.output_identity import OutputAgreement, above_noise_floor
-from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, judge, target_effect_pct
+from labkit.analysis.comparison.verdict import (
+    DIRECTIONS_DIFFER,
+    NOISE_EXCEEDS_MARGIN,
+    judge,
+    target_effect_pct,
+)
 from labkit.analysis.model.row_model import Comparison
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
@@ -45,6 +50,22 @@ def test_the_verdict_follows_the_adjusted_p():
     assert verdict.word == "inconclusive"
     assert verdict.reason.startswith("p = 0.01 for this row alone, 0.2 adjusted")
     assert judge(replace(one, p_adjusted=0.05), "lower", LEVELS, [], None).word == "better"
+
+
+def test_no_direction_is_claimed_that_the_interval_excludes():
+    """A quarter of the head's runs are slow by 20 %, the others .6 % faster: the mean is slower."""
+    noise = np.random.default_rng(1).normal(1, 0.001, (2, 24))
+    head = 0.994 * noise[1]
+    head[:6] *= 1.2
+    row = MetricRow("all", "request_s", "s", "lower", True)
+    for name, values in (("base", noise[0]), ("head", head)):
+        row.arms[name] = [RunValue(block, 0, "", float(x)) for block, x in enumerate(values)]
+    criteria = DecisionCriteria(1, 0.05, 2.0)
+    (one,) = compare_arm([row], "head", "base", criteria)
+    assert one.p_adjusted <= 0.05 and one.effect_pct < 0 < one.ci_low_pct
+    verdict = judge(one, "lower", criteria, (), None)
+    assert (verdict.word, verdict.reason) == ("inconclusive", DIRECTIONS_DIFFER)
+    assert judge(replace(one, effect_pct=3.0), "lower", criteria, (), None).word == "worse"
 
 
 def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():

@@ -18,7 +18,7 @@ from labkit.analysis.statistics.replication_test import (
     times_as_long,
 )
 
-ALPHA, MARGIN = 0.05, math.log1p(0.02)
+ALPHA, MARGIN = 0.05, (math.log1p(-0.02), math.log1p(0.02))
 ROOT = Path(__file__).parents[3]
 
 
@@ -63,6 +63,16 @@ def test_a_row_s_word(author, reader, word):
     assert decision.interval[0] < reader - author < decision.interval[1]
 
 
+def test_the_margin_reaches_as_far_down_in_percent_as_up():
+    """On the log scale -10 % is further from 0 than +10 %."""
+    margin = (math.log1p(-0.1), math.log1p(0.1))
+    (author, _), (reader, here) = study(-0.04), study(-0.03, seed=1)
+    limits = (math.log1p(-0.095), math.log1p(0.031))
+    one = ReplicationRow((author, reader), effect_change(author, reader), limits, here, margin)
+    assert one.claims_none
+    assert decide_replication([one], ALPHA)[0].word.value == "replicated"
+
+
 def test_noise_leaves_a_row_undecided_and_says_how_long_it_would_take():
     found = [decide_replication([row(0.2, 0.2, noise=noise)], ALPHA)[0] for noise in (0.05, 0.1)]
     assert [one.word.value for one in found] == ["not decided"] * 2
@@ -80,12 +90,12 @@ def test_rows_are_adjusted_as_one_family():
 
 def test_the_region_comes_from_the_interval_and_the_margin_and_leaves_half_of_the_effect_out():
     author, _ = study(0.5, noise=1e-9)
-    assert region_of(author, (0.45, 0.55), MARGIN) == pytest.approx(0.05 + MARGIN)
+    assert region_of(author, (0.45, 0.55), MARGIN) == pytest.approx(0.05 + MARGIN[1])
     half = 0.5 - math.log1p(math.expm1(0.5) / 2)
     assert region_of(author, (0.1, 0.9), MARGIN) == pytest.approx(half)
     loss, _ = study(-0.5, noise=1e-9)
     assert region_of(loss, (-0.9, -0.1), MARGIN) == pytest.approx(0.25)
-    assert region_of(author, (-0.01, 0.01), MARGIN) == MARGIN
+    assert region_of(author, (-0.01, 0.01), MARGIN) == MARGIN[1]
     noisy, _ = study(0.5, noise=0.1)
     assert times_as_long(noisy, noisy, 0.02, ALPHA, is_equal=False) == math.inf
     assert 1 < times_as_long(noisy, noisy, 0.02, ALPHA, is_equal=True) < math.inf
