@@ -1,8 +1,8 @@
 """``python -m labkit.serve engine=paged model=...``: serve a model over the OpenAI API.
 
 This process validates the config and then replaces itself with :mod:`labkit.server`, which runs in
-a worker's environment. Exit codes: 0 if a signal ended the server, 2 for an invalid command (one
-line on stderr), 130 if ctrl-C was pressed before the server was ready.
+a worker's environment. Exit codes: 0 if a signal ended the server, 1 if its engine failed, 2 for an
+invalid command (one line on stderr), 130 if ctrl-C was pressed before the server was ready.
 """
 
 from __future__ import annotations

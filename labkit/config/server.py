@@ -64,7 +64,8 @@ class Server(Group, place="server"):
     )
     max_output_tokens: int | None = option(
         None,
-        "Maximum and default of a request's max_tokens; more is refused (400).",
+        "Maximum of a request's max_tokens, and its default except for /v1/completions (16); more "
+        "is refused (400).",
         ge=1,
         unit=TOKENS,
         null_means="what the context leaves after the prompt",

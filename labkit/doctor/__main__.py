@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body(options: argparse.Namespace) -> None:
         console = _console(sys.stdout)
         if options.engine is not None:
+            if options.machine is not None or options.fraction is not None:
+                parser.error("--machine and --fraction are not for --engine")
             _show_engine(console, options.engine, options.overrides)
         elif options.overrides:
             parser.error(f"{options.overrides[0]}: overrides need --engine NAME")

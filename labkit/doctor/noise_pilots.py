@@ -69,7 +69,8 @@ class Pilot:
         from labkit.experiment.compose.cell_composer import to_cell
 
         study_composer.register()
-        command = hydra_arguments.Command((), (*common, *overrides), multirun=False)
+        words = [*common, *map(hydra_arguments.read_override, overrides)]
+        command = hydra_arguments.Command((), tuple(words), multirun=False)
         (composed,) = study_composer.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)

@@ -13,12 +13,16 @@ Percentiles = Mapping[str, float]  # such as {"p50": 1.2, "p99": 3.4}
 
 
 class RequestNote(TypedDict, total=False):
-    """One served request. Latencies count from ``arrived_ms``, else from ``submitted_ms``."""
+    """One served request. Latencies count from ``arrived_ms``, else from ``submitted_ms``.
+
+    ``queued_ms`` is the part in which the client waited for a place among ``concurrency``.
+    """
 
     id: str
     prompt_tokens: int
     output_tokens: int
     arrived_ms: float
+    queued_ms: float
     submitted_ms: float
     admitted_ms: float | None
     ttft_ms: float

@@ -137,7 +137,18 @@ def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
             requests = case.known_notes.get("requests")
             if requests and record.outcome in MEASURED_OUTCOMES:
                 traffic = case.known_notes.get("traffic") or {}
-                yield _vllm_run(number, record, arms[record.arm], requests, traffic)
+                sent = [_from_sending(request) for request in requests]
+                yield _vllm_run(number, record, arms[record.arm], sent, traffic)
+
+
+def _from_sending(request: RequestNote) -> RequestNote:
+    """Return a request without its wait for a place among ``concurrency``, as vLLM times it."""
+    wait_ms = request.get("queued_ms", 0.0)
+    return {
+        **request,
+        "ttft_ms": request["ttft_ms"] - wait_ms,
+        "e2e_ms": request["e2e_ms"] - wait_ms,
+    }
 
 
 def _vllm_run(
@@ -148,8 +159,7 @@ def _vllm_run(
     name = model.get("path") or model.get("name")
     inputs = [int(r["prompt_tokens"]) for r in requests]
     outputs = [int(r["output_tokens"]) for r in requests]
-    # A latency begins at the arrival; in older records and closed loops, when a request is sent.
-    starts = [r.get("arrived_ms", r["submitted_ms"]) / 1e3 for r in requests]
+    starts = [r["submitted_ms"] / 1e3 for r in requests]
     ends = [start + r["e2e_ms"] / 1e3 for start, r in zip(starts, requests, strict=True)]
     unserved = traffic.get("refused", 0) + traffic.get("failed", 0)
     duration = max(ends) - min(starts)

@@ -427,6 +427,30 @@ def test_the_vllm_export_has_its_fields_and_definitions(study, capsysbinary):
     assert run["mean_tpot_ms"] == pytest.approx(tpot)
 
 
+def test_the_vllm_export_leaves_out_the_wait_for_a_place(make_cell, capsysbinary):
+    """vLLM's client starts a request's clock after its limit on concurrency."""
+
+    def waited(record):
+        (case,) = record.cases
+        requests = [
+            {
+                **request,
+                "arrived_ms": request["submitted_ms"] - 100.0,
+                "queued_ms": 100.0,
+                "ttft_ms": request["ttft_ms"] + 100.0,
+                "e2e_ms": request["e2e_ms"] + 100.0,
+            }
+            for request in case.notes["requests"]
+        ]
+        notes = {**case.notes, "requests": requests}
+        return replace(record, cases=(replace(case, notes=notes),))
+
+    cells = make_cell("a/cell", requests=True), make_cell("b/cell", requests=True, change=waited)
+    sent, queued = (json.loads(printed(capsysbinary, cell, "vllm"))[0] for cell in cells)
+    for key in ("start_times", "ttfts", "mean_e2el_ms", "duration"):
+        assert queued[key] == pytest.approx(sent[key]), key
+
+
 def test_the_github_export_has_its_fields(study, capsysbinary):
     entries = json.loads(printed(capsysbinary, study / "kernel", "github"))
     assert {e["name"] for e in entries} == {
