@@ -352,6 +352,8 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
         (lambda: Ablation(arms={"on": {}}), "ablation.arms.on"),
         (lambda: Ablation(arms={"a b": {}}), "'a b' is not a valid name"),
+        (lambda: Ablation(arms={"我" * 51: {}}), "must have at most 150 bytes"),
+        (lambda: from_plain(Arrivals, {"rate": 10**400}), "rate: is too large for a number"),
         (lambda: Ablation(arms={"a": 3}), "ablation.arms.a"),
         (lambda: Ablation(arms={"a": {}}, baseline="b"), "ablation.baseline=b"),
         (lambda: Ablation(metric=3), "ablation.metric=3: must be the name of a metric"),

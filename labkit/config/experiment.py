@@ -18,6 +18,7 @@ from labkit.config.workload import Workload
 from labkit.records.metric_registry import OUTPUTS, metric_names
 
 CONTROL = "control"
+MAX_NAME_BYTES = 150  # of an arm: files are named by it
 NAME_SIGNS = "_-.=,"  # in an arm's name; a swept arm is named order=a,threads=2
 YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 
@@ -131,6 +132,10 @@ class Ablation(Group, place="ablation"):
                 and all(c.isalnum() or c in NAME_SIGNS for c in arm)
                 and arm[0] not in ".-",
                 f"ablation.arms: {arm!r} is not a valid name (letters, digits, '_', '-', '.')",
+            )
+            require(
+                len(arm.encode()) <= MAX_NAME_BYTES,
+                f"ablation.arms.{arm}: the name must have at most {MAX_NAME_BYTES} bytes",
             )
             require(
                 arm.lower() not in YAML_KEYWORDS,

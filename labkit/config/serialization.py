@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import typing
 from enum import Enum
 from types import NoneType, UnionType
@@ -97,6 +98,7 @@ def _build(kind: Any, data: Any, where: str, known: dict[int, Any]) -> Any:
             known[id(data)] = group
         return group
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        require(abs(data) <= sys.float_info.max, f"{where}: is too large for a number")
         return float(data)
     wrong = isinstance(data, bool) and kind in (int, float)
     require(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield the runs. Lines of the same arm and run (and case) are repeats within the run."""
     header = _header(document)
     columns = {name: _column(name, file) for name in header if name not in OWN}
+    named = Counter(name for name, _, _ in columns.values())
+    twice = [name for name in header if header.count(name) > 1]
+    twice += [name for name, count in named.items() if count > 1]
+    if twice:
+        raise ResultFileError(f"{file}: two columns are named {twice[0]!r}")
     if not columns:
         raise ResultFileError(f"{file}: it has no column of a metric, such as latency:ms:lower")
     runs: dict[tuple[str, str], list[Mapping[str, str]]] = {}

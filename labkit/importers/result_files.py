@@ -16,6 +16,7 @@ from labkit.importers import (
     vllm_sglang_bench,
 )
 from labkit.importers.imported_run import ImportedRun, ResultFileError
+from labkit.machine.exception_text import one_line_with_type
 
 FORMATS = (
     *vllm_sglang_bench.FORMATS,
@@ -61,7 +62,12 @@ def _read_file(file: Path) -> list[ImportedRun]:
     if known is None:
         tools = ", ".join(one.tool for one in FORMATS)
         raise ResultFileError(f"{file}: it is not a result of a tool that labkit reads ({tools})")
-    return list(known.read(document, file))
+    try:
+        return list(known.read(document, file))
+    except (TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError) as error:
+        raise ResultFileError(
+            f"{file}: it is not as {known.tool} writes it ({one_line_with_type(error)})"
+        ) from None
 
 
 def _document(text: str, file: Path) -> Any:

@@ -7,14 +7,17 @@ processes may build the same entry at the same time, and no process ever reads a
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
+ABANDONED_S = 600.0  # an older folder without a lock: processes of earlier versions take none
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The list that ``recorded_entries`` has yielded in this context; None outside of it.
 _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
@@ -90,12 +93,15 @@ def building_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, and rename it to ``path`` when the context ends.
 
     If another process has created ``path`` meanwhile, that folder stays and the new one is removed.
-    Both have the same content, because entries are named by what they are built from.
+    Both have the same content, because entries are named by what they are built from. What a killed
+    process left of the same entry is removed.
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         temporary = _temporary(path)
         temporary.mkdir()
+    lock = _lock(temporary)
     try:
         with full_disk_named(path):
             yield temporary
@@ -111,6 +117,33 @@ def building_directory(path: Path) -> Iterator[Path]:
                 _record(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders of ``path`` that no living process builds in."""
+    prefix = f".{path.name[:80]}-"
+    for left in path.parent.iterdir():
+        if not left.name.startswith(prefix) or not left.is_dir():
+            continue
+        with suppress(OSError):
+            is_old = time.time() - left.stat().st_mtime > ABANDONED_S
+            lock = _lock(left) if is_old else None
+            if lock is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that locks a folder; None if it is locked, or the file system cannot."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def entry_bytes(path: Path) -> int:

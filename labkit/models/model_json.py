@@ -74,6 +74,8 @@ def max_context(config: Mapping[str, Any]) -> int | None:
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if not (isinstance(original, int) and isinstance(factor, int | float)):
         return context
+    if not (original < 1 << 40 and abs(factor) < 1 << 20):  # also of NaN
+        return context
     return max(context, int(original * factor))
 
 

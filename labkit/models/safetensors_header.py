@@ -64,7 +64,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ValueError("is not a safetensors file") from None
     if 8 + length + end > size:

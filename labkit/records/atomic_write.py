@@ -26,3 +26,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)  # writing to an open file names none
         raise
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a temporary file beside ``path``, sync it and rename it to ``path``.
+
+    Raises ``OSError``; ``path`` is then unchanged.
+    """
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

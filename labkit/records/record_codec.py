@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.records.atomic_write import atomic_write
+from labkit.records.atomic_write import write_synced
 from labkit.records.record_digests import check_digest
 from labkit.records.record_schema import (
     OLDER_VERDICTS,
@@ -111,17 +110,6 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
 def to_bytes(data: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
     """Return an object as the bytes of a JSON file; raises ``ValueError`` for NaN or infinity."""
     return (json.dumps(data, allow_nan=False, indent=indent) + "\n").encode()
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a temporary file beside ``path``, sync it and rename it to ``path``.
-
-    Raises ``OSError``; ``path`` is then unchanged.
-    """
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

@@ -16,7 +16,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from labkit.records.atomic_write import atomic_write
+from labkit.records.atomic_write import write_synced
 from labkit.records.record_schema import RecordError
 from labkit.records.study_archive import StudyPath
 
@@ -53,8 +53,7 @@ def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
     name = path.relative_to(cell_dir).as_posix()
     digests = {**read_digests(cell_dir), name: hashlib.sha256(content).hexdigest()}
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
-    with atomic_write(cell_dir / DIGESTS_FILE) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    write_synced(cell_dir / DIGESTS_FILE, text.encode())
 
 
 def check_digest(path: StudyPath, content: bytes, digest: str | None) -> None:

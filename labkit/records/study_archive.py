@@ -156,6 +156,12 @@ class StudyArchive:
                 f"{where}: {info.filename!r} must be a regular file that is stored or deflated and "
                 "not encrypted",
             )
+            # A cell's xz has limits of its own once it is read, so it may not unpack before.
+            packed = info.compress_size if self._is_cell(info.filename) else MAX_CELL_BYTES
+            require(
+                info.file_size <= packed,
+                f"{where}: {info.filename!r} is deflated, or has over {MAX_CELL_BYTES >> 20} MiB",
+            )
 
     @cached_property
     def files(self) -> Mapping[str, zipfile.ZipInfo]:

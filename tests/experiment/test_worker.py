@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import subprocess
 import sys
 import time
@@ -372,6 +373,23 @@ def test_a_child_that_ends_late_is_waited_for_without_an_absolute_sleep(tmp_path
             [sys.executable, "-S", "-c", code], environment={}, log=log, timeout_s=timeout_s
         )
         assert ending.timed_out is not ended and (ending.code == 7) is ended
+
+
+def test_time_in_which_the_parent_was_suspended_is_not_a_child_s(tmp_path, monkeypatch):
+    """As after ctrl-Z: the clock has gone on, and nobody looked at the child."""
+    wait, clock, jumps, ahead = select.select, time.monotonic, iter([1000.0]), [0.0]
+
+    def suspended(*arguments):
+        ahead[0] += next(jumps, 0.0)
+        return wait(*arguments)
+
+    monkeypatch.setattr(select, "select", suspended)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + ahead[0])
+    code = "import os, sys, time; time.sleep(0.1); sys.exit(7)"
+    ending = child_process.run(
+        [sys.executable, "-S", "-c", code], environment={}, log=tmp_path / "log", timeout_s=60.0
+    )
+    assert not ending.timed_out and ending.code == 7
 
 
 def test_no_record_is_written_if_the_parent_died_during_the_run(tmp_path, monkeypatch):

@@ -275,6 +275,9 @@ BROKEN = [
     ("arm,run,latency:ms:lower\nx,1,nan\n", "latency:ms:lower: is nan, not a number"),
     ("arm,run,latency:ms:lower\nx,1," + "5" * 200_000, "field larger than field limit"),
     ("arm,run,time,ms:ms:lower\nx,1,1700000000000,5\n", "times must be in seconds since 1970"),
+    ("arm,run,ms:ms:lower,ms:s:lower\nx,1,5,6\n", "two columns are named 'ms'"),
+    ("arm,run,ms:ms:lower,run\nx,1,5,6\n", "two columns are named 'run'"),
+    (edited(HYPERFINE, "results.0.exit_codes", 3), "it is not as hyperfine writes it"),
     ("# started on Wed Jan  1 00:00:00 2026\n\n", "it is not a result of a tool"),  # perf, killed
     ("x" * 200_000, "it is not a result of a tool"),
 ]

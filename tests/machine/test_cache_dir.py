@@ -111,3 +111,20 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     with pytest.raises(cache_dir.CacheError, match="set LABKIT_CACHE") as error:
         cache_dir.write_file(tmp_path / "file" / "sub" / "x", b"")
     assert "\n" not in str(error.value)
+
+
+def test_what_a_killed_builder_left_is_removed_by_the_next_one(tmp_path):
+    """A folder that a living process builds in stays, however old it is."""
+    path = tmp_path / "model-0123"
+    names = (".model-0123-dead", ".model-0123-new", ".model-012345-other")
+    for name in names:
+        (tmp_path / name).mkdir()
+    for name in names[::2]:
+        os.utime(tmp_path / name, (0, 0))
+    with cache_dir.building_directory(path) as living:
+        os.utime(living, (0, 0))
+        with cache_dir.building_directory(path) as second:
+            assert living.is_dir()
+            (second / "weights").write_text("w")
+    left = {item.name for item in tmp_path.iterdir()}
+    assert left == {"model-0123", ".model-0123-new", ".model-012345-other"}

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
 from labkit.models import model_directory, model_json, resolve
-from labkit.models.safetensors_header import matrix_formats
+from labkit.models.safetensors_header import matrix_formats, read_header
 
 CONFIG = {
     "model_type": "llama",
@@ -100,6 +101,14 @@ def test_an_edited_gguf_file_is_converted_anew(tmp_path, no_cache):
     assert local(path).path != before.path and local(path).digest != before.digest
 
 
+@pytest.mark.parametrize("end", ["5", None, [1]])
+def test_a_header_whose_offsets_are_no_numbers_is_one_line(tmp_path, end):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, end]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"is (cut|not a safetensors file)"):
+        read_header(tmp_path / "m.safetensors")
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -114,6 +123,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 32, "rope_scaling": YARN}, 128),
         ({"max_position_embeddings": 32, "rope_parameters": YARN}, 128),
         ({"max_position_embeddings": 32, "rope_scaling": YARN | {"factor": None}}, 32),
+        ({"max_position_embeddings": 32, "rope_scaling": YARN | {"factor": math.inf}}, 32),
+        ({"max_position_embeddings": 32, "rope_scaling": YARN | {"factor": math.nan}}, 32),
         ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
         ({"max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 2.0}}, 32),
         ({"max_position_embeddings": None, "rope_scaling": None, "text_config": None}, None),

@@ -241,6 +241,11 @@ def test_bombs_are_refused_before_they_fill_the_memory(tmp_path, monkeypatch):
     assert len(bomb) < 1 << 15
     path = forge(tmp_path / "a.zip", [(zipfile.ZipInfo("cell.tar.xz"), bomb)])
     refused(path, "is truncated, or has more than 1 MiB")
+    deflated = zipfile.ZipInfo("cell.tar.xz")
+    deflated.compress_type = zipfile.ZIP_DEFLATED
+    refused(
+        forge(tmp_path / "d.zip", [(deflated, b"\0" * (2 << 20))]), "is deflated, or has over 1"
+    )
     monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", 1 << 20)
     zeros = zipfile.ZipInfo("zeros")
     zeros.compress_type = zipfile.ZIP_DEFLATED

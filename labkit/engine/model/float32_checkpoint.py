@@ -72,6 +72,11 @@ def _widened(weights: Weights, quantization: dict[str, Any]) -> Weights:
     for name, array in weights.items():
         path, _, leaf = name.rpartition(".")
         if path not in packed:
+            require(
+                array.dtype != np.uint32 or leaf != "weight",
+                f"engine.server: {path} has its scales in another file; its words are no numbers "
+                "without them",
+            )
             result[name] = _float32(array)
         elif leaf == "weight":
             entry = quantization.get(path)

@@ -20,6 +20,7 @@ from labkit.machine.processes.signal_names import signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
+SUSPENDED_S = 5.0  # a wait that is so much too long: this process was stopped (ctrl-Z)
 SIGNAL_S = 0.5  # for a signal of the whole job to arrive here, when it has ended a child
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between checks of a child that is about to end
 # Signals by which a cluster stops or warns a job; every process of the job gets them.
@@ -88,6 +89,7 @@ class ChildProcess:
         lifeline, self._lifeline_writer = os.pipe()
         self._done, done_writer = os.pipe()  # `_done` becomes readable when the child ends
         self._kills_before, self.started = _oom_kills(), time.monotonic()
+        self.suspended_s = 0.0  # in which this process was stopped while it waited for the child
         try:
             log.unlink(missing_ok=True)  # a link is not followed
             with open(log, "xb") as output:
@@ -124,7 +126,7 @@ class ChildProcess:
         -------
         bool
             Whether the deadline has passed. If so, the child has received SIGABRT and has had
-            time to print its traceback.
+            time to print its traceback. Time in which this process was suspended does not count.
 
         Raises
         ------
@@ -132,9 +134,14 @@ class ChildProcess:
             A signal was received.
         """
         while True:
-            timeout = max(0.0, min(ticker.due, deadline) - time.monotonic())
+            start = time.monotonic()
+            timeout = max(0.0, min(ticker.due, deadline) - start)
             readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
             signals.check()
+            suspended_s = time.monotonic() - start - timeout
+            if suspended_s > SUSPENDED_S:
+                deadline += suspended_s
+                self.suspended_s += suspended_s
             if any(fd in readable for fd in fds):
                 return False
             ending = self._done in readable or self._child.poll() is not None

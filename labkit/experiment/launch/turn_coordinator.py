@@ -126,7 +126,7 @@ class LiveWorker:
         Message
             The answer; ``("ended", None)`` if the process has ended.
         """
-        start = time.monotonic()
+        start, suspended_s = time.monotonic(), self._child.suspended_s
         fds = [self._channel.fileno()]
         timed_out = self._child.wait_or_abort(start + self._left_s, signals, ticker, fds)
         message = None if timed_out else self._channel.receive()
@@ -135,7 +135,7 @@ class LiveWorker:
             return "ended", None
         self._stop()
         now = time.monotonic()
-        self._left_s -= now - start
+        self._left_s -= now - start - (self._child.suspended_s - suspended_s)
         ticker.tick(now)
         return message
 
