@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = write_history(options.dir, options.metric)
         for sentence in page.changes:
             print(sentence)
-        print(f"{page.summary}: {options.dir / f'history-{options.metric}.html'}")
+        print(f"{page.summary}: {page.path}")
 
     return parser.run(argv, body, refused=(RecordError,))
 

@@ -107,8 +107,13 @@ def _run(options: argparse.Namespace) -> int:
     source, status = Path(sources[0]), 0
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()
-    for path in table_archives(source) if article else [source]:
-        own = out / path.name.removesuffix(ARCHIVE_SUFFIX) if article else out
+    archives = table_archives(source) if article else [source]
+    names = [path.name for path in archives]
+    for path in archives:
+        stem = path.name.removesuffix(ARCHIVE_SUFFIX)
+        if names.count(path.name) > 1:
+            stem = f"{path.parent.name}-{stem}"
+        own = out / stem if article else out
         try:
             study, reader, lines = _ready(path, own, given, options)
         except (ConfigError, RecordError) as error:

@@ -235,13 +235,17 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     for analysis in analyses:
         claim = analysis.data.arms[0].identity
         phrases = cell_phrases(analysis.cell, claim if claim in IDENTITY_CLAIMS else "none")
+        several = len({row.metric for row in analysis.cell.primary_rows}) > 1
         for row in analysis.cell.primary_rows:
             if row.skipped is not None:
                 continue
             directions.add(row.better)
             for arm, values in row.arms.items():
                 if values.n:
-                    entries.append(_github_entry(phrases, analysis.cell, row, arm, many))
+                    entry = _github_entry(phrases, row, arm)
+                    metric = f": {row.metric}" if several and row.case != "all" else ""
+                    cell = f"{analysis.cell.cell}: " if many else ""
+                    entries.append({"name": f"{cell}{row.name}{metric} [{arm}]", **entry})
     if len(directions) > 1:
         raise FormatError(
             "--format github needs metrics of one direction, but in this study smaller is better "
@@ -254,13 +258,9 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 
-def _github_entry(
-    phrases: CellPhrases, cell: Cell, row: Row, arm: str, many: bool
-) -> dict[str, Any]:
+def _github_entry(phrases: CellPhrases, row: Row, arm: str) -> dict[str, Any]:
     values, comparison = row.arms[arm], row.comparison(arm)
-    prefix = f"{cell.cell}: " if many else ""
     entry: dict[str, Any] = {
-        "name": f"{prefix}{row.name} [{arm}]",
         "unit": row.unit,
         "value": values.median,
         "range": f"IQR {magnitude_text((values.q3 or 0.0) - (values.q1 or 0.0))}",
@@ -313,6 +313,9 @@ LATEX_CHARACTERS = {
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     "−": "$-$",
     "×": r"$\times$",
     "±": r"$\pm$",

@@ -72,14 +72,14 @@ def _measured(findings: Findings) -> str:
         return f"Not decided: {_not_decided(results, baseline)}{missing}."
     where = "In the emulator" if findings.emulated else "On this machine"
     if findings.if_no_drift:
-        where = "If nothing drifted between the arms' runs,"
+        where = "If nothing drifted between the arms' runs"
     if answer is Answer.estimate:
         estimates = [one for one in results if one.word in UNDECIDED]
         where = f"Estimate only ({_reason(estimates)})"
     stated = UNDECIDED if answer is Answer.estimate else CHANGED
     if len(findings.arms) == 1:
-        colon = ":" if answer is Answer.estimate else ""
-        return f"{where}{colon} {_arm_clause(groups, baseline, stated)}{missing}."
+        sign = ":" if answer is Answer.estimate else "," if findings.if_no_drift else ""
+        return f"{where}{sign} {_arm_clause(groups, baseline, stated)}{missing}."
     arms = dict.fromkeys(group.arm for group in groups)
     clauses = [_arm_clause([g for g in groups if g.arm == arm], "", stated) for arm in arms]
     return f"{where}, against {baseline}: {'; '.join(clauses)}{missing}."

@@ -50,7 +50,8 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
     if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
         return _without_identity(analysis, overrides)  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
-        kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
+        size = ("design=", "design.runs_per_block=", *DESIGN_SIZE)
+        kept = [o for o in overrides if not o.lstrip("+~").startswith(size)]
         return _command(analysis, [*kept, "design=standard"], "run enough blocks for a verdict")
     return _more_blocks(analysis, overrides)
 
@@ -112,7 +113,7 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     else:
         return None
     kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
-    open_rows = [count_text(len(known), "undecided row")] if known else []
+    open_rows = [count_text(len(known), "undecided comparison")] if known else []
     open_rows += [count_text(len(estimates), "estimate")] if estimates else []
     far = len(needs) - len(known)
     more = f"; {far} would need far more" if known and far else ""

@@ -82,6 +82,9 @@ def short_pieces(findings: Findings) -> Pieces:
             return [Piece(full, tuple(enumerate(shorter, start=1)))]
         case Answer.nothing_to_compare:
             return _alone(findings)
+        case Answer.none if findings.out_of_memory:
+            died = join_names([arm_text(arm) for arm in findings.out_of_memory])
+            return [Piece(f"Out of memory, as claimed: {died}")]
         case Answer.none:
             return [Piece(f"No answer: {findings.cause}")]
     if findings.out_of_memory:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
+from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
 from labkit.analysis.findings.effect_wording import (
     direction_word,
@@ -145,11 +146,12 @@ def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
         blocks = count_text(one.blocks, "block")
         return f"estimate only: {arm} {effect(blocks)} ({reason})"
     evidence = _evidence(phrases, one, word in ("better", "worse", "trivial"))
+    condition = f"; {IF_NO_DRIFT}" if IF_NO_DRIFT in (reason or "") else ""
     if word in ("better", "worse"):
-        return f"{arm} {effect(evidence)}; {phrases.identity}"
+        return f"{arm} {effect(evidence)}; {phrases.identity}{condition}"
     if word == "trivial":
         inside = f"inside the margin of {phrases.margin}"
-        return f"{arm} {effect(inside, evidence)}; {phrases.identity}"
+        return f"{arm} {effect(inside, evidence)}; {phrases.identity}{condition}"
     return f"{arm}: {word}: {reason} ({evidence}); {phrases.identity}"
 
 

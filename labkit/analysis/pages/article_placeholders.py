@@ -343,7 +343,9 @@ COMPARISON_FORMATS: dict[str, Callable[[Comparison], str]] = {
     "p": lambda comparison: p_text(comparison.p),
     "adjusted_p": lambda comparison: p_text(comparison.p_adjusted),
     "sees": lambda comparison: percent_text(comparison.mde_pct).lstrip("+"),
-    "wins": lambda comparison: f"{comparison.wins} of {comparison.blocks} blocks",
+    "wins": lambda comparison: (
+        UNKNOWN if comparison.wins is None else f"{comparison.wins} of {comparison.blocks} blocks"
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import effect_phrase
 from labkit.analysis.findings.short_answer import capitalised
-from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
+from labkit.analysis.number_format import p_text, percent_text, slug, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.studies.metric_history import (
@@ -35,6 +35,11 @@ class HistoryPage:
     root: Path
     metric: str
     series: Sequence[Series]
+
+    @property
+    def path(self) -> Path:
+        """The HTML page's file; the Markdown page stands beside it."""
+        return self.root / f"history-{slug(self.metric)}.html"
 
     @property
     def summary(self) -> str:
@@ -169,6 +174,6 @@ def write_history(root: Path, metric: str) -> HistoryPage:
         A record is not valid or was edited, or no study has the metric. Nothing has been written.
     """
     page = HistoryPage(root, metric, metric_history(root, metric))
-    write_text(root / f"history-{metric}.md", page.markdown())
-    write_text(root / f"history-{metric}.html", page.html())
+    write_text(page.path.with_suffix(".md"), page.markdown())
+    write_text(page.path, page.html())
     return page

@@ -137,12 +137,15 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]:
     """Return the cells' entries in ``study.json``.
 
-    Analyse the study if the file lacks a cell, or has the words of an older version of labkit.
+    Analyse the study if the file lacks a cell or a cell's later runs, or has the words of an older
+    version of labkit.
     """
     if (study / "study.json").is_file():
         listed = Study.from_json(read_json(study / "study.json")).cells
         older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)
-        if {entry.dir for entry in listed} >= set(cells) and not older:
+        runs = {entry.dir: entry.runs for entry in listed}
+        current = all(runs.get(name) == len(record_paths(cells[name])) for name in cells)
+        if current and not older:
             return listed
     return [cell_summary(analyse(path)).entry for path in cells.values()]
 

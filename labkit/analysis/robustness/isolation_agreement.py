@@ -124,11 +124,11 @@ def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
     undetected = max(a.undetected_pct or 0.0 for a in known)
     could = f"a difference below {undetected:.1f} % could have gone undetected in some row"
     if not apart:
-        number = "the only row" if len(known) == 1 else f"all {len(known)} rows"
+        number = "the only comparison" if len(known) == 1 else f"all {len(known)} comparisons"
         return f"Separate processes agree with interleaved runs in {number} ({could})."
     worst = max(apart, key=lambda a: abs(a.difference_pct or 0.0) / (a.undetected_pct or 1.0))
     return (
-        f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} rows, "
-        f"most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % interleaved, "
-        f"{worst.separate_pct:+.1f} % in separate processes."
+        f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} "
+        f"comparisons, most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % "
+        f"interleaved, {worst.separate_pct:+.1f} % in separate processes."
     )

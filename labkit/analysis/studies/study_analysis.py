@@ -229,7 +229,8 @@ def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
     if not study_dir.is_dir():
         raise RecordError(f"{study_dir}: no such directory")
     if is_cell(study_dir):
-        return [study_dir]
+        # A cell is known by its folder's name, which the working folder "." does not have.
+        return [study_dir.resolve() if study_dir == Path() else study_dir]
     cells = [path for path in study_dir.iterdir() if is_cell(path)]
     if not cells:
         raise RecordError(f"{study_dir} has no cell (a folder with arms/ and runs/)")

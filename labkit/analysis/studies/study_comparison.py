@@ -86,8 +86,9 @@ class StudyComparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether any arm was compared in any row."""
-        return any(item.comparison.p is not None for item in self.changes)
+        """Whether any arm was compared in any row, and the studies are long enough to claim it."""
+        compared = [item.comparison for item in self.changes if item.comparison.p is not None]
+        return any(one.verdict != "estimate_only" for one in compared)
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     ]
     if detectable:
         (low, low_row), (high, high_row) = min(detectable), max(detectable)
-        text = f"Not decided in {count_text(len(detectable), 'row')}: the smallest detectable "
-        text += f"change is {magnitude_text(low)} % ({low_row})"
+        text = f"Not decided in {count_text(len(detectable), 'comparison')}: the smallest "
+        text += f"detectable change is {magnitude_text(low)} % ({low_row})"
         if len(detectable) > 1:
             text += f" to {magnitude_text(high)} % ({high_row})"
         yield f"{text}."

@@ -18,7 +18,7 @@ from labkit.analysis.document.report_parts import (
     TablePart,
     section,
 )
-from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.step_time_breakdown import (
     HOST,
@@ -85,7 +85,7 @@ def _arm_columns(arm: ArmTime) -> list[Column[str]]:
 
     return [
         column(f"{arm.arm} (µs)", lambda one: value_text(one.us)),
-        column("difference (µs)", lambda one: signed_text(one.difference_us or 0.0)),
+        column("difference (µs)", lambda one: if_known(signed_text)(one.difference_us)),
         column("interval", lambda one: interval_text(one.low_us, one.high_us)),
         column("adjusted p", lambda one: p_text(one.p_adjusted)),
     ]

@@ -460,6 +460,27 @@ def test_the_github_export_has_its_fields(study, capsysbinary):
     assert "% less time per launch" in next(e for e in entries if "seq_map" in e["name"])["extra"]
 
 
+def test_entries_of_two_metrics_of_a_case_have_names_of_their_own(make_cell, capsysbinary):
+    """The benchmark action finds an entry's history by its name."""
+
+    def second(record):
+        cases = []
+        for case in record.cases:
+            first = [m for m in case.metrics if m.primary]
+            more = [replace(m, name=f"single_{m.name}") for m in first]
+            cases.append(replace(case, metrics=(*first, *more)))
+        return replace(record, cases=tuple(cases))
+
+    entries = json.loads(printed(capsysbinary, make_cell("a/cell", change=second), "github"))
+    names = [entry["name"] for entry in entries]
+    assert len(set(names)) == len(names) >= 6
+
+
+def test_a_cell_is_reported_from_within_its_folder(make_cell, monkeypatch):
+    monkeypatch.chdir(make_cell("study/cell"))
+    assert main(["."]) == 0
+
+
 def refusal(capsys, *argv):
     assert main([str(a) for a in argv]) == 2
     captured = capsys.readouterr()
