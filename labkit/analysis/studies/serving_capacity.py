@@ -11,7 +11,8 @@ Capacity is the highest rate at which a share of requests, ``workload.capacity``
 ``workload.limits``. Every run of an arm counts its requests and those within the limits; refused
 and failed requests are outside, and so are all requests of a run that failed or that sent requests
 more slowly than they arrived. With several arms, alpha is divided among them. An arm whose count of
-tokens is unusable has no capacity within a limit on TPOT.
+tokens is unusable has no capacity within a limit on TPOT, and no arm has one while nothing may be
+claimed of one of its cells.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 data.design.alpha / len(arms),
                 counts,
                 all(map(sustained, _notes(data.records, arm.name))),
-                tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None,
+                data.withheld_reason
+                or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
             )
 
 
@@ -187,7 +189,7 @@ def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     requests = [float(note["requests"]) for note in notes]
     failed = sum(record.arm == arm and not record.ok for record in records)
     good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
-    return LoadCounts(rate, np.array(good), np.array(requests), spent or 1.0)
+    return LoadCounts(rate, np.array(good), np.array(requests), spent)
 
 
 def _limits(limits: dict[str, float | None]) -> str:

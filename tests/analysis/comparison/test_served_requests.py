@@ -170,13 +170,14 @@ def test_a_load_that_is_sent_more_slowly_than_it_arrives_is_not_sustained(traffi
     assert sustained(traffic) is expected
 
 
-def capacities(arms, records):
-    """Return the capacities of a finished cell's arms."""
+def capacities(arms, records, alpha=0.05, withheld=None):
+    """Return the capacities of a cell's arms."""
     data = SimpleNamespace(
         arms=arms,
         records=records,
         design=CellDesign.from_json({"alpha": 0.05}),
-        criteria=SimpleNamespace(alpha=0.05),
+        criteria=SimpleNamespace(alpha=alpha),
+        withheld_reason=withheld,
     )
     loads = tuple(capacity_loads(SimpleNamespace(data=data)))
     return serving_capacities([SimpleNamespace(capacities=loads)])
@@ -232,3 +233,14 @@ def test_arms_that_differ_in_their_engine_divide_alpha():
     found = capacities(arms, records)
     assert [(one.arm, one.alpha) for one in found] == [("base", 0.025), ("server", 0.025)]
     assert all("at 40 requests/s (97.5 % confidence)" in one.sentence for one in found)
+
+
+def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():
+    case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
+    records = [replace(BASE, block=block, cases=(case,)) for block in range(6)]
+    arms = [Arm("base", "baseline", {}, {"workload": LIMITED})]
+    (one,) = capacities(arms, records, alpha=0.0, withheld="6 of 9 blocks are done")
+    assert one.capacity.at_least is None and one.loads[0].share_interval(one.alpha) == (0.0, 1.0)
+    assert one.sentence == (
+        "Not decided: the capacity of base within TTFT 100 ms: 6 of 9 blocks are done."
+    )
