@@ -30,12 +30,13 @@ PLANTED = {"base": 1.0, "head": 0.83}
 PAGE = (ROOT / "docs" / "regression.md").read_text("utf-8")
 
 
-def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
+def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True, **medians):
     one = {"arm": "head", "effect_pct": 0.1, "ci_low_pct": low, "ci_high_pct": high}
     one |= {"p_adjusted": 0.5, "verdict": verdict, "reason": reason}
     control = {**one, "arm": "control", "verdict": "worse"}
     row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
-    row |= {"primary": primary, "skipped": None, "arms": {"base": {"median": 1234.5}}}
+    row |= {"primary": primary, "skipped": None}
+    row["arms"] = {arm: {"median": x} for arm, x in {"base": 1234.5, **medians}.items()}
     return planted_cell([{**row, "comparisons": [one, control]}])
 
 
@@ -57,6 +58,10 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
         (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "worse", "primary": False}),
+        (1, {"verdict": "computed", "better": "lower", "base": 4.0, "head": 5.0}),
+        (0, {"verdict": "computed", "better": "lower", "base": 0.0, "head": 0.0}),
+        (125, {"verdict": "computed", "better": "lower", "base": None, "head": 5.0}),
+        (125, {"verdict": "computed", "better": "lower", "base": 5.0, "head": None}),
     ],
 )
 def test_the_outcome_of_a_row(expected, facts):

@@ -81,7 +81,8 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
     """Return pyperf's JSON (format version 1.0): one run per process, with repeats as values.
 
-    Raises ``FormatError`` if no metric is a time.
+    A benchmark is one metric of a case, since a case may have several times. Raises ``FormatError``
+    if no metric is a time.
     """
     runs_by_name: dict[str, list[dict[str, Any]]] = {}
     for analysis in analyses:
@@ -91,8 +92,9 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
                 for metric in case.metrics:
                     if metric.unit not in SECONDS_PER_UNIT or min(metric.repeats) <= 0:
                         continue
-                    benchmark = case.case if case.case != "all" else metric.name
-                    runs = runs_by_name.setdefault(f"{cell}{benchmark} [{record.arm}]", [])
+                    of_case = f"{case.case}: " if case.case != "all" else ""
+                    name = f"{cell}{of_case}{metric.name} [{record.arm}]"
+                    runs = runs_by_name.setdefault(name, [])
                     scale = SECONDS_PER_UNIT[metric.unit]
                     values = [x * scale for x in metric.repeats]
                     runs.append({"metadata": {"date": _date(record)}, "values": values})

@@ -66,8 +66,13 @@ def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
 
 
 def _computed_outcome(row: Row, one: Comparison) -> Outcome:
-    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
-    base, head = (row.median(arm) or 0.0 for arm in (one.baseline, one.arm))
+    """Return the outcome of a row whose values have no noise: the slightest loss counts.
+
+    A row that one of the arms does not report is undecided.
+    """
+    base, head = row.median(one.baseline), row.median(one.arm)
+    if base is None or head is None:
+        return Outcome.undecided
     worse = head < base if row.better == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import templates
 from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.effect_wording import effect_phrase
+from labkit.analysis.findings.effect_wording import amount_text, effect_phrase
 from labkit.analysis.findings.short_answer import capitalised
 from labkit.analysis.number_format import p_text, percent_text, slug, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
@@ -25,7 +26,7 @@ from labkit.analysis.studies.metric_history import (
     metric_history,
 )
 from labkit.config import count_text
-from labkit.records.metric_registry import metric_definition
+from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ NOTE = (
 def change_text(series: Series, change: SeriesChange) -> str:
     """Return a change's size, the studies around it, and the change of the probe."""
     before, after = series.points[change.index - 1], series.points[change.index]
-    metric = metric_definition(series.metric, series.unit)
-    how = effect_phrase(metric, [change.percent], base=change.before)
+    how = _change_phrase(metric_definition(series.metric, series.unit), change)
     probe = "the machine has no probe"
     if change.probe_percent is not None:
         probe = f"the time of the machine's probe changed by {percent_text(change.probe_percent)}"
@@ -102,6 +102,18 @@ def change_text(series: Series, change: SeriesChange) -> str:
         f"{how} after a change between {_place(before)} and {_place(after)} "
         f"(p {p_text(change.p)}); {probe}"
     )
+
+
+def _change_phrase(metric: MetricDefinition, change: SeriesChange) -> str:
+    """Return a change's size: in the metric's unit where it has no percentage."""
+    if change.percent is not None:
+        return effect_phrase(metric, [change.percent], base=change.before)
+    differences = [change.after - change.before]
+    effects = [math.copysign(math.inf, differences[0])]
+    if not metric.words.in_unit:
+        return effect_phrase(metric, effects, differences=differences)
+    amount = amount_text(metric, effects, differences=differences)
+    return effect_phrase(metric, effects, amount=amount)
 
 
 def _place(point: HistoryPoint) -> str:

@@ -65,10 +65,15 @@ def _compare_isolations(
 def compare_effects(
     case: str, arm: str, interleaved: Comparison | None, separate: Comparison | None
 ) -> IsolationAgreement | None:
-    """Compare an arm's effects under two designs; None if one of them has no effect."""
+    """Compare an arm's effects under two designs; None if one of them has no log ratio.
+
+    It has none without an effect, or where a goodput of 0 makes the effect or a limit -100 %.
+    """
     if interleaved is None or separate is None:
         return None
     if interleaved.effect_pct is None or separate.effect_pct is None:
+        return None
+    if min(*interleaved.known_pct, *separate.known_pct) <= -100:
         return None
     one, other = to_log_ratio(interleaved.effect_pct), to_log_ratio(separate.effect_pct)
     undetected = None
@@ -115,6 +120,11 @@ def isolation_sentence(analysis: CellAnalysis) -> str | None:
 
 def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
     """Return a sentence on whether the two designs agree."""
+    if not agreements:
+        return (
+            "Separate processes: no effect can be compared with that of interleaved runs (one is "
+            "unknown, or reaches -100 %)."
+        )
     known = [a for a in agreements if a.undetected_pct is not None and a.difference_pct is not None]
     if not known:
         return (

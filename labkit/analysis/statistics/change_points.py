@@ -3,12 +3,12 @@
 The statistic of a split is the sum of squares that two means explain beyond one mean. The statistic
 of a series is the largest over all splits. If nothing changed, all orders of the values are equally
 likely. So the p-value is the share of orders whose statistic is at least as large as the observed
-one: exact for up to 8 values, Monte Carlo otherwise (Phipson and Smyth, 2010). A segment is split
-at its largest statistic if p is at most alpha times the segment's share of the series (binary
-segmentation, Vostrikova, 1981). The levels of all segments without a change add up to at most
-alpha, which bounds the probability that any of them is split. Finally, every split is tested again
-between its neighbours, and moved or removed. Unlike a penalised segmentation (PELT, as in
-ruptures), this method has nothing to tune.
+one: exact for up to 8 values, Monte Carlo otherwise (Phipson and Smyth, 2010), with so many orders
+that p can be as small as half of its level. A segment is split at its largest statistic if p is at
+most alpha times the segment's share of the series (binary segmentation, Vostrikova, 1981). The
+levels of all segments without a change add up to at most alpha, which bounds the probability that
+any of them is split. Finally, every split is tested again between its neighbours, and moved or
+removed. Unlike a penalised segmentation (PELT, as in ruptures), this method has nothing to tune.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 MIN_SEGMENT = 2  # values on either side of a split: one outlier is no change of the level
 MAX_ENUMERATED = 8  # values whose orders are enumerated (40,320)
-DRAWS = 9_999
+DRAWS = 9_999  # orders that are drawn at a time
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def change_points(values: Floats, alpha: float) -> list[ChangePoint]:
     """Return the change points of a series in their order.
 
     ``values``: float64 [n], in order of time. ``alpha``: upper bound of the probability that any
-    segment without a change is split. The Monte Carlo orders depend on the length alone.
+    segment without a change is split. The Monte Carlo orders are seeded with the length.
     """
     rng = np.random.default_rng([0, len(values)])
     level_per_value = alpha / max(1, len(values))
@@ -92,12 +92,15 @@ def _change(
     level = level_per_value * len(values)
     if len(values) < 2 * MIN_SEGMENT or _smallest_p(len(values)) > level:
         return None
-    index, p = _largest_split(values, rng)
+    index, p = _largest_split(values, level, rng)
     return ChangePoint(start + index, p) if p <= level else None
 
 
-def _largest_split(values: Floats, rng: np.random.Generator) -> tuple[int, float]:
-    """Return the index of a series' split with the largest statistic, and the p-value."""
+def _largest_split(values: Floats, level: float, rng: np.random.Generator) -> tuple[int, float]:
+    """Return the index of a series' split with the largest statistic, and the p-value.
+
+    Drawing ends early once p must exceed ``level``; such a p says no more than that.
+    """
     centred = values - values.mean()
     observed = _statistics(centred[None, :])[0]
     place, n = int(observed.argmax()), len(values)
@@ -105,10 +108,14 @@ def _largest_split(values: Floats, rng: np.random.Generator) -> tuple[int, float
     if n <= MAX_ENUMERATED:
         orders = np.array(list(permutations(centred)))
         p = float((_statistics(orders).max(axis=1) >= least).mean())
-    else:
+        return MIN_SEGMENT + place, p
+    reached = drawn = 0
+    needed = max(DRAWS, math.ceil(2 / level))
+    while drawn < needed and 1 + reached <= level * (1 + needed):
         orders = rng.permuted(np.broadcast_to(centred, (DRAWS, n)), axis=1)
-        p = float((1 + (_statistics(orders).max(axis=1) >= least).sum()) / (1 + DRAWS))
-    return MIN_SEGMENT + place, p
+        reached += int((_statistics(orders).max(axis=1) >= least).sum())
+        drawn += DRAWS
+    return MIN_SEGMENT + place, (1 + reached) / (1 + drawn)
 
 
 def _statistics(orders: Floats) -> Floats:

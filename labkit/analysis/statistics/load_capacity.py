@@ -32,9 +32,9 @@ class LoadCounts:
     """The requests of each run at one rate (requests/s), and those within the limits.
 
     ``good`` and ``requests`` are float64 [runs]. ``spent``: the part of alpha that the look spends
-    at which the runs ended; 1 without looks. The tests of a rate at all its looks err with
-    probability alpha, so the sequences below hold. Raises ``ValueError`` if the arrays differ in
-    length, a run has no request, or ``good`` exceeds ``requests``.
+    at which the runs ended; 1 without looks, 0 while nothing may be claimed. The tests of a rate at
+    all its looks err with probability alpha, so the sequences below hold. Raises ``ValueError`` if
+    the arrays differ in length, a run has no request, or ``good`` exceeds ``requests``.
     """
 
     rate: float
@@ -66,10 +66,10 @@ class LoadCounts:
 def share_interval(good: Floats, total: Floats, alpha: float) -> tuple[float, float]:
     """Return the interval of a share; each limit errs with probability ``alpha / 2``.
 
-    It is (0, 1) with fewer than ``MIN_RUNS`` runs. ``good``, ``total``: what counts in each run,
-    and everything of the run, float64 [runs].
+    It is (0, 1) with fewer than ``MIN_RUNS`` runs, and if ``alpha`` is 0. ``good``, ``total``: what
+    counts in each run, and everything of the run, float64 [runs].
     """
-    if len(good) < MIN_RUNS:
+    if len(good) < MIN_RUNS or alpha <= 0:
         return 0.0, 1.0
     number, share = _effective_number(good, total, alpha), float(good.sum() / total.sum())
     part = share * number

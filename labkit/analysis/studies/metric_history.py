@@ -57,16 +57,23 @@ class HistoryPoint:
 class SeriesChange:
     """A change of a series' level between points ``index - 1`` and ``index``.
 
-    ``before`` is the median of the segment before the change, in the metric's unit. ``percent``
-    is the change of the median in percent. ``probe_percent`` is the change of the machine's probe
-    in percent, or None if there is no probe.
+    ``before`` and ``after`` are the medians of the segments around the change, in the metric's
+    unit. ``probe_percent`` is the change of the machine's probe in percent, or None if there is no
+    probe.
     """
 
     index: int
     p: float
     before: float
-    percent: float
+    after: float
     probe_percent: float | None
+
+    @property
+    def percent(self) -> float | None:
+        """The change of the median in percent; None from 0, and from or to a value below 0."""
+        if self.after == self.before:
+            return 0.0
+        return 100 * (self.after / self.before - 1) if self.before > 0 <= self.after else None
 
 
 @dataclass(frozen=True)
@@ -236,7 +243,7 @@ def _with_changes(series: Series, alpha: float) -> Series:
                 change.index,
                 change.p,
                 float(median(values[before])),
-                _percent(list(values[before]), list(values[after])) or 0.0,
+                float(median(values[after])),
                 _percent(probes[before], probes[after]),
             )
         )
@@ -244,7 +251,7 @@ def _with_changes(series: Series, alpha: float) -> Series:
 
 
 def _percent(before: Sequence[float | None], after: Sequence[float | None]) -> float | None:
-    """Return the change of the median in percent, or None if any value is None or 0."""
+    """Return the change of the probe's median in percent, or None if any value is None or 0."""
     known = [[value for value in part if value] for part in (before, after)]
     if not all(known) or [*map(len, known)] != [len(before), len(after)]:
         return None

@@ -11,7 +11,8 @@ Capacity is the highest rate at which a share of requests, ``workload.capacity``
 ``workload.limits``. Every run of an arm counts its requests and those within the limits; refused
 and failed requests are outside, and so are all requests of a run that failed or that sent requests
 more slowly than they arrived. With several arms, alpha is divided among them. An arm whose count of
-tokens is unusable has no capacity within a limit on TPOT.
+tokens is unusable has no capacity within a limit on TPOT, and no arm has one while nothing may be
+claimed of one of its cells.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ServingCapacity:
     def _answer(self) -> str:
         low, high, about = self.capacity.at_least, self.capacity.below, self.capacity.estimate
         kept = f"{100 * self.target:g} % of requests within {self.limits}"
-        confidence = f"({100 * (1 - self.alpha):g} % confidence)"
+        confidence = f"({100 * (1 - self.alpha):.4g} % confidence)"
         if low is None and high is None:
             return f"Not decided: at which of these rates {self.arm} keeps {kept} {confidence}."
         if low is None:
@@ -89,7 +90,7 @@ class ServingCapacity:
 class CapacityLoad:
     """An arm of one cell whose workload sets ``workload.capacity``: what its capacity is made of.
 
-    ``rest``: as in :class:`ArmLoad`. ``alpha``: the cell's.
+    ``rest``: as in :class:`ArmLoad`. ``alpha``: the arm's share of the cell's.
     """
 
     arm: str
@@ -105,9 +106,10 @@ class CapacityLoad:
 def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
     """Yield the arms of a cell that count towards a capacity."""
     data = analysis.data
-    for arm in data.arms:
+    arms = [arm for arm in data.arms if arm.role != "control"]
+    for arm in arms:
         workload = arm.config.get("workload", {})
-        if workload.get("capacity") is None or arm.role == "control":
+        if workload.get("capacity") is None:
             continue
         load, rest = load_of(arm.config)
         counts = None if load is None else _counts(analysis, arm.name, load[1])
@@ -117,10 +119,11 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 rest,
                 workload["capacity"] / 100,
                 _limits(workload["limits"]),
-                data.design.alpha,
+                data.design.alpha / len(arms),
                 counts,
                 all(map(sustained, _notes(data.records, arm.name))),
-                tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None,
+                data.withheld_reason
+                or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
             )
 
 
@@ -130,14 +133,11 @@ def serving_capacities(cells: Sequence[CellSummary]) -> list[ServingCapacity]:
     for cell in cells:
         for one in cell.capacities:
             groups.setdefault((one.rest, one.arm), []).append(one)
-    return [
-        _capacity(loads, sum(other[0] == rest for other in groups))
-        for (rest, _), loads in groups.items()
-    ]
+    return list(map(_capacity, groups.values()))
 
 
-def _capacity(cells: Sequence[CapacityLoad], num_arms: int) -> ServingCapacity:
-    alpha, last = min(one.alpha for one in cells) / num_arms, cells[-1]
+def _capacity(cells: Sequence[CapacityLoad]) -> ServingCapacity:
+    alpha, last = min(one.alpha for one in cells), cells[-1]
     by_rate = sorted(cells, key=lambda one: one.counts.rate)
     loads = tuple(one.counts for one in by_rate)
     unsustained = tuple(one.counts.rate for one in by_rate if not one.is_sustained)
@@ -165,7 +165,7 @@ def rate_is_decided(analysis: CellAnalysis) -> bool | None:
     None if the cell's workload has no such target.
     """
     arms = [arm for arm in analysis.data.arms if arm.role != "control"]
-    alpha, decided = analysis.data.design.alpha / max(1, len(arms)), list[bool]()
+    alpha, decided = analysis.data.design.alpha / len(arms), list[bool]()
     for arm in arms:
         target = arm.config.get("workload", {}).get("capacity")
         load, _ = load_of(arm.config)
@@ -189,7 +189,7 @@ def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     requests = [float(note["requests"]) for note in notes]
     failed = sum(record.arm == arm and not record.ok for record in records)
     good, requests = good + [0.0] * failed, requests + [max(requests)] * failed
-    return LoadCounts(rate, np.array(good), np.array(requests), spent or 1.0)
+    return LoadCounts(rate, np.array(good), np.array(requests), spent)
 
 
 def _limits(limits: dict[str, float | None]) -> str:

@@ -35,7 +35,7 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
 
 
 def _note(capacities: Sequence[ServingCapacity]) -> str:
-    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):g} %"
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):.4g} %"
     return (
         f"The capacity's interval has {confidence} confidence, for these requests and arrival "
         "times on this machine, if the share does not rise with the rate. Each run is one sample, "

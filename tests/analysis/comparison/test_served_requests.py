@@ -170,6 +170,19 @@ def test_a_load_that_is_sent_more_slowly_than_it_arrives_is_not_sustained(traffi
     assert sustained(traffic) is expected
 
 
+def capacities(arms, records, alpha=0.05, withheld=None):
+    """Return the capacities of a cell's arms."""
+    data = SimpleNamespace(
+        arms=arms,
+        records=records,
+        design=CellDesign.from_json({"alpha": 0.05}),
+        criteria=SimpleNamespace(alpha=alpha),
+        withheld_reason=withheld,
+    )
+    loads = tuple(capacity_loads(SimpleNamespace(data=data)))
+    return serving_capacities([SimpleNamespace(capacities=loads)])
+
+
 @pytest.mark.parametrize(
     ("change", "at_least"),
     [
@@ -199,15 +212,35 @@ def test_the_capacity_counts_no_run_that_failed_or_was_not_sustained(change, at_
                 outcome="ok" if block % 2 else outcome, detail=detail, notes=notes)
         for block in range(6)
     ]  # fmt: skip
-    data = SimpleNamespace(
-        arms=[Arm("base", "baseline", {}, {"workload": workload})],
-        records=records,
-        design=CellDesign.from_json({"alpha": 0.05}),
-        criteria=SimpleNamespace(alpha=change.pop("alpha", 0.05)),
-    )
-    loads = tuple(capacity_loads(SimpleNamespace(data=data)))
-    (one,) = serving_capacities([SimpleNamespace(capacities=loads)])
+    (one,) = capacities([Arm("base", "baseline", {}, {"workload": workload})], records)
     assert one.capacity.at_least == at_least and len(one.loads[0].good) == 6
     assert (one.cause is not None) == ("Not decided: the capacity of base" in one.sentence)
     slow = "Not sustained: the load at 40 requests/s." in one.sentence
     assert slow is ("sent_per_s" in change)
+
+
+LIMITED = {"capacity": 90.0, "arrivals": {"rate": 40.0}, "limits": {"ttft_ms": 100.0}}
+
+
+def test_arms_that_differ_in_their_engine_divide_alpha():
+    roles = {"base": "baseline", "server": "arm", "control": "control"}
+    arms = [
+        Arm(name, role, {}, {"workload": LIMITED, "engine": {"name": name}})
+        for name, role in roles.items()
+    ]
+    case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
+    records = [replace(run(arm, block=i), cases=(case,)) for arm in roles for i in range(6)]
+    found = capacities(arms, records)
+    assert [(one.arm, one.alpha) for one in found] == [("base", 0.025), ("server", 0.025)]
+    assert all("at 40 requests/s (97.5 % confidence)" in one.sentence for one in found)
+
+
+def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():
+    case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
+    records = [replace(BASE, block=block, cases=(case,)) for block in range(6)]
+    arms = [Arm("base", "baseline", {}, {"workload": LIMITED})]
+    (one,) = capacities(arms, records, alpha=0.0, withheld="6 of 9 blocks are done")
+    assert one.capacity.at_least is None and one.loads[0].share_interval(one.alpha) == (0.0, 1.0)
+    assert one.sentence == (
+        "Not decided: the capacity of base within TTFT 100 ms: 6 of 9 blocks are done."
+    )

@@ -406,13 +406,33 @@ def test_pyperf_loads_its_export(study, capsysbinary, tmp_path):
     path = tmp_path / "p.json"
     path.write_text(printed(capsysbinary, study, "pyperf"))
     suite = pyperf.BenchmarkSuite.load(str(path))
-    name = "kernel: decode, 64 reqs, ctx 128 [seq_map]"
+    name = "kernel: decode, 64 reqs, ctx 128: dispatch_us [seq_map]"
     benchmark = suite.get_benchmark(name)
     assert benchmark.get_nrun() == 8 and benchmark.get_nvalue() == 24
     median = analyse_cell(study / "kernel")["rows"][0]["arms"]["seq_map"]["median"]
     assert benchmark.median() == pytest.approx(median * 1e-6, rel=0.01)
     command = [sys.executable, "-m", "pyperf", "compare_to", str(path), str(path)]
     assert "no change" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_two_times_of_a_case_are_two_benchmarks_of_pyperf(make_cell, capsysbinary):
+    def with_cpu_time(record):
+        cases = (
+            replace(
+                case, metrics=(*case.metrics, Metric("cpu_time_us", "us", "lower", False, (4.0,)))
+            )
+            for case in record.cases
+        )
+        return replace(record, cases=tuple(cases))
+
+    cell = make_cell("study/cell", change=with_cpu_time, cases=("decode",), control=False)
+    document = json.loads(printed(capsysbinary, cell, "pyperf"))
+    values = {
+        one["metadata"]["name"]: {x for run in one["runs"] for x in run["values"]}
+        for one in document["benchmarks"]
+    }
+    assert len(values) == 4 and values["decode: cpu_time_us [seq_map]"] == {4e-6}
+    assert 4e-6 not in values["decode: dispatch_us [seq_map]"]
 
 
 def test_the_vllm_export_has_its_fields_and_definitions(study, capsysbinary):

@@ -108,6 +108,15 @@ def test_a_row_without_an_effect_or_an_interval_in_either_cell(swapped):
         )
 
 
+@pytest.mark.parametrize("lost", [(-100.0, -100.0, -80.0), (-70.0, -100.0, -40.0)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_arm_that_lost_all_of_its_goodput_has_no_ratio_to_compare(lost, swapped):
+    cells = (estimated(("one", True, *lost)), estimated(SMALL))
+    pair = paired(*(cells[::-1] if swapped else cells))
+    assert isolation_agreements(pair) == []
+    assert "no effect can be compared" in isolation_sentence(pair)
+
+
 def test_the_sentence_states_the_coarsest_row_or_the_clearest_disagreement():
     narrow, wide = ("a", True, 1.0, 0.0, 2.0), ("b", True, 1.0, -2.0, 4.0)
     bounds = [apart_by((1, 2), (0, 1)), apart_by((1, 4), (-2, 1))]

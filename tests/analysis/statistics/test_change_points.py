@@ -78,3 +78,18 @@ def test_quiet_series_rarely_get_a_change(n, monkeypatch):
 def test_fewer_values_cannot_reach_the_level():
     steps = [np.r_[np.zeros(n // 2), np.ones(n - n // 2)] + np.arange(n) / 99 for n in (7, 8)]
     assert [len(change_points(values, 0.05)) for values in steps] == [0, 1]
+
+
+@pytest.mark.parametrize("lines", [1, 499, 501, 1_500])
+def test_a_clear_step_is_found_however_many_series_share_alpha(lines):
+    """Each has alpha / lines, which 9,999 orders alone could not reach from 500 lines on."""
+    steps = np.repeat([0.0, 1.0], 15) + np.random.default_rng(1).normal(0, 0.001, 30)
+    (change,) = change_points(steps, 0.05 / lines)
+    assert change.index == 15 and change.p <= 0.05 / lines
+
+
+def test_a_quiet_series_draws_no_more_orders_than_it_takes_to_see_so(monkeypatch):
+    noise, drawn = np.random.default_rng(2).normal(0, 1, 30), []
+    statistics = module._statistics
+    monkeypatch.setattr(module, "_statistics", lambda x: drawn.append(len(x)) or statistics(x))
+    assert change_points(noise, 0.05 / 50_000) == [] and sum(drawn) <= 1 + module.DRAWS

@@ -1,6 +1,7 @@
 """Known answers of every statistic, from scipy, the literature or counting by hand."""
 
 import doctest
+import tracemalloc
 from itertools import combinations, product
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from shift_interval import confidence_interval
 from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect_size import (
+    MAX_PAIRED,
     Breakpoints,
     breakpoints,
     equivalence_test,
@@ -208,6 +210,25 @@ def test_hodges_lehmann_of_pairs_is_the_median_of_walsh_averages():
     walsh = [(d[i] + d[j]) / 2 for i in range(5) for j in range(i, 5)]
     zero = np.zeros((5, 1))
     assert hodges_lehmann(zero, d[:, None]) == pytest.approx(np.median(walsh))
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (2, 23), (1, 33)])
+@pytest.mark.parametrize("digits", [1, 15])
+def test_hodges_lehmann_of_many_runs_is_the_median_of_walsh_averages(shape, digits):
+    baseline, arm = np.round(rng(3).normal(5, 1, (2, *shape)), digits)
+    d = (arm[:, :, None] - baseline[:, None, :]).ravel()
+    assert len(d) > MAX_PAIRED
+    walsh = np.add.outer(d, d)[np.triu_indices(len(d))] / 2
+    assert hodges_lehmann(baseline, arm) == np.median(walsh)
+
+
+def test_hodges_lehmann_of_300_runs_in_a_block_needs_little_memory():
+    arm = rng(4).normal(0.2, 0.1, (1, 300))
+    tracemalloc.start()
+    estimate = hodges_lehmann(rng(5).normal(0, 0.1, (1, 300)), arm)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert estimate == pytest.approx(0.2, abs=0.03) and peak < 50e6
 
 
 def test_hodges_lehmann_recovers_a_shift_under_block_effects_and_an_outlier():

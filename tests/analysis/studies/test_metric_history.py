@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.pages.history_page import HistoryPage
+from labkit.analysis.pages.history_page import HistoryPage, change_text
 from labkit.analysis.studies.metric_history import _num_tested, metric_history
 from labkit.archive import archive_study
 from labkit.history import main
+from labkit.records import Metric
 
 CASE = ("decode, 64 reqs, ctx 128",)
 
@@ -17,16 +18,18 @@ CASE = ("decode, 64 reqs, ctx 128",)
 def week(make_cell, tmp_path):
     """Return a function that writes a study of one day, and the folder of all studies."""
 
-    def write(day, factor=1.0, probe=1.0, commit="a", **changes):
+    def write(day, factor=1.0, probe=1.0, commit="a", metrics=None, **changes):
         def dated(record):
             time = f"2026-11-{day:02d}T10:00:{record.block:02d}Z"
             facts = {"git": commit * 40, "git_changes": "clean", **changes}
             before = {"matmul_us": 100.0 * probe}
+            cases = tuple(replace(case, metrics=metrics or case.metrics) for case in record.cases)
             return replace(
                 record,
                 started=time,
                 environment={**record.environment, **facts},
                 probe={"before": before},
+                cases=cases,
             )
 
         options = {"blocks": 2, "runs": 1, "cases": CASE, "effects": {}, "control": False}
@@ -65,6 +68,26 @@ def test_a_slower_machine_stands_beside_the_change(week):
         root = week(day, slow, probe=slow)
     (change,) = metric_history(root, "dispatch_us")[0].changes
     assert change.probe_percent == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "before", "after", "how"),
+    [
+        ("goodput_req_s", "req/s", 0, 5, "serves 5.00 req/s more goodput"),
+        ("goodput_req_s", "req/s", 5, 0, "serves 100 % fewer requests within the limits per"),
+        ("left_pct", "% of RAM", -5, -10, "leaves 5.0 points less of the memory"),
+        ("left_pct", "% of RAM", -5, 10, "leaves 15.0 points more of the memory"),
+        ("left_pct", "% of RAM", 10, -5, "leaves 15.0 points less of the memory"),
+        ("kv_waste_pct", "%", 0, 5, "wastes 5.0 points more of its KV memory"),
+    ],
+)
+def test_a_change_from_or_to_0_or_less_names_its_direction(week, metric, unit, before, after, how):
+    for day in range(1, 13):
+        value = float(before if day < 7 else after)
+        root = week(day, metrics=(Metric(metric, unit, "higher", True, (value,)),))
+    (series,) = metric_history(root, metric)
+    (change,) = series.changes
+    assert change_text(series, change).startswith(f"{how} ")
 
 
 def test_a_quiet_or_short_history_has_no_change(week):
