@@ -20,31 +20,31 @@ MAY = {
     "cpu": {"kernel_constants", "machine"},
     "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli.program", "config", "cpu", "engine", "models", "machine"},
+    "server": {"cli.program_base", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
-    "importers": {"config", "records"},
+    "importers": {"config", "machine", "records"},
     "conformance": {"config", "engine", "kernel_constants", "models", "workload"},
     "experiment": {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
-    "cli.program": set(),
+    "cli.program_base": set(),
     "cli": {
-        "analysis", "cli.program", "config", "engine", "experiment", "machine", "records",
+        "analysis", "cli.program_base", "config", "engine", "experiment", "machine", "records",
         "workload",
     },
     "mac": {
-        "analysis", "cli", "cli.program", "config", "experiment", "machine", "records",
+        "analysis", "cli", "cli.program_base", "config", "experiment", "machine", "records",
         "workload",
     },
     "replicate": {
-        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program",
+        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program_base",
         "config", "engine", "experiment", "machine", "models", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "cli", "cli.program", "config", "cpu", "engine",
+        "analysis", "analysis.statistics", "cli", "cli.program_base", "config", "cpu", "engine",
         "experiment", "metal", "models", "machine", "records", "workload",
     },
 }  # fmt: skip

@@ -72,7 +72,7 @@ def _help(command: Command) -> str:
 
 def _value_of_default_files() -> Callable[[OptionEntry], Any]:
     """Return what gives an option's value in a command without overrides, without composing it."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     def read(file: Path) -> dict[str, Any]:
         content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
