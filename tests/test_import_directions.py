@@ -64,7 +64,7 @@ def part_of(module):
     words = module.split(".")[1:]
     if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
         return ".".join(words[:2])
-    if words[:2] == ["cli", "program"]:
+    if words[:2] == ["cli", "program_base"]:
         return ".".join(words[:2])
     return words[0] if words else ""
 
