@@ -28,6 +28,7 @@ from labkit.engine.parallel import rank_processes
 from labkit.engine.parallel.mlx_ring import Ring
 from labkit.engine.parallel.rank_messages import RankFailure
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.server.constraints.min_tokens import MinTokensConstraint
 
 SHARED = tuple(range(60, 84))
 # Ragged, three with a beginning in common, one sampled; the pool holds not even half of them.
@@ -121,6 +122,48 @@ def test_the_tokens_and_the_schedule_are_those_of_one_process(model_dir, kind):
     assert one["peak_kv_bytes"] == two["peak_kv_bytes"] > 0
     assert one["weights.float32"] < two["weights.float32"] < 2 * one["weights.float32"]
     assert two["step_ms"] > two["host_ms"] > 0
+
+
+class Compiled:
+    """Not to be pickled, as a compiled grammar."""
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle 'builtins.LLMatcher' object")
+
+
+class Foreign:
+    """Pickled, but not to be unpickled in a rank, as a class of the caller's ``__main__``."""
+
+    def __reduce__(self):
+        return int, ("foreign",)
+
+
+def test_a_constraint_that_cannot_be_sent_ends_its_own_request_alone(model_dir):
+    constraints = {
+        "compiled": Compiled(),
+        "foreign": Foreign(),
+        "forbids": MinTokensConstraint(99, [0]),
+        "none": None,
+    }
+    engine = create(options(2), model_dir("qwen3"))
+    try:
+        for _ in range(2):  # the ids can be used again
+            for name, constraint in constraints.items():
+                params = SamplingParams(max_tokens=3, ignore_eos=True, constraint=constraint)
+                engine.submit(Request(name, (5, 6, 7), params))
+            events = []
+            while engine.has_work():
+                events += engine.step()
+            errors = {event.request_id: event.error for event in events if event.error}
+            assert set(errors) == {"compiled", "foreign"}
+            assert "ranks (TypeError: cannot pickle 'builtins.LLMatcher' obj" in errors["compiled"]
+            assert "ranks (ValueError: invalid literal for int() with" in errors["foreign"]
+            tokens = [event.request_id for event in events if not event.error]
+            assert sorted(tokens) == ["forbids"] * 3 + ["none"] * 3
+            assert all(map(running, engine._ranks.pids))
+        assert engine.counters()["requests.refused"] == 4
+    finally:
+        engine.close()
 
 
 def interrupt_ranks(engine):
