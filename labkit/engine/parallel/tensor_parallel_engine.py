@@ -118,6 +118,10 @@ class TensorParallelEngine:
         total = None if kv.total is None else size * kv.total
         return KVBytes(size * kv.reserved, size * kv.used, total)
 
+    def max_request_tokens(self) -> int:
+        tokens: int = self._call("max_request_tokens")[0]
+        return tokens
+
     def counters(self) -> dict[str, float]:
         """Return rank 0's counters, with bytes summed over all ranks.
 

@@ -23,7 +23,7 @@ from labkit.config import (
 )
 from labkit.engine import LLM, Request, SamplingParams, create
 from labkit.engine.engine_factory import create_rank
-from labkit.engine.engine_protocol import EngineError
+from labkit.engine.engine_protocol import EngineError, LengthLimited
 from labkit.engine.parallel import rank_processes
 from labkit.engine.parallel.mlx_ring import Ring
 from labkit.engine.parallel.rank_messages import RankFailure
@@ -77,14 +77,16 @@ def collect(events, tokens, margins):
 
 def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **changes):
     """Return tokens, margins and counters of one process and of two ranks."""
-    results = []
+    results, limits = [], []
     for size in (1, 2):
         engine = create(options(size, **changes), path)
         pids = engine._ranks.pids if size > 1 else []
         try:
             if size > 1:
                 begin(engine)
+            assert isinstance(engine, LengthLimited)
             results.append((*serve(engine), engine.counters()))
+            limits.append(engine.max_request_tokens())
             assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes
             if size > 1:
@@ -95,6 +97,7 @@ def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **c
     digests = notes["schedule_digests"].split("; ")
     assert [text.split(": ")[0] for text in digests] == ["rank 0", "rank 1"]
     assert len({text.split(": ")[1] for text in digests}) == 1
+    assert limits[0] == limits[1] > 17
     return results
 
 
