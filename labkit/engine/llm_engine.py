@@ -97,9 +97,12 @@ class LLMEngine:
             self._check_request(request)
             self._scheduler.add(request)
         except EngineError as error:
-            self._counters.add("requests.refused")
-            event = TokenEvent(request_id, NO_TOKEN, "error", error=str(error))
-            self._refused.append(event)
+            self.refuse(request_id, str(error))
+
+    def refuse(self, request_id: str, reason: str) -> None:
+        """Make the next ``step`` end a request, which was not submitted, with an error event."""
+        self._counters.add("requests.refused")
+        self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=reason))
 
     def _check_request(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params

@@ -295,6 +295,7 @@ MUTANTS = {
         ("if (cut === node.tokens.length)", "if (true)"),
         ("other.released < first.released", "other.released > first.released"),
         ("tree.free += common;", ""),
+        ("end.uses === 1", "end.locks === 1"),
         ("(node.locks ? 0 : common)", "0"),
         ("node.children.get(tokens[at])", "node.children.get(tokens[0])"),
     ],

@@ -11,9 +11,11 @@ from labkit.server.generation.service import Service
 from labkit.server.http.routes import create_app
 
 
-def run_scenario(scenario, tmp_path, *, tokenizer=None, on_engine_failure=lambda: None, **options):
+def run_scenario(
+    scenario, tmp_path, *, tokenizer=None, engine=None, on_engine_failure=lambda: None, **options
+):
     """Run ``scenario(service, engine)`` with a fake engine; return the engine."""
-    engine = FakeEngine()
+    engine = engine or FakeEngine()
 
     async def main():
         service = Service(

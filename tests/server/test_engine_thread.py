@@ -1,6 +1,7 @@
 """Tests of the engine's thread, and of the server when that thread is dead or stuck."""
 
 import asyncio
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from fake_server import FakeModel
 from in_process import get, run_scenario
 
 from labkit import config
-from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, EngineError, KVBytes, TokenEvent
 from labkit.engine.request import Request, SamplingParams
 from labkit.server.generation import engine_thread, service
 from labkit.server.generation.engine_thread import EngineThread, warm_up
@@ -187,6 +188,47 @@ def test_the_event_loop_runs_while_a_step_computes(tmp_path):
         await text_of(generation)
 
     run_scenario(scenario, tmp_path)
+
+
+class Preempting(FakeEngine):
+    """An engine whose ``waiting`` requests get no tokens."""
+
+    waiting = frozenset()
+
+    def step(self):
+        return [event for event in super().step() if event.request_id not in self.waiting]
+
+    def is_running(self, request_id):
+        return request_id in self.remaining and request_id not in self.waiting
+
+    def kv_bytes(self):
+        return KVBytes(0, 0)
+
+
+def test_a_preempted_request_waits_until_it_is_admitted_again(tmp_path):
+    async def scenario(service, engine):
+        def counts():
+            page = service.metrics_page().decode()
+            pattern = r"^vllm:num_requests_{}{{.*}} (.*)$"
+            return [
+                float(re.search(pattern.format(state), page, re.MULTILINE).group(1))
+                for state in ("running", "waiting")
+            ]
+
+        engine.before_step = lambda: time.sleep(0.005)
+        params = SamplingParams(max_tokens=1 << 20)
+        generation = service.generate("call", [[1], [2]], params, 1)
+        await wait_until(lambda: counts() == [2, 0])
+        times = generation.times["call-1"]
+        admitted = times.admitted
+        for waiting, expected in (({"call-1"}, [1, 1]), (set(), [2, 0])):
+            engine.waiting = waiting
+            await wait_until(lambda expected=expected: counts() == expected)
+        assert times.admitted == admitted is not None
+        generation.close()
+        assert counts() == [0, 0]
+
+    run_scenario(scenario, tmp_path, engine=Preempting())
 
 
 def test_closing_a_generation_aborts_it(tmp_path):

@@ -75,7 +75,7 @@ def test_a_step_adds_what_it_computed_and_sets_the_engine_s_counters():
            "spec.drafted.pos0": 4, "spec.drafted": 3, "spec.accepted": 2}  # fmt: skip
     for computed, kv_usage in ((5, 0.25), (12, None), (12, 0.0)):
         counters = {"tokens.computed": computed, **own}
-        metrics.record_step(EngineStep(0.0, 1.0, [], [], counters, kv_usage))
+        metrics.record_step(EngineStep(0.0, 1.0, [], set(), counters, kv_usage))
         found = values(metrics)
         assert found["kv_cache_usage_perc",] == (0.25 if kv_usage != 0 else 0)
     assert (found["iteration_tokens_total_sum",], found["iteration_tokens_total_count",]) == (12, 3)
@@ -87,7 +87,7 @@ def test_a_step_adds_what_it_computed_and_sets_the_engine_s_counters():
             "spec_decode_num_accepted_tokens",
         )
     ] == [*own.values()]  # fmt: skip
-    metrics.record_step(EngineStep(0.0, 1.0, [], [], {}, None))  # not known: as before
+    metrics.record_step(EngineStep(0.0, 1.0, [], set(), {}, None))  # not known: as before
     found = values(metrics)
     assert (found["kv_cache_usage_perc",], found["num_preemptions_total",]) == (0, 0)
 

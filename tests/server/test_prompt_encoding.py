@@ -1,11 +1,12 @@
 """Tests of the bounds that are checked before a prompt is tokenised."""
 
 import asyncio
+import json
 import threading
 import time
 
 import pytest
-from fake_engine import CharTokenizer
+from fake_engine import CharTokenizer, ToolTokenizer
 from fake_server import FakeServer
 from in_process import post, run_scenario
 
@@ -75,6 +76,53 @@ def test_lengths_are_refused_before_tokenising(server, path, fields, reason):
     assert status == 400 and reason in body["error"]["message"]
     assert all(len(text) <= 100 for text in server.tokenizer.encoded)
     assert len(server.tokenizer.encoded) < 8
+
+
+ENDED = [USER, {"role": "assistant", "content": "b"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [USER]},
+        {"messages": [USER], "tools": [TOOL], "chat_template_kwargs": {}},
+        {"messages": ENDED},
+        {"messages": ENDED, "continue_final_message": True, "add_generation_prompt": False},
+        {"messages": ENDED, "continue_final_message": False, "add_generation_prompt": True},
+        {"messages": ENDED, "add_generation_prompt": False},
+        {"messages": [USER], "chat_template_kwargs": {"mood": "good"}},  # refused
+    ],
+)
+def test_tokenize_counts_the_prompt_of_the_same_chat(tmp_path, fields):
+    async def scenario(service, engine):
+        status, chat = await post(service, CHAT, {"model": "fake", "max_tokens": 1, **fields})
+        tokenized = await post(service, "/tokenize", {"add_special_tokens": False, **fields})
+        assert tokenized[0] == status == (400 if fields.get("chat_template_kwargs") else 200)
+        chat, tokenized = json.loads(chat), json.loads(tokenized[1])
+        if status == 200:
+            assert tokenized["count"] == chat["usage"]["prompt_tokens"]
+            assert tuple(tokenized["tokens"]) == engine.submitted[0].prompt_token_ids
+        else:
+            assert tokenized == chat
+
+    run_scenario(scenario, tmp_path, tokenizer=ToolTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "a", "add_special_tokens": True, "tools": []}, None),
+        ({"prompt": "a", "add_special_tokens": False}, "only true for prompt"),
+        ({"messages": [USER], "add_special_tokens": True}, "and false for messages"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools needs messages"),
+        ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt needs messages"),
+    ],
+)
+def test_tokenize_refuses_what_would_have_no_effect(server, fields, message):
+    status, body = server.post("/tokenize", fields)
+    assert status == (200 if message is None else 400)
+    assert message is None or message in body["error"]["message"]
 
 
 def test_the_longest_prompt_is_served(server):

@@ -36,7 +36,7 @@ def decode_fields(kind, fields):
     ("kind", "fields"),
     [
         (CompletionRequest, {"response_format": {"type": "text"}, "chat_template_kwargs": {}}),
-        (CompletionRequest, {"skip_special_tokens": True, "length_penalty": 1.0, "stop": ""}),
+        (CompletionRequest, {"skip_special_tokens": False, "length_penalty": 1.0, "stop": ""}),
         (ChatRequest, {"reasoning_effort": "none", "bad_words": [], "length_penalty": 1}),
         (ResponsesRequest, {"reasoning": {"effort": None, "summary": None}}),
         (MessagesRequest, {"mcp_servers": [], "container": None}),
@@ -65,6 +65,8 @@ def test_a_field_that_asks_for_nothing_is_accepted(kind, fields):
          f"service_tier='{'x' * 99}...: must be 'auto' or 'default'"),
         (ChatRequest, {"best_of": 2}, "best_of",
          "best_of: this server supports only 1; leave it out"),
+        (ChatRequest, {"skip_special_tokens": True}, "skip_special_tokens",
+         "skip_special_tokens: this server supports only false; leave it out"),
         (ChatRequest, {"thinking": {"type": "enabled"}}, "thinking",
          'thinking: this server supports only {"type": "disabled"}; leave it out'),
         (ChatRequest, {"colour": "red"}, "colour",

@@ -25,7 +25,8 @@ class RankCall:
     """A message to a rank: the engine method to call, with its arguments.
 
     Two names call no method: ``close`` ends the rank, and ``schedule_digest`` asks for the digest
-    of the rank's ``ScheduleCheck``.
+    of the rank's ``ScheduleCheck``. The arguments of ``submit`` are the request's id and the
+    pickled request, because a request that a rank cannot unpickle must not end the rank.
     """
 
     name: str
@@ -90,6 +91,14 @@ class RankFailure:
         """Return the exception to raise in the run's process, with ``rank`` in its message."""
         kind = next(error for error in FORWARDED_ERRORS if error.__name__ == self.kind)
         return kind(f"rank {rank}: {self.message}")
+
+
+def refusal(error: Exception) -> str:
+    """Return why a request is refused whose pickling or unpickling raised ``error``."""
+    return (
+        f"the request cannot be sent to the ranks ({one_line_with_type(error)}); a constraint, "
+        "such as a grammar, needs engine.parallel.size=1 unless it can be pickled"
+    )
 
 
 # Exceptions that callers of an engine distinguish, so their types must survive the pipe.

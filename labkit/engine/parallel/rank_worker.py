@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -27,6 +28,7 @@ from labkit.engine.parallel.rank_messages import (
     RankFailure,
     RankReply,
     RankSetup,
+    refusal,
 )
 from labkit.engine.parallel.schedule_check import ScheduleCheck
 from labkit.machine.processes import parent_death
@@ -96,14 +98,23 @@ class RankWorker:
         if call.name == "schedule_digest":
             assert self._schedule_check is not None
             return self._schedule_check.digest
-        value = getattr(engine, call.name)(*call.arguments)
         if call.name == "submit":
-            self._live.add(call.arguments[0].request_id)
-        elif call.name == "abort":
+            return self._submit(engine, *call.arguments)
+        value = getattr(engine, call.name)(*call.arguments)
+        if call.name == "abort":
             self._live.discard(call.arguments[0])
         elif call.name == "step":
             self._live -= {event.request_id for event in value if event.finish_reason}
         return value
+
+    def _submit(self, engine: LLMEngine, request_id: str, pickled: bytes) -> None:
+        try:
+            request = pickle.loads(pickled)
+        except Exception as error:  # for example, a class of the other process's __main__
+            engine.refuse(request_id, refusal(error))
+        else:
+            engine.submit(request)
+            self._live.add(request_id)
 
     def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))

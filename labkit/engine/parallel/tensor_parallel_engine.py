@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from labkit import config
 from labkit.config import count_text
 from labkit.engine.engine_protocol import EngineError, KVBytes, TokenEvent
 from labkit.engine.parallel.model_sharding import sharding_error
-from labkit.engine.parallel.rank_messages import RankReply
+from labkit.engine.parallel.rank_messages import RankReply, refusal
 from labkit.engine.parallel.rank_processes import (
     RANK_COMMAND,
     STRAGGLER_TIMEOUT_S,
@@ -77,7 +78,12 @@ class TensorParallelEngine:
     def submit(self, request: Request) -> None:
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is already in use")
-        self._call("submit", request)
+        try:
+            pickled = pickle.dumps(request)
+        except Exception as error:  # a constraint may be a user's class, or have a compiled grammar
+            self._call("refuse", request.request_id, refusal(error))
+        else:
+            self._call("submit", request.request_id, pickled)
         self._live.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
@@ -111,6 +117,10 @@ class TensorParallelEngine:
         size, kv = len(self._ranks.pids), self._snapshot.kv
         total = None if kv.total is None else size * kv.total
         return KVBytes(size * kv.reserved, size * kv.used, total)
+
+    def max_request_tokens(self) -> int:
+        tokens: int = self._call("max_request_tokens")[0]
+        return tokens
 
     def counters(self) -> dict[str, float]:
         """Return rank 0's counters, with bytes summed over all ranks.

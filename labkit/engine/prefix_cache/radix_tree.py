@@ -148,12 +148,13 @@ class RadixPrefixCache(PrefixCache):
             node = node.parent
 
     def _append(self, end: RadixNode, tokens: list[Tokens], blocks: list[int]) -> RadixNode:
-        """Append blocks to ``end`` if only this request locks it and it is a leaf.
+        """Append blocks to ``end`` if it is a leaf that only this request has ever locked.
 
-        Otherwise add a locked leaf below ``end``. Return the request's new end.
+        Otherwise add a locked leaf below ``end``: the new blocks have no earlier uses. Return the
+        request's new end.
         """
         self._pool.cache(blocks)
-        if end is not self._root and not end.children and end.locks == 1:
+        if end is not self._root and not end.children and end.num_uses == 1:
             end.tokens += tokens
             end.blocks += blocks
             return end

@@ -52,12 +52,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     n = num_choices(service, request.n)
-    check_contents(service, contents(request.messages), "messages")
-    tools = _tools(service, request)
-    messages = to_template_messages(request.messages)
-    prompt = await encode_conversation(
-        service, messages, tools.definitions, options=_render_options(request, messages)
-    )
+    prompt, tools = await encode_prompt(service, request)
     requested = _requested_max_tokens(request)
     max_tokens = resolve_max_tokens(
         service, prompt, requested, param="messages", min_tokens=min_output(request, requested)
@@ -82,6 +77,18 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     if request.stream:
         return GenerationResponse(generation, timeout_s, events=writer.events())
     return GenerationResponse(generation, timeout_s, body=writer.full_body)
+
+
+async def encode_prompt(service: Service, request: ChatRequest) -> tuple[list[int], RequestedTools]:
+    """Return the token ids of a request's prompt, and the tools that the model may call.
+
+    Raises ``ApiError`` if the messages, the tools or the options of the template are invalid.
+    """
+    check_contents(service, _contents(request.messages), "messages")
+    tools = _tools(service, request)
+    messages = _template_messages(request.messages)
+    options = _render_options(request, messages)
+    return await encode_conversation(service, messages, tools.definitions, options=options), tools
 
 
 def _requested_max_tokens(request: ChatRequest) -> int | None:
@@ -167,7 +174,7 @@ async def _constraint(
     return None
 
 
-def contents(messages: Sequence[ChatMessage]) -> Iterator[object]:
+def _contents(messages: Sequence[ChatMessage]) -> Iterator[object]:
     """Yield the contents and the lists of tool calls of messages, for ``check_contents``."""
     for message in messages:
         yield message.content
@@ -175,7 +182,7 @@ def contents(messages: Sequence[ChatMessage]) -> Iterator[object]:
             yield message.tool_calls
 
 
-def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def _template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return messages as dicts for the chat template.
 
     Contents are plain text, the arguments of tool calls are objects instead of JSON text, and the

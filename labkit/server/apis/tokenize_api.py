@@ -8,30 +8,33 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from labkit.server.apis.chat_api import contents, to_template_messages
+from labkit.server.apis.chat_api import encode_prompt
 from labkit.server.apis.request_checks import check_model
-from labkit.server.generation.prompt_encoding import (
-    check_contents,
-    encode_conversation,
-    encode_text,
-    is_long,
-)
+from labkit.server.generation.prompt_encoding import encode_text, is_long
 from labkit.server.generation.service import Service
 from labkit.server.types.api_error import invalid
-from labkit.server.types.openai_types import ChatMessage, TokenId
+from labkit.server.types.openai_types import ChatMessage, ChatRequest, JsonObject, TokenId, Tool
 from labkit.server.types.request_decoder import decode
+
+CHAT_FIELDS = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
     """The body of a ``POST /tokenize`` request: either a prompt or a conversation.
 
-    A conversation is rendered with the model's chat template.
+    A conversation has the prompt of a ``ChatRequest`` with the same ``CHAT_FIELDS``. The server
+    always adds the model's special tokens to a prompt; to a conversation, the chat template does.
     """
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     return_token_strs: bool | None = None
+    add_special_tokens: bool | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TokenizeResponse(Struct, frozen=True):
@@ -67,14 +70,7 @@ async def tokenize(service: Service, body: bytes) -> Response:
     """
     request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
-    if (request.prompt is None) is (request.messages is None):
-        raise invalid("set either prompt or messages", "prompt")
-    if request.prompt is not None:
-        tokens = await encode_text(service, request.prompt)
-    else:
-        messages = request.messages or []
-        check_contents(service, contents(messages), "messages")
-        tokens = await encode_conversation(service, to_template_messages(messages))
+    tokens = await _encode(service, request)
     strings = (
         await service.run_in_thread(
             lambda: [service.token_text(token) for token in tokens], long=is_long(tokens)
@@ -83,6 +79,25 @@ async def tokenize(service: Service, body: bytes) -> Response:
         else UNSET
     )
     return _json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
+
+
+async def _encode(service: Service, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) is (request.messages is None):
+        raise invalid("set either prompt or messages", "prompt")
+    if request.add_special_tokens not in (None, request.messages is None):
+        raise invalid(
+            "add_special_tokens: this server supports only true for prompt and false for messages; "
+            "leave it out",
+            "add_special_tokens",
+        )
+    options = {name: getattr(request, name) for name in CHAT_FIELDS}
+    if request.prompt is None:
+        chat = ChatRequest(model=service.name, messages=request.messages or [], **options)
+        return (await encode_prompt(service, chat))[0]
+    for name in CHAT_FIELDS:
+        if options[name]:
+            raise invalid(f"{name} needs messages", name)
+    return await encode_text(service, request.prompt)
 
 
 async def detokenize(service: Service, body: bytes) -> Response:

@@ -32,16 +32,17 @@ IDLE_CHECK_S = 1.0
 class EngineStep:
     """The result of one step of the engine.
 
-    ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` contains the
-    ids of the requests that started running in this step. ``counters`` are the engine's counters
-    after the step. ``kv_usage`` is the share of the KV memory that is reserved after the step, 0 to
-    1; None if the engine does not report it or has no limit.
+    ``started`` and ``ended`` are times on the thread's clock (seconds). ``running`` contains the
+    ids of the requests that run after this step, unlike those that wait or were preempted (where
+    the engine is not ``Observable``: of those with a token in this step). ``counters`` are the
+    engine's counters after the step. ``kv_usage`` is the share of the KV memory that is reserved
+    after the step, 0 to 1; None if the engine does not report it or has no limit.
     """
 
     started: float
     ended: float
     events: list[TokenEvent]
-    admitted: list[str]
+    running: set[str]
     counters: Mapping[str, float]
     kv_usage: float | None
 
@@ -83,7 +84,7 @@ class EngineThread:
         self._observable = engine if isinstance(engine, Observable) else None
         self._busy_since: float | None = None
         self._unchecked = False  # whether the engine has worked since it was last checked
-        self._queued: set[str] = set()  # ids of requests submitted but not running yet
+        self._live: set[str] = set()  # ids of requests submitted but not ended
 
     def start(self) -> None:
         self._thread.start()
@@ -92,7 +93,7 @@ class EngineThread:
         """Queue a request. Its tokens, or the engine's refusal, are passed to ``on_step``."""
 
         def submit(engine: InferenceEngine) -> None:
-            self._queued.add(request.request_id)
+            self._live.add(request.request_id)
             engine.submit(request)
 
         self._commands.put(submit)
@@ -101,7 +102,7 @@ class EngineThread:
         """Queue the abort of a request. Its events of earlier steps may still arrive."""
 
         def abort(engine: InferenceEngine) -> None:
-            self._queued.discard(request_id)
+            self._live.discard(request_id)
             engine.abort(request_id)
 
         self._commands.put(abort)
@@ -158,19 +159,14 @@ class EngineThread:
         self._unchecked = isinstance(engine, SelfChecking)
         events = engine.step()
         observable = self._observable
-        admitted: list[str] = []
-        if self._queued:
-            with_events = {event.request_id for event in events}
-            admitted = [
-                request_id
-                for request_id in self._queued
-                if request_id in with_events or (observable and observable.is_running(request_id))
-            ]
-            self._queued.difference_update(admitted)
+        self._live.difference_update(e.request_id for e in events if e.finish_reason)
+        running = self._live.intersection(event.request_id for event in events)
+        if observable is not None:
+            running = set(filter(observable.is_running, self._live))
         kv = observable.kv_bytes() if observable else None
         kv_usage = kv.reserved / kv.total if kv is not None and kv.total else None
         counters = engine.counters()
-        self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_usage))
+        self._on_step(EngineStep(started, self._clock(), events, running, counters, kv_usage))
 
     def _run_commands(self) -> bool:
         """Run the queued commands and return False if the thread must end.

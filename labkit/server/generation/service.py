@@ -281,10 +281,11 @@ class Service:
     def _deliver(self, step: EngineStep) -> None:
         """Pass a step's events to the generations they belong to, and wake their readers."""
         woken: dict[int, Generation] = {}
-        for request_id in step.admitted:
+        self._running = step.running & self._live.keys()
+        for request_id in self._running.union(event.request_id for event in step.events):
             if request_id in self._live:
-                self._live[request_id].times[request_id].admitted = step.started
-                self._running.add(request_id)
+                times = self._live[request_id].times[request_id]
+                times.admitted = step.started if times.admitted is None else times.admitted
         for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:

@@ -25,7 +25,7 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
+    "skip_special_tokens": (False,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),

@@ -23,11 +23,12 @@ from labkit.config import (
 )
 from labkit.engine import LLM, Request, SamplingParams, create
 from labkit.engine.engine_factory import create_rank
-from labkit.engine.engine_protocol import EngineError
+from labkit.engine.engine_protocol import EngineError, LengthLimited
 from labkit.engine.parallel import rank_processes
 from labkit.engine.parallel.mlx_ring import Ring
 from labkit.engine.parallel.rank_messages import RankFailure
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.server.constraints.min_tokens import MinTokensConstraint
 
 SHARED = tuple(range(60, 84))
 # Ragged, three with a beginning in common, one sampled; the pool holds not even half of them.
@@ -76,14 +77,16 @@ def collect(events, tokens, margins):
 
 def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **changes):
     """Return tokens, margins and counters of one process and of two ranks."""
-    results = []
+    results, limits = [], []
     for size in (1, 2):
         engine = create(options(size, **changes), path)
         pids = engine._ranks.pids if size > 1 else []
         try:
             if size > 1:
                 begin(engine)
+            assert isinstance(engine, LengthLimited)
             results.append((*serve(engine), engine.counters()))
+            limits.append(engine.max_request_tokens())
             assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes
             if size > 1:
@@ -94,6 +97,7 @@ def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **c
     digests = notes["schedule_digests"].split("; ")
     assert [text.split(": ")[0] for text in digests] == ["rank 0", "rank 1"]
     assert len({text.split(": ")[1] for text in digests}) == 1
+    assert limits[0] == limits[1] > 17
     return results
 
 
@@ -121,6 +125,48 @@ def test_the_tokens_and_the_schedule_are_those_of_one_process(model_dir, kind):
     assert one["peak_kv_bytes"] == two["peak_kv_bytes"] > 0
     assert one["weights.float32"] < two["weights.float32"] < 2 * one["weights.float32"]
     assert two["step_ms"] > two["host_ms"] > 0
+
+
+class Compiled:
+    """Not to be pickled, as a compiled grammar."""
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle 'builtins.LLMatcher' object")
+
+
+class Foreign:
+    """Pickled, but not to be unpickled in a rank, as a class of the caller's ``__main__``."""
+
+    def __reduce__(self):
+        return int, ("foreign",)
+
+
+def test_a_constraint_that_cannot_be_sent_ends_its_own_request_alone(model_dir):
+    constraints = {
+        "compiled": Compiled(),
+        "foreign": Foreign(),
+        "forbids": MinTokensConstraint(99, [0]),
+        "none": None,
+    }
+    engine = create(options(2), model_dir("qwen3"))
+    try:
+        for _ in range(2):  # the ids can be used again
+            for name, constraint in constraints.items():
+                params = SamplingParams(max_tokens=3, ignore_eos=True, constraint=constraint)
+                engine.submit(Request(name, (5, 6, 7), params))
+            events = []
+            while engine.has_work():
+                events += engine.step()
+            errors = {event.request_id: event.error for event in events if event.error}
+            assert set(errors) == {"compiled", "foreign"}
+            assert "ranks (TypeError: cannot pickle 'builtins.LLMatcher' obj" in errors["compiled"]
+            assert "ranks (ValueError: invalid literal for int() with" in errors["foreign"]
+            tokens = [event.request_id for event in events if not event.error]
+            assert sorted(tokens) == ["forbids"] * 3 + ["none"] * 3
+            assert all(map(running, engine._ranks.pids))
+        assert engine.counters()["requests.refused"] == 4
+    finally:
+        engine.close()
 
 
 def interrupt_ranks(engine):

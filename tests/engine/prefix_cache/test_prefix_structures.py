@@ -379,6 +379,23 @@ def test_a_shared_beginning_stays_as_long_as_what_is_behind_it(name):
     assert bench.num_cached("aabbcc") == 6 and bench.num_cached("aadd") == 2
 
 
+@BOTH
+def test_what_one_request_appended_has_one_use_whatever_its_prefix_has(name):
+    uses = {}
+
+    class Spy:
+        name = "spy"
+
+        def eviction_key(self, prefix):
+            uses[prefix.num_tokens] = prefix.num_uses
+            return prefix.num_uses
+
+    bench = Bench(name, make=lambda pool: prefix_cache.create(name, pool, Spy()))
+    for turn in ("aabb", "aabbcc!", "aabbccdd!"):
+        bench.serve(turn)
+    assert [uses[length] for length in (4, 6, 8)] == [3, 2, 1]
+
+
 def test_an_order_of_eviction_forgets_entries_that_are_no_longer_idle():
     order = EvictionOrder(LeastFrequentlyUsed())
     order.add("a", IdlePrefix(2, 1, 1), 0.0)

@@ -1,4 +1,4 @@
-// labkit.engine.prefix_cache.radix.RadixPrefixCache with blocks of one token, of which only the number counts.
+// labkit.engine.prefix_cache.radix_tree.RadixPrefixCache with blocks of one token, of which only the number counts.
 function newTree(blocks) {
   const root = { tokens: [], children: new Map(), locks: 0, released: 0, parent: null };
   return { root, free: blocks, evictable: 0, evicted: 0, releases: 0, running: new Map() };
@@ -26,7 +26,7 @@ function matchingNodes(node, tokens) {
 
 function lockNode(tree, node, common) {
   if (common < node.tokens.length) {
-    const upper = { tokens: node.tokens.slice(0, common), children: new Map([[node.tokens[common], node]]), locks: node.locks, released: 0, parent: node.parent };
+    const upper = { tokens: node.tokens.slice(0, common), children: new Map([[node.tokens[common], node]]), locks: node.locks, released: 0, uses: node.uses, parent: node.parent };
     node.parent.children.set(node.tokens[0], upper);
     node.parent = upper;
     node.tokens = node.tokens.slice(common);
@@ -34,6 +34,7 @@ function lockNode(tree, node, common) {
   }
   if (!node.locks) tree.evictable -= node.tokens.length;
   node.locks += 1;
+  node.uses += 1;
   return node;
 }
 
@@ -65,9 +66,9 @@ function insertTokens(tree, request, tokens) {
     tree.free += common;
   }
   const rest = tokens.slice(depth);
-  if (rest.length && end.parent && !end.children.size && end.locks === 1) end.tokens.push(...rest);
+  if (rest.length && end.parent && !end.children.size && end.uses === 1) end.tokens.push(...rest);
   else if (rest.length) {
-    const leaf = { tokens: rest, children: new Map(), locks: 1, released: 0, parent: end };
+    const leaf = { tokens: rest, children: new Map(), locks: 1, uses: 1, released: 0, parent: end };
     end.children.set(rest[0], leaf);
     end = leaf;
   }
