@@ -40,7 +40,6 @@ class CellPhrases:
     because a row that lacks a block is tested under the relabellings of the complete rows.
     """
 
-    level: str
     test_method: str
     identity: str
     margin: str
@@ -53,7 +52,6 @@ def cell_phrases(cell: Cell, claim: str) -> CellPhrases:
     exact = labels is None or labels.exact
     compared = cell.gates["identical"].status == "pass" and claim in IDENTITY_CLAIMS
     return CellPhrases(
-        cell.level_text,
         "exact" if labels is None or exact else f"Monte Carlo, {labels.count:,} draws",
         IDENTITY_CLAIMS[claim] if compared else "outputs not compared",
         f"±{cell.design.margin_pct:g} %",
@@ -117,7 +115,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
         for interval in (one.ci_pct, one.ci_raw_pct)
     )
     return (
-        f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
+        f"{start}adjusted {one.level_text} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
         f"{count_text(one.blocks, 'block')}{as_measured_text(one, directed)}"
     )

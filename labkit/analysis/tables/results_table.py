@@ -158,7 +158,7 @@ def _baseline_only_column(
 def _arm_columns(
     cell: Cell, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
 ) -> Iterator[Column[ResultLine]]:
-    baseline, level, failures = cell.baseline, cell.level_text, cell.failure_outcomes
+    baseline, level, failures = cell.baseline, cell.level_texts[0], cell.failure_outcomes
 
     def baseline_median(line: ResultLine) -> str:
         if line.skipped is not None:
@@ -175,6 +175,11 @@ def _arm_columns(
             return failures.get(str(line.arm), UNKNOWN)
         return line.compared(percent_text, "effect_pct") or UNKNOWN
 
+    def interval(line: ResultLine) -> str:
+        text = line.compared(interval_text, "ci_low_pct", "ci_high_pct")
+        own = line.compared(str, "level_text")
+        return text if text == UNKNOWN or own in ("", level) else f"{text} ({own})"
+
     def verdict(line: ResultLine) -> str:
         if line.skipped is not None:
             return f"skipped: {line.skipped}"
@@ -188,7 +193,7 @@ def _arm_columns(
     yield Column(heading, delta, short_heading=short, link=link)
     yield Column(
         f"adjusted {level} CI (%)",
-        lambda line: line.compared(interval_text, "ci_low_pct", "ci_high_pct"),
+        interval,
         short_heading=f"adjusted\n{level} CI, %",
         link=link,
     )
@@ -299,9 +304,13 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
             if cell.design.estimates
             else "rows"
         )
+        several_levels = len(cell.level_texts) > 1
+        earlier = (
+            ", at its own level where an earlier look decided the row" if several_levels else ""
+        )
         notes.append(
             f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
-            f"adjusted over all {rows} and arms; smallest reachable p "
+            f"adjusted over all {rows} and arms{earlier}; smallest reachable p "
             f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'
