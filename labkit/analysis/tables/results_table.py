@@ -209,7 +209,7 @@ def _arm_columns(
 
 
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
-    qualities = cell.qualities
+    qualities, level = cell.qualities, f"{100 * cell.design.quality_confidence:.3g} %"
 
     def kl(value: float) -> str:
         return significant_text(value, 3)
@@ -235,7 +235,7 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
         yield Column(
             "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
         )
-        yield Column("KL 95 % CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
+        yield Column(f"KL {level} CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
         yield Column(
             "same next token (%)",
             value("top1_agreement", "estimate"),
@@ -243,9 +243,9 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
             short_heading="same\nnext\n%",
         )
         yield Column(
-            "same next token 95 % CI (%)",
+            f"same next token {level} CI (%)",
             interval("top1_agreement", share),
-            short_heading="same next\n95 % CI, %",
+            short_heading=f"same next\n{level} CI, %",
             min_width=WIDTH_WITH_QUALITY,
         )
 
