@@ -16,7 +16,14 @@ from labkit.analysis.findings.effect_wording import (
 )
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import MINUS, interval_text, magnitude_text, p_text, percent_text
+from labkit.analysis.number_format import (
+    MINUS,
+    bound_text,
+    interval_text,
+    magnitude_text,
+    p_text,
+    percent_text,
+)
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.config import count_text
 
@@ -193,7 +200,7 @@ def control_sentence(cell: Cell) -> str | None:
     )
     limits = [abs(limit) for _, one, *_ in known for limit in one.ci_pct or () if limit]
     if limits:
-        text += f"; widest interval ±{magnitude_text(max(limits))} %"
+        text += f"; widest interval ±{bound_text(max(limits))} %"
     remarkable = [
         f"{name} ({percent_text(effect)}, p = {p_text(p)})"
         for name, _, effect, p in known
