@@ -309,7 +309,7 @@ def _out_of_memory(findings: Findings) -> Pieces:
 
 def _best_setting(findings: Findings) -> Pieces:
     count = findings.num_settings
-    one = findings.best[0] if findings.best else None
+    one = min(findings.best, key=lambda each: each.withheld is not None, default=None)
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
         return [Piece("No answer: no setting has a valid result")]
     metric, best = one.definition, setting_text(one.best)

@@ -255,8 +255,11 @@ def _share(part: int, total: int, findings: Findings) -> str:
 def _of_sweep(findings: Findings) -> SummaryVerdict:
     if all(one.best is None for one in findings.best):
         return SummaryVerdict(*TEXTS[Answer.none])
-    if any(one.withheld is not None for one in findings.best):
+    claims = [one for one in findings.best if one.withheld is None]
+    if not claims:
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if all(len(one.possibly_best) == 1 for one in findings.best):
-        return SummaryVerdict("better", "best setting known")
+    if all(len(one.possibly_best) == 1 for one in claims):
+        part, total = len(claims), len(findings.best)
+        where = f" in {part} of {total} rows" if part < total else ""
+        return SummaryVerdict("better", f"best setting known{where}")
     return SummaryVerdict(*TEXTS[Answer.undecided])
