@@ -140,7 +140,7 @@ def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
         phrase = effect_phrase(row.definition, effects, differences=differences)
         return f"{arm} {phrase}: {reason}; adjusted p = {p_text(one.p_adjusted)}"
     if one.effect_pct is None:
-        return f"{arm}: inconclusive: {reason}"
+        return f"{arm}: {word.replace('_', '-')}: {reason}"
 
     def effect(*notes: str) -> str:
         base, effects = row.median(one.baseline), [one.effect_pct or 0.0]
