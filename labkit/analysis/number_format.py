@@ -106,6 +106,12 @@ def magnitude_text(value: float) -> str:
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
 
 
+def bound_text(bound: float) -> str:
+    """Write an upper bound: like :func:`magnitude_text`, but rounded up."""
+    scale = 1 if bound >= 100 else 10 if bound >= 0.095 else 100
+    return magnitude_text(math.ceil(round_digits(bound * scale)) / scale)
+
+
 def machine_words(environment: Mapping[str, Any]) -> list[str]:
     """Return a machine's CPU, cores, memory, system and accelerator, as far as they are known."""
     cores, memory = environment.get("cores"), environment.get("memory_bytes")

@@ -103,6 +103,7 @@ class CellMaker:
     isolation: str = "process"
     clients: int | None = None
     limits: dict[str, float | None] = field(default_factory=dict)
+    design: dict[str, Any] = field(default_factory=dict)  # further keys of the manifest's design
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -173,6 +174,7 @@ class CellMaker:
                 "alpha": self.alpha,
                 "margin_pct": self.margin_pct,
                 **({} if self.metrics is None else {"metrics": self.metrics}),
+                **self.design,
             },
             "gates": dict.fromkeys(("healthy", "engaged", "identical"), gate),
             "rows": [],

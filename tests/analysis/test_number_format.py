@@ -6,6 +6,7 @@ import re
 import pytest
 
 from labkit.analysis.number_format import (
+    bound_text,
     interval_text,
     join_names,
     magnitude_text,
@@ -67,6 +68,9 @@ def test_tiny_values_have_no_exponent():
                   1e-4: "0.0001", 9.9e-5: "1e-4", 2e-12: "2e-12"}),
         (magnitude_text, {-100.0: "100", 1234.5: "1,234", 99.94: "99.9", -0.0949: "0.09",
                           0.095: "0.1", 0.0: "0.0", -5.0: "5.0"}),
+        (bound_text, {0.0: "0.0", 1.136: "1.2", 1.7136: "1.8", 1.1: "1.1", 1.1 + 1e-12: "1.1",
+                      0.0801: "0.09", 0.091: "0.1", 0.0951: "0.1", 0.004: "0.01", 99.96: "100",
+                      100.3: "101", 1234.0: "1,234"}),
         (round_significant, {None: None, 1 / 3: 0.3333333333, 12345678901.0: 12345678900.0}),
         (unit_name, {"us": "µs", "bytes": "MiB", "tok/s": "tok/s", None: ""}),
     ],

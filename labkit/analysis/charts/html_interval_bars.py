@@ -122,7 +122,7 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
     rows, found = _shown_rows(cell), dict[str, list[EffectInPercent]]()
     measured: Row | BestInRow | None = rows[0] if rows else None
     if cell.sweep:
-        measured = next(iter(cell.best or ()), None)
+        measured = min(cell.best or (), key=lambda each: each.withheld is not None, default=None)
         if measured is not None and measured.effect_pct is not None:
             best, reference = (setting_text(str(x)) for x in (measured.best, measured.reference))
             found = {f"{best} against {reference}": [measured]}

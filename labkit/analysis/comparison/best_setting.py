@@ -3,7 +3,7 @@
 A setting is a combination of the sweep's values. Each setting is an arm, and all arms' runs share
 random blocks. So settings are compared as arms are: by one number per run, on the log scale, within
 blocks. The statistics are those of :mod:`labkit.analysis.statistics.best_arm`; alpha is
-divided among the primary rows.
+divided among the primary rows but estimates, of which nothing is claimed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.analysis.comparison.arm_comparison import DecisionCriteria
 from labkit.analysis.comparison.observations import (
     MetricRow,
     arm_values,
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 def best_settings(analysis: CellAnalysis) -> list[BestInRow]:
     """Return the best setting of every measured primary row of a sweep."""
     rows = [row for row in analysis.rows if row.primary and row.skipped is None]
-    return [_best_setting(analysis, row, len(rows)) for row in rows]
+    num_tested = sum(row.case not in analysis.data.estimates_at(None) for row in rows)
+    return [_best_setting(analysis, row, num_tested) for row in rows]
 
 
-def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> BestInRow:
-    data, runs = analysis.data, analysis.data.criteria.runs
+def _best_setting(analysis: CellAnalysis, row: MetricRow, num_tested: int) -> BestInRow:
+    data, criteria = analysis.data, analysis.data.criteria_of(row.case)
+    runs = criteria.runs
     arms = [data.baseline, *data.treatment_arms]
     excluded = {arm: reason for arm in arms if (reason := _obstacle(analysis, row, arm))}
     valid = [arm for arm in arms if arm not in excluded and arm not in data.dropped]
@@ -56,13 +59,13 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
     values = _comparable_values(compared, measured, runs)
     best = replace(best, values={arm: round_digits(value) for arm, value in values.items()})
     sign = 1.0 if row.better == "higher" else -1.0
-    withheld = _withheld_reason(analysis, len(blocks))
+    withheld = _withheld_reason(criteria, len(blocks))
     if withheld is not None:  # an estimate, without an interval or a claim
         order = np.argsort(-(sign * logs).mean(axis=(0, 1)), kind="stable")
         first, other = valid[int(order[0])], valid[0 if order[0] else int(order[1])]
         effect_pct = round_digits(100.0 * (values[first] / values[other] - 1.0))
         return replace(best, best=first, reference=other, effect_pct=effect_pct, withheld=withheld)
-    alpha = data.criteria.alpha / num_rows
+    alpha = criteria.alpha / num_tested
     won = winner(sign * logs, 0, alpha)
     low, high = sorted(sign * limit for limit in won.interval)
     return replace(
@@ -106,13 +109,18 @@ def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[s
     return values
 
 
-def _withheld_reason(analysis: CellAnalysis, blocks: int) -> str | None:
-    criteria = analysis.data.criteria
+def _withheld_reason(criteria: DecisionCriteria, blocks: int) -> str | None:
     needed = min_blocks_to_claim(criteria.runs)
     if blocks < needed:
         done = count_text(blocks, "block")
         return f"{done} of {criteria.runs}: a claim needs at least {needed}"
     return criteria.withheld_reason
+
+
+def tested_settings(analysis: CellAnalysis) -> list[BestInRow]:
+    """Return the best setting of every row that is more than an estimate."""
+    estimates = analysis.data.estimates_at(None)
+    return [one for one in analysis.best if one.case not in estimates]
 
 
 def is_decided(settings: Sequence[BestInRow]) -> bool:

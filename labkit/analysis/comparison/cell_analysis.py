@@ -401,7 +401,8 @@ class CellAnalysis:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
-            return replace(verdict, reason=_zero_baseline_text(row, comparison))
+            reasons = filter(None, (verdict.reason, _zero_baseline_text(row, comparison)))
+            return replace(verdict, reason="; ".join(reasons))
         if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
             return replace(verdict, reason="; ".join(filter(None, (verdict.reason, IF_NO_DRIFT))))
         if not self.differs(index) or verdict.word not in DECIDED_WORDS:

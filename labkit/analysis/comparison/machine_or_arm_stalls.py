@@ -40,7 +40,7 @@ import numpy as np
 
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
-from labkit.analysis.number_format import p_text, significant_text
+from labkit.analysis.number_format import bound_text, p_text
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import (
     Floats,
@@ -108,11 +108,8 @@ class StallAttribution:
         if math.isinf(bound):
             return Verdict("inconclusive", self.unclear_reasons[arm])
         if bound > margin_pct:
-            reason = (
-                f"stalls were excluded, but up to {significant_text(bound, 2)} % may be the arm's "
-                "own work"
-            )
-            return Verdict("inconclusive", reason)
+            own = f"up to {bound_text(bound)} % may be the arm's own work"
+            return Verdict("inconclusive", f"stalls were excluded, but {own}")
         return verdict
 
 

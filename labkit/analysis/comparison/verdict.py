@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria
 from labkit.analysis.model.row_model import Comparison
-from labkit.analysis.number_format import magnitude_text, significant_text
+from labkit.analysis.number_format import bound_text, magnitude_text
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,
@@ -151,7 +151,7 @@ def blocks_to_decide(comparison: Comparison, criteria: DecisionCriteria) -> int 
 
 def _bound_reason(comparison: Comparison) -> str | None:
     bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
-    return None if bound is None else f"any difference is within ±{significant_text(bound, 2)} %"
+    return None if bound is None else f"any difference is within ±{bound_text(bound)} %"
 
 
 def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:

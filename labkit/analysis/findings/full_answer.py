@@ -38,7 +38,7 @@ from labkit.analysis.findings.output_quality_sentences import (
 )
 from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
-from labkit.analysis.number_format import join_names, magnitude_text, percent_text
+from labkit.analysis.number_format import bound_text, join_names, magnitude_text, percent_text
 from labkit.config import count_text
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given
@@ -130,7 +130,7 @@ def _metric_clause(
 
 
 def _unchanged(same: Sequence[Finding], baseline: str) -> str:
-    limit = magnitude_text(max(one.bound for one in same))
+    limit = bound_text(max(one.bound for one in same))
     return f"differs{f' from {baseline}' if baseline else ''} by at most {limit} %"
 
 

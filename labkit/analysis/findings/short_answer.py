@@ -39,7 +39,7 @@ from labkit.analysis.findings.effect_wording import (
     sizes_text,
 )
 from labkit.analysis.findings.output_quality_sentences import outputs_wordings, worth_clauses
-from labkit.analysis.number_format import join_names, magnitude_text, scaled, unit_name
+from labkit.analysis.number_format import bound_text, join_names, magnitude_text, scaled, unit_name
 from labkit.config import count_text
 
 MAX_WORDS = 20
@@ -312,7 +312,7 @@ def _out_of_memory(findings: Findings) -> Pieces:
 
 def _best_setting(findings: Findings) -> Pieces:
     count = findings.num_settings
-    one = findings.best[0] if findings.best else None
+    one = min(findings.best, key=lambda each: each.withheld is not None, default=None)
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
         return [Piece("No answer: no setting has a valid result")]
     metric, best = one.definition, setting_text(one.best)
@@ -363,7 +363,7 @@ def _rest(findings: Sequence[Finding], noun: str = "") -> str:
 
 
 def _largest_bound(findings: Sequence[Finding]) -> str:
-    return magnitude_text(max(one.bound for one in findings))
+    return bound_text(max(one.bound for one in findings))
 
 
 def _of(part: int, total: int, noun: str) -> str:

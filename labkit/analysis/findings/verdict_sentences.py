@@ -17,7 +17,14 @@ from labkit.analysis.findings.effect_wording import (
 )
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import MINUS, interval_text, magnitude_text, p_text, percent_text
+from labkit.analysis.number_format import (
+    MINUS,
+    bound_text,
+    interval_text,
+    magnitude_text,
+    p_text,
+    percent_text,
+)
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.config import count_text
 
@@ -41,7 +48,6 @@ class CellPhrases:
     because a row that lacks a block is tested under the relabellings of the complete rows.
     """
 
-    level: str
     test_method: str
     identity: str
     margin: str
@@ -54,7 +60,6 @@ def cell_phrases(cell: Cell, claim: str) -> CellPhrases:
     exact = labels is None or labels.exact
     compared = cell.gates["identical"].status == "pass" and claim in IDENTITY_CLAIMS
     return CellPhrases(
-        cell.level_text,
         "exact" if labels is None or exact else f"Monte Carlo, {labels.count:,} draws",
         IDENTITY_CLAIMS[claim] if compared else "outputs not compared",
         f"±{cell.design.margin_pct:g} %",
@@ -118,7 +123,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
         for interval in (one.ci_pct, one.ci_raw_pct)
     )
     return (
-        f"{start}adjusted {phrases.level} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
+        f"{start}adjusted {one.level_text} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
         f"{count_text(one.blocks, 'block')}{as_measured_text(one, directed)}"
     )
@@ -136,7 +141,7 @@ def verdict_sentence(phrases: CellPhrases, row: Row, one: Comparison) -> str:
         phrase = effect_phrase(row.definition, effects, differences=differences)
         return f"{arm} {phrase}: {reason}; adjusted p = {p_text(one.p_adjusted)}"
     if one.effect_pct is None:
-        return f"{arm}: inconclusive: {reason}"
+        return f"{arm}: {word.replace('_', '-')}: {reason}"
 
     def effect(*notes: str) -> str:
         base, effects = row.median(one.baseline), [one.effect_pct or 0.0]
@@ -197,7 +202,7 @@ def control_sentence(cell: Cell) -> str | None:
     )
     limits = [abs(limit) for _, one, *_ in known for limit in one.ci_pct or () if limit]
     if limits:
-        text += f"; widest interval ±{magnitude_text(max(limits))} %"
+        text += f"; widest interval ±{bound_text(max(limits))} %"
     remarkable = [
         f"{name} ({percent_text(effect)}, p = {p_text(p)})"
         for name, _, effect, p in known
@@ -252,8 +257,11 @@ def _share(part: int, total: int, findings: Findings) -> str:
 def _of_sweep(findings: Findings) -> SummaryVerdict:
     if all(one.best is None for one in findings.best):
         return SummaryVerdict(*TEXTS[Answer.none])
-    if any(one.withheld is not None for one in findings.best):
+    claims = [one for one in findings.best if one.withheld is None]
+    if not claims:
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if all(len(one.possibly_best) == 1 for one in findings.best):
-        return SummaryVerdict("better", "best setting known")
+    if all(len(one.possibly_best) == 1 for one in claims):
+        part, total = len(claims), len(findings.best)
+        where = f" in {part} of {total} rows" if part < total else ""
+        return SummaryVerdict("better", f"best setting known{where}")
     return SummaryVerdict(*TEXTS[Answer.undecided])

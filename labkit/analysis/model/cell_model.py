@@ -354,13 +354,13 @@ class Cell(ArmsByRole):
         return (one for _, one in self.compared)
 
     @property
-    def level_text(self) -> str:
-        """Confidence level of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01.
+    def level_texts(self) -> list[str]:
+        """Confidence levels of the intervals: ``95 %``, or ``99 %`` at a look that spends 0.01.
 
-        Rows that an earlier look has decided have a higher one.
+        The lowest is the first; rows that an earlier look has decided have a higher one.
         """
-        levels = [one.level for one in self.comparisons if one.level]
-        return f"{100 * min(levels, default=1.0 - self.design.alpha):g} %"
+        levels = {one.level for one in self.comparisons if one.level} or {1.0 - self.design.alpha}
+        return [f"{100 * level:g} %" for level in sorted(levels)]
 
     @property
     def counters(self) -> dict[str, Mapping[str, float]]:

@@ -104,6 +104,11 @@ class Comparison(EffectInPercent):
         return replace(self, equivalence=None, difference_ci=None, **numbers)
 
     @property
+    def level_text(self) -> str:
+        """The confidence level of the intervals: ``95 %``; empty if nothing is claimed."""
+        return f"{100 * self.level:g} %" if self.level else ""
+
+    @property
     def ci_raw_pct(self) -> tuple[float, float] | None:
         """The unadjusted interval in percent, or None."""
         return _pair(self.ci_raw_low_pct, self.ci_raw_high_pct)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -145,7 +146,7 @@ def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
     text = column.text(line)
     if column.is_verdict:
         return _word(line.verdict) if line.verdict else text.partition(":")[0]
-    return text.replace("%", "").replace(" to ", ", ") if column.numeric else text
+    return re.sub("(?<! )%", "", text).replace(" to ", ", ") if column.numeric else text
 
 
 def print_changes(comparison: StudyComparison, out: Console) -> None:

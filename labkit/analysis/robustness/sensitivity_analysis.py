@@ -95,7 +95,8 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
                 results += _adjusted(index, pair, arm, data, correlation)
                 tasks += _undisturbed(index, pair, arm, data, disturbed)
                 tasks += _other_stall_treatment(index, arm, analysis)
-    results += _results(tasks, data.criteria.alpha)
+    alphas = [data.criteria_of(row.case).alpha for row in analysis.rows]
+    results += _results(tasks, alphas)
     order = {arm.name: i for i, arm in enumerate(data.arms)}
     return sorted(results, key=lambda result: (result.row, order[result.arm]))
 
@@ -131,7 +132,7 @@ def _adjusted(
     blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or any(key not in probe for key in _run_keys(row, pair, blocks)):
         return
-    adjusted = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria.alpha)
+    adjusted = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria_of(row.case).alpha)
     if adjusted is not None:
         yield SensitivityResult(
             row=index,
@@ -201,8 +202,11 @@ def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iter
         yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
 
 
-def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
-    """Return the results of the tasks, in their order. Tasks of equal shape share relabellings."""
+def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[SensitivityResult]:
+    """Return the results of the tasks, in their order. Tasks of equal shape share relabellings.
+
+    ``alphas``: each row's, so that an interval has the level of the verdict's own beside it.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, task in enumerate(tasks):
         groups.setdefault(task.base.shape, []).append(i)
@@ -212,7 +216,8 @@ def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
         values = [pool_by_block(tasks[i].base, tasks[i].other) for i in members]
         differences = labels.mean_differences(np.stack(values, axis=1))
         for column, i in enumerate(members):
-            results[i] = _result(tasks[i], differences[:, column], labels, alpha)
+            null = differences[:, column]
+            results[i] = _result(tasks[i], null, labels, alphas[tasks[i].row])
     return [results[i] for i in range(len(tasks))]
 
 

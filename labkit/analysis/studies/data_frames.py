@@ -68,7 +68,8 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         and its times in ms; ``itl_ms`` is the list of the times between its tokens.
 
         ``quality``: one line per cell, arm and metric (``kl_mean``, ...), with the ``estimate`` and
-        its 95 % interval, ``low`` to ``high``. Only arms that scored texts have lines.
+        its interval, ``low`` to ``high``: a 95 % interval, or a 98.3 % interval if looks decided
+        how many windows were scored. Only arms that scored texts have lines.
 
     Raises
     ------

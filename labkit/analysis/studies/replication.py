@@ -150,6 +150,16 @@ def _margin(analysis: CellAnalysis) -> Interval:
     return _logs((-margin_pct, margin_pct))
 
 
+def _alpha(pairs: Sequence[_Pair]) -> float:
+    """Return the smallest alpha at which a study decided one of these rows; 0.0 without a row.
+
+    A row that an earlier look decided rests on that look's data, which may spend no more.
+    """
+    sides = ((pair.row.case, (pair.author, pair.reader)) for pair in pairs)
+    alphas = [one.data.criteria_of(case).alpha for case, both in sides for one in both if one]
+    return min(alphas, default=0.0)
+
+
 def _logs(limits: Interval) -> Interval:
     return to_log_ratio(limits[0]), to_log_ratio(limits[1])
 
@@ -170,16 +180,16 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
     claims = [pair for pair in pairs if pair.claimed is not None]
     if not claims:
         yield "the author's study claims no effect; only computed numbers can be compared"
-    labels = _labels(author)
+    labels, level = _labels(author), _alpha(claims) / max(1, len(claims))
     for pair in claims:
-        one, criteria, limits = pair.one, pair.author.data.criteria, pair.claimed
+        one, limits = pair.one, pair.claimed
         cell = labels[pair.author.data.dir.name] if len(labels) > 1 else None
         index = pair.author.cell.rows.index(pair.row)
         found = arm_effect(pair.author, pair.author.rows[index], one.arm)
         if found is None or limits is None:
             continue
         region = region_of(found[0], _logs(limits), _margin(pair.author))
-        equal, level = one.verdict in ("equivalent", "trivial"), criteria.alpha / len(claims)
+        equal = one.verdict in ("equivalent", "trivial")
         blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
         need = "the author's study is too short to show it; a large change can be shown"
         if blocks <= MAX_BLOCKS:
@@ -270,8 +280,7 @@ def replication_of(
     """
     pairs, labels = list(_pairs(author[1], reader[1])), _labels(author[1])
     tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
-    sides = [one for i in tested for one in (pairs[i].author, pairs[i].reader) if one is not None]
-    alpha = min((one.data.criteria.alpha for one in sides), default=0.0)
+    alpha = _alpha([pairs[i] for i in tested])
     decisions = dict(zip(tested, decide_replication(list(tested.values()), alpha), strict=True))
     rows = (
         _row(

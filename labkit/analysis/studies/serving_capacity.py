@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.machine_or_arm_stalls import as_measured
 from labkit.analysis.comparison.served_requests import has_tpot_limit, sustained, tpot_cause
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
-from labkit.records import Record
+from labkit.records import CaseRecord
 from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 _limits(workload["limits"]),
                 data.design.alpha / len(arms),
                 counts,
-                all(map(sustained, _notes(data.records, arm.name))),
+                all(map(sustained, _notes(analysis, arm.name))),
                 data.withheld_reason
                 or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
             )
@@ -148,15 +149,30 @@ def _capacity(cells: Sequence[CapacityLoad]) -> ServingCapacity:
     )
 
 
-def _notes(records: Sequence[Record], arm: str) -> list[TrafficNote]:
-    """Return the notes on requests of an arm's successful runs that counted those in the limits."""
-    return [
-        case.known_notes["traffic"]
+def _notes(analysis: CellAnalysis, arm: str) -> list[TrafficNote]:
+    """Return the notes on requests of an arm's successful runs that counted those in the limits.
+
+    The counts in records are without stalls. If stalls stay in all times, ``good`` is with them.
+    """
+    kept = analysis.stalls is not None and analysis.stalls.kept_reason is not None
+    records = as_measured(analysis.data.records) if kept else analysis.data.records
+    cases = [
+        case
         for record in records
         if record.ok and record.arm == arm
         for case in record.cases
         if "good" in case.known_notes.get("traffic", {})
     ]
+    notes = [case.known_notes["traffic"] for case in cases]
+    if not kept:
+        return notes
+    return [{**note, "good": _good(case)} for note, case in zip(notes, cases, strict=True)]
+
+
+def _good(case: CaseRecord) -> int:
+    """Return how many requests were within the limits, by the case's metrics."""
+    values = {metric.name: metric.repeats[0] for metric in case.metrics}
+    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def rate_is_decided(analysis: CellAnalysis) -> bool | None:
@@ -182,7 +198,7 @@ def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     None if no run counted them.
     """
     data, records = analysis.data, analysis.data.records
-    notes, spent = _notes(records, arm), data.criteria.alpha / data.design.alpha
+    notes, spent = _notes(analysis, arm), data.criteria.alpha / data.design.alpha
     if not notes:
         return None
     good = [float(note["good"]) if sustained(note) else 0.0 for note in notes]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from labkit.analysis.comparison.best_setting import is_decided
+from labkit.analysis.comparison.best_setting import is_decided, tested_settings
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
 from labkit.analysis.comparison.text_quality import limits_decided
@@ -85,13 +85,14 @@ class AnalysisCache:
         """Return the cases with a primary row in which a treatment arm has no decided verdict.
 
         Arms that claim to run out of memory are left out. In a sweep all cases are undecided until
-        only one setting may be the best in every primary row. With ``workload.capacity`` all are
-        undecided until every arm is shown to keep its target share, or to miss it.
+        only one setting may be the best in every primary row but estimates. With
+        ``workload.capacity`` all are undecided until every arm is shown to keep its target share,
+        or to miss it.
         """
         analysis = self.cell(cell_dir)
         primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
-            return [] if is_decided(analysis.best) else primary
+            return [] if is_decided(tested_settings(analysis)) else primary
         if rate_is_decided(analysis) is False:
             return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
@@ -144,14 +145,15 @@ class AnalysisCache:
         return [undigested_note(study, *count) for study, count in counts.items() if count[0]]
 
     def possibly_best(self, cell_dir: Path) -> list[str]:
-        """Return the arms of a sweep that may be the best in some primary row.
+        """Return the arms of a sweep that may be the best in some primary row but estimates.
 
         If nothing may be claimed in some row yet, all arms are returned.
         """
         analysis = self.cell(cell_dir)
-        if any(one.withheld is not None for one in analysis.best):
+        tested = tested_settings(analysis)
+        if not tested or any(one.withheld is not None for one in tested):
             return [arm.name for arm in analysis.data.arms]
-        return list(dict.fromkeys(arm for one in analysis.best for arm in one.possibly_best))
+        return list(dict.fromkeys(arm for one in tested for arm in one.possibly_best))
 
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.

@@ -15,7 +15,7 @@ from labkit.analysis.charts.html_interval_bars import IntervalScale
 from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import percent_text, unit_name, value_text
+from labkit.analysis.number_format import join_names, percent_text, unit_name, value_text
 
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}
 UNDECIDED = ("inconclusive", "estimate_only")
@@ -168,9 +168,9 @@ def _notes(cell: Cell) -> Iterator[str]:
         yield f"Estimates only{which}: {next(iter(estimated.values()))}."
     text = "Values are medians over runs"
     known = [c.ci_low_pct for row in cell.rows for c in row.comparisons]
-    bars = f"adjusted {cell.level_text} intervals" if any(k is not None for k in known) else (
-        "the differences, without intervals"
-    )  # fmt: skip
+    bars = "the differences, without intervals"
+    if any(limit is not None for limit in known):
+        bars = f"adjusted {join_names(cell.level_texts)} intervals"
     if words:
         text += (
             "; differences are estimated within blocks, so they may differ from the quotient of "

@@ -158,7 +158,7 @@ def _baseline_only_column(
 def _arm_columns(
     cell: Cell, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
 ) -> Iterator[Column[ResultLine]]:
-    baseline, level, failures = cell.baseline, cell.level_text, cell.failure_outcomes
+    baseline, level, failures = cell.baseline, cell.level_texts[0], cell.failure_outcomes
 
     def baseline_median(line: ResultLine) -> str:
         if line.skipped is not None:
@@ -175,6 +175,11 @@ def _arm_columns(
             return failures.get(str(line.arm), UNKNOWN)
         return line.compared(percent_text, "effect_pct") or UNKNOWN
 
+    def interval(line: ResultLine) -> str:
+        text = line.compared(interval_text, "ci_low_pct", "ci_high_pct")
+        own = line.compared(str, "level_text")
+        return text if text == UNKNOWN or own in ("", level) else f"{text} ({own})"
+
     def verdict(line: ResultLine) -> str:
         if line.skipped is not None:
             return f"skipped: {line.skipped}"
@@ -188,7 +193,7 @@ def _arm_columns(
     yield Column(heading, delta, short_heading=short, link=link)
     yield Column(
         f"adjusted {level} CI (%)",
-        lambda line: line.compared(interval_text, "ci_low_pct", "ci_high_pct"),
+        interval,
         short_heading=f"adjusted\n{level} CI, %",
         link=link,
     )
@@ -204,7 +209,7 @@ def _arm_columns(
 
 
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
-    qualities = cell.qualities
+    qualities, level = cell.qualities, f"{100 * cell.design.quality_confidence:.3g} %"
 
     def kl(value: float) -> str:
         return significant_text(value, 3)
@@ -230,7 +235,7 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
         yield Column(
             "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
         )
-        yield Column("KL 95 % CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
+        yield Column(f"KL {level} CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
         yield Column(
             "same next token (%)",
             value("top1_agreement", "estimate"),
@@ -238,9 +243,9 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
             short_heading="same\nnext\n%",
         )
         yield Column(
-            "same next token 95 % CI (%)",
+            f"same next token {level} CI (%)",
             interval("top1_agreement", share),
-            short_heading="same next\n95 % CI, %",
+            short_heading=f"same next\n{level} CI, %",
             min_width=WIDTH_WITH_QUALITY,
         )
 
@@ -299,9 +304,13 @@ def _notes(cell: Cell, has_published: bool) -> list[str]:
             if cell.design.estimates
             else "rows"
         )
+        several_levels = len(cell.level_texts) > 1
+        earlier = (
+            ", at its own level where an earlier look decided the row" if several_levels else ""
+        )
         notes.append(
             f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
-            f"adjusted over all {rows} and arms; smallest reachable p "
+            f"adjusted over all {rows} and arms{earlier}; smallest reachable p "
             f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'

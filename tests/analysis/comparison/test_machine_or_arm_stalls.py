@@ -11,6 +11,7 @@ import pytest
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     UNCLEAR_ALPHA,
+    StallAttribution,
     attribute_stalls,
     own_work_bound_pct,
     own_work_limit,
@@ -111,6 +112,12 @@ def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
         if row.metric == "peak_kv_bytes" and one.arm == ARM
     ]
     assert memory and all("stalls" not in (one.reason or "") for one in memory)
+
+
+def test_the_bound_on_an_arm_s_own_work_is_never_rounded_down():
+    stalls = StallAttribution({}, {ARM: 1.04})
+    restricted = stalls.restrict(Verdict("equivalent"), ARM, 1.0, lambda: Verdict("equivalent"))
+    assert restricted.word == "inconclusive" and "but up to 1.1 % may be" in restricted.reason
 
 
 def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):

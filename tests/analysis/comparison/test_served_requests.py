@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.machine_or_arm_stalls import StallAttribution
 from labkit.analysis.comparison.served_requests import sustained
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.studies.serving_capacity import capacity_loads, serving_capacities
-from labkit.records import Arm, CaseRecord, Record
+from labkit.records import Arm, CaseRecord, Metric, Record
 
 ALL = tuple(f"r{i}" for i in range(40))
 
@@ -179,7 +180,7 @@ def capacities(arms, records, alpha=0.05, withheld=None):
         criteria=SimpleNamespace(alpha=alpha),
         withheld_reason=withheld,
     )
-    loads = tuple(capacity_loads(SimpleNamespace(data=data)))
+    loads = tuple(capacity_loads(SimpleNamespace(data=data, stalls=None)))
     return serving_capacities([SimpleNamespace(capacities=loads)])
 
 
@@ -244,3 +245,32 @@ def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():
     assert one.sentence == (
         "Not decided: the capacity of base within TTFT 100 ms: 6 of 9 blocks are done."
     )
+
+
+@pytest.mark.parametrize(
+    ("stalls", "good"),
+    [
+        (None, 200),
+        (StallAttribution({"base": 3.0}), 200),
+        (StallAttribution({"base": 3.0}, kept_reason="the stalls are the arm's own work"), 120),
+    ],
+)
+def test_the_capacity_counts_requests_that_were_late_by_an_arm_s_own_stalls(stalls, good):
+    limits = {"ttft_ms": 100.0, "tpot_ms": None, "e2e_ms": None}
+    workload = {"capacity": 90.0, "arrivals": {"rate": 40.0}, "limits": limits}
+    metrics = tuple(
+        Metric(name, "", "higher", False, (value,))
+        for name, value in (("goodput_req_s", 40.0), ("wall_s", 5.0))
+    )
+    notes = {"traffic": {"requests": 200, "good": 200}}
+    notes["as_measured"] = {"goodput_req_s": 120 / 5.3, "wall_s": 5.3}
+    case = CaseRecord("all", metrics=metrics, notes=notes)
+    data = SimpleNamespace(
+        arms=[Arm("base", "baseline", {}, {"workload": workload})],
+        records=[replace(BASE, block=block, cases=(case,)) for block in range(6)],
+        design=CellDesign.from_json({"alpha": 0.05}),
+        criteria=SimpleNamespace(alpha=0.05),
+        withheld_reason=None,
+    )
+    (load,) = capacity_loads(SimpleNamespace(data=data, stalls=stalls))
+    assert load.counts.good.tolist() == [good] * 6

@@ -24,6 +24,7 @@ from labkit.analysis.comparison.verdict import (
     target_effect_pct,
 )
 from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.number_format import bound_text
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.statistics.effect_size import Equivalence, to_percent
@@ -109,7 +110,7 @@ def test_only_a_larger_study_than_the_present_one_is_suggested(sd, larger):
 def test_the_stated_bound_is_that_of_the_shown_interval(make_cell):
     c = comparison_of(analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004)))
     bound = max(-c["ci_low_pct"], c["ci_high_pct"])
-    assert c["reason"] == f"any difference is within ±{bound:.2g} %"
+    assert c["reason"] == f"any difference is within ±{bound_text(bound)} %"
 
 
 def test_rows_have_noise_of_their_own_and_an_adjusted_p_above_the_raw(make_cell):

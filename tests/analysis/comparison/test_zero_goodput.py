@@ -34,10 +34,10 @@ def with_goodput(rates, zero_in=None):
 
 @pytest.fixture
 def analysed(make_cell):
-    def analyse_rates(isolation="process", zero_in=None, **rates):
+    def analyse_rates(isolation="process", zero_in=None, blocks=8, **rates):
         change = with_goodput({**FULL, **rates}, zero_in)
         cell = make_cell(
-            f"study{len(rates)}/one", requests=True, blocks=8, runs=1, change=change,
+            f"study{len(rates)}/one", requests=True, blocks=blocks, runs=1, change=change,
             effects={"fast": 1.0, "slow": 1.0}, isolation=isolation, metrics=["goodput_req_s"],
         )  # fmt: skip
         return analyse(cell)
@@ -110,6 +110,16 @@ def test_an_arm_is_compared_with_a_baseline_without_goodput_in_the_metrics_unit(
         assert one["difference"] == pytest.approx(12, rel=0.01)
         assert "CI of the difference 11.92 to 12.06 req/s)" in one["reason"]
         assert all("11.96 req" in text and "more" in text for text in texts[:2]), texts[1]
+
+
+def test_too_few_blocks_from_a_baseline_without_goodput_are_an_estimate_everywhere(analysed):
+    analysis = analysed(binary_search=0.0, control=0.0, slow=0.0, fast=12.0, blocks=4)
+    fast = judged(analysis)["fast"]
+    assert fast.verdict == "estimate_only"
+    start = "4 blocks of 1: a claim needs at least 6; binary_search has 0 req/s in every run, "
+    assert fast.reason.startswith(start)
+    lines = "\n".join(verdict_sentences(analysis.cell, "none"))
+    assert f"fast: estimate-only: {start}" in lines
 
 
 def test_every_format_shows_an_effect_without_a_percentage(analysed, capsys):

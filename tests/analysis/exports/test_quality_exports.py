@@ -14,6 +14,7 @@ from labkit.analysis.comparison.text_quality import IS_UPPER_LIMIT
 from labkit.analysis.exports.tool_exports import csv_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
+from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_comparison import compare_studies
 from labkit.analysis.tables.results_table import results_table
@@ -84,6 +85,18 @@ def test_the_results_have_columns_of_quality_only_where_texts_are_scored(cell, m
     assert "compared with binary_search, over 16 windows of text" in table.notes[-1]
     other = results_table(analyse(make_cell("kernels/cell")).cell, [])
     assert not any("KL" in column.heading for column in other.columns)
+
+
+def test_the_headings_name_the_level_of_the_intervals(make_cell):
+    """It is higher if looks decided how many windows were scored."""
+    levels = []
+    for name, design in (("a", {}), ("b", {"quality_confidence": LOOK_CONFIDENCE})):
+        cell = analyse(make_cell(name, change=scored(0.01), design=design)).cell
+        levels += [c.heading for c in results_table(cell, []).columns if "CI" in c.heading][1:]
+    assert levels == [
+        "KL 95 % CI", "same next token 95 % CI (%)",
+        "KL 98.3 % CI", "same next token 98.3 % CI (%)",
+    ]  # fmt: skip
 
 
 def test_csv_has_quality_unrounded_only_where_texts_are_scored(cell, make_cell):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from planted_cells import planted_cell
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import (
@@ -16,7 +17,7 @@ from labkit.analysis.findings.effect_wording import Piece, optional
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.output_quality_sentences import PickedFrames
 from labkit.analysis.findings.short_answer import MAX_WORDS, arm_text, fit, short_answer
-from labkit.analysis.findings.verdict_sentences import summary_verdict
+from labkit.analysis.findings.verdict_sentences import control_sentence, summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.row_model import ArmValues, Comparison, Row
 from labkit.records.metric_registry import metric_definition
@@ -161,6 +162,12 @@ CASES = {  # findings, the long text, the short text, the chip
         cell(same(place=None, metric=REQUESTS)),
         "On this machine map differs from search by at most 1.2 % in throughput.",
         "No difference in throughput between map and search beyond 1.2 %.",
+        "equivalent: no difference",
+    ),
+    "a bound is never rounded down": (
+        cell(one("equivalent", 0.1, (-1.136, 0.9))),
+        "On this machine map differs from search by at most 1.2 % in time per launch.",
+        "No difference in time per launch between map and search beyond 1.2 %.",
         "equivalent: no difference",
     ),
     "inside the margin": (
@@ -521,6 +528,13 @@ def test_cells_of_the_same_arms_and_metric_are_merged():
     assert merge_findings([cells[0], cell(better(metric="decode_ms"))], labels[:2]) is None
     assert merge_findings([cells[0], cell(better(arm="other"))], labels[:2]) is None
     assert merge_findings([broken, broken], labels[:2]) is None
+
+
+def test_the_control_s_widest_interval_is_never_rounded_down():
+    known = {"arm": "copy", "effect_pct": 0.1, "p": 0.5, "ci_low_pct": -1.849, "ci_high_pct": 1.2}
+    row = {"metric": "e2e_ms", "primary": True, "comparisons": [known]}
+    cell = planted_cell([row], arms=[{"name": "copy", "role": "control"}])
+    assert control_sentence(cell).endswith("; widest interval ±1.9 %")
 
 
 def test_findings_are_planned_from_the_verdicts_on_primary_rows(make_cell):

@@ -195,6 +195,21 @@ def test_the_level_that_is_shown_is_that_of_the_interval(make_cell, capsysbinary
     assert "(adjusted 99 % CI " in text
 
 
+def test_a_row_that_an_earlier_look_decided_shows_its_level(make_cell, capsysbinary):
+    looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
+    taken = [{"blocks": 4, "alpha": 0.01, "decided": False, "stopped": ["prefill, 8 × 512"]}]
+    path = make_cell("study/cell", blocks=8, looks=looks, design={"looks_taken": taken})
+    text = printed(capsysbinary, path.parent, "md")
+    lines = [line for line in text.split("\n") if line.startswith("| ")]
+    first, second = [line.split(" | ") for line in lines[2:4]]
+    assert "adjusted 96 % CI (%)" in lines[0] and second[0] == "| prefill, 8 × 512"
+    assert "99 %" not in first[4] and second[4].endswith(" (99 %)")
+    assert "Bars: adjusted 96 % and 99 % intervals" in printed(capsysbinary, path.parent, "html")
+    out = io.StringIO()
+    print_cell(path, Console(width=200, file=out))
+    assert f"{second[4].replace(' to ', ', ')} " in out.getvalue()
+
+
 def test_the_control_s_smallest_p_stands_beside_its_largest_effect(make_cell, capsysbinary):
     def leak(record):
         if record.arm != "control":

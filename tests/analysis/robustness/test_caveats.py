@@ -234,6 +234,23 @@ def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cel
     assert analysis.comparisons[0]["seq_map"].blocks == 4
 
 
+def test_an_interval_has_the_level_of_the_verdict_s_own(make_cell):
+    """It is that of the look which decided the row, also of a probe-adjusted interval."""
+
+    def lengths(name, stopped, change):
+        looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
+        taken = {"blocks": 4, "alpha": 0.01, "decided": False, "stopped": stopped}
+        design = {"looks_taken": [taken]}
+        path = make_cell(name, blocks=8, looks=looks, change=change, design=design)
+        results = sensitivity_results(analyse(path))
+        return [s.ci_pct[1] - s.ci_pct[0] for s in results if s.arm == "seq_map"]
+
+    for name, change in (("probe", with_probe()), ("slow", with_probe(1, follow=False))):
+        now = lengths(f"{name}/now", [], change)
+        then = lengths(f"{name}/then", ["prefill, 8 × 512"], change)
+        assert then[0] == now[0] and then[1] > 1.1 * now[1]
+
+
 @pytest.mark.parametrize("runs", ["all", "binary_search", "seq_map", "control"])
 def test_a_disturbed_block_is_excluded_from_every_arm(make_cell, runs):
     """Even if only one arm's runs were disturbed, no arm keeps the block's values."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from planted_cells import planted_cell
 
+from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.tables.results_table import results_table
 
 COMPARISON = {
@@ -42,6 +43,20 @@ def test_a_line_says_what_its_comparison_found():
         "adjusted 90 % CI (%)": "−15.0 to −9.5", "adjusted p": "0.012", "verdict": "less time",
     }  # fmt: skip
     assert [c.link(table.lines[0]) for c in table.columns if c.link] == ["#c-r0"] * 4
+
+
+def test_a_row_that_an_earlier_look_decided_shows_its_own_level():
+    levels = {"a": 0.96, "b": 0.99, "c": None}
+    rows = [row(case, comparisons=[COMPARISON | {"level": x}]) for case, x in levels.items()]
+    study = cell(*rows, gates={"identical": {"status": "pass"}})
+    table = results_table(study, [])
+    assert [line["adjusted 96 % CI (%)"] for line in texts(table)] == [
+        "−15.0 to −9.5", "−15.0 to −9.5 (99 %)", "−15.0 to −9.5"
+    ]  # fmt: skip
+    assert ", at its own level where an earlier look decided the row;" in table.notes[0]
+    assert "its own level" not in results_table(cell(row()), []).notes[0]
+    sentences = verdict_sentences(study, "none")
+    assert "adjusted 96 % CI" in sentences[0] and "adjusted 99 % CI" in sentences[1]
 
 
 def test_arms_without_a_comparison_and_skipped_rows_have_no_numbers():
