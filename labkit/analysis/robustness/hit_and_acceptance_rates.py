@@ -87,7 +87,7 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         for counts in counters
     )
     prompt_tokens = sharing["prompt_tokens"]
-    # A preempted request looks up its own prompt again; such a hit is not sharing between requests.
+    # In earlier records a preempted request's hits on its own tokens count, too.
     known = caches and not any(counts.get("preemptions") for counts in counters)
     hits = [counts.get("prefix.hit_tokens", 0.0) / prompt_tokens for counts in counters]
     return AttainedRates(
