@@ -92,9 +92,9 @@ def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
     Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
-    returns None if the model's config.json lacks sizes that the plan needs; the worker then sizes
-    the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget. The
-    message is one line that ends in the setting to change.
+    returns None if the model's config.json does not tell sizes that the plan needs; the worker then
+    sizes the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget.
+    The message is one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None
@@ -104,7 +104,7 @@ def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     model = model_footprint.from_model(
         experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
     )
-    if model is None:
+    if model is None or not model.is_cache_known:
         return None
     result = plan(engine, model)
     if isinstance(result, BudgetRefusal):

@@ -43,6 +43,8 @@ class ModelFootprint:
     # Weights that a token is not multiplied by: an untied embedding, experts that it does not use.
     lookup_weights: int = 0
     state_bytes: int = 0  # one request's recurrent states in all layers
+    # False: kv_bytes_per_token is an estimate, and the states are not counted.
+    is_cache_known: bool = True
 
     @property
     def matmul_weights(self) -> int:
@@ -148,6 +150,7 @@ def _from_config(
         float_bytes=loaded.float_bytes,
         weights=loaded.weights,
         lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
+        is_cache_known=str(settings.get("model_type")).removesuffix("_text") not in UNEVEN_TYPES,
     )
 
 
@@ -155,6 +158,13 @@ def _from_config(
 # the rotary part of a key. The second group caches the expanded keys and values of all heads.
 LATENT_TYPES = ("deepseek_v3", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2", "mistral4")
 EXPANDED_TYPES = ("deepseek_v2", "minicpm3", "youtu_llm")
+# Those whose layers do not all cache keys and values of ``num_key_value_heads`` heads: some have a
+# recurrent state, share keys and values, or have heads of another number or size.
+UNEVEN_TYPES = (
+    "bailing_moe_linear", "falcon_h1", "gemma3n", "gemma4", "granitemoehybrid", "iquestloopcoder",
+    "jamba", "lfm2", "lfm2_moe", "mimo_v2_flash", "nemotron_h", "olmo_hybrid", "plamo", "qwen3_5",
+    "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "step3p5",
+)  # fmt: skip
 
 
 def _cached_numbers(settings: dict[str, Any], keys: int, head_dim: int) -> int | None:

@@ -35,13 +35,16 @@ ROUNDING_BYTES = 1 << 20
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
     """Check the budget before the weights are loaded.
 
-    Nothing is checked if config.json lacks a size that the plan needs. Raises ``EngineError`` if
-    the policy refuses the budget. The message is one line that ends in the setting to change.
+    Nothing is checked if config.json does not tell a size that the plan needs. Raises
+    ``EngineError`` if the policy refuses the budget. The message is one line that ends in the
+    setting to change.
     """
     model = model_footprint.from_directory(
         model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     )
-    result = None if model is None else plan(options, model, machine)
+    if model is None or not model.is_cache_known:
+        return
+    result = plan(options, model, machine)
     if isinstance(result, BudgetRefusal):
         raise EngineError(str(result))
 
