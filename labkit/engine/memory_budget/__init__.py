@@ -5,8 +5,10 @@ The package imports neither MLX nor numba, so the parent process can plan with i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from labkit import config
-from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget import model_footprint, window_pool_sizes
 from labkit.engine.memory_budget.budget_decision import (
     BudgetDecision,
     BudgetRefusal,
@@ -66,7 +68,13 @@ def plan(
         num_state_slots(engine),
         engine.scheduler.max_num_seqs,
     )
-    return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+    result = apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+    if not engine.kv.window_pools or isinstance(result, BudgetRefusal):
+        return result
+    if model.windows is None:
+        return replace(result, full_blocks=None)
+    full_blocks = window_pool_sizes.full_blocks(engine, model.windows, result.blocks)
+    return replace(result, full_blocks=full_blocks)
 
 
 def num_state_slots(engine: config.Engine) -> int:

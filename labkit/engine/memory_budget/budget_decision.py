@@ -106,6 +106,8 @@ class BudgetDecision:
 
     ``blocks`` includes the null block. ``ceiling`` is the number of bytes that the policy allows
     for all ``parts`` together: weights, the pool, and activations if the policy counts them.
+    ``full_blocks`` are the blocks of the layers that keep every token. They are more than
+    ``blocks`` with ``engine.kv.window_pools``, and None if the layers' windows are unknown.
     """
 
     policy: str
@@ -114,6 +116,7 @@ class BudgetDecision:
     blocks: int
     block_bytes: int
     parts: tuple[MemoryPart, ...]
+    full_blocks: int | None
 
     @property
     def pool_bytes(self) -> int:
@@ -196,6 +199,7 @@ def apply_ceiling(
         blocks=blocks,
         block_bytes=inputs.block_bytes,
         parts=(*fixed, inputs.pool_part(blocks)),
+        full_blocks=blocks,
     )
 
 

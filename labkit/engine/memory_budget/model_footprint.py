@@ -45,6 +45,8 @@ class ModelFootprint:
     state_bytes: int = 0  # one request's recurrent states in all layers
     # False: kv_bytes_per_token is an estimate, and the states are not counted.
     is_cache_known: bool = True
+    # Of each layer, in tokens (None: the layer sees all keys). None: unknown, or no layer has one.
+    windows: tuple[int | None, ...] | None = None
 
     @property
     def matmul_weights(self) -> int:
@@ -94,6 +96,10 @@ def from_shape(
     if shape.kv_lora_rank is not None:
         cached = keys = sizes.latent_dim(shape)
         queries = shape.num_heads * cached
+    windows = None
+    if (window := shape.sliding_window) is not None:
+        layers = map(shape.has_window, range(shape.num_layers))
+        windows = tuple(window if has_window else None for has_window in layers)
     inner = shape.intermediate_size * (1 if shape.num_experts is None else sizes.EXPERTS_PER_TOKEN)
     weights = sizes.num_weights(shape)
     return ModelFootprint(
@@ -107,6 +113,7 @@ def from_shape(
         weights=weights,
         lookup_weights=sizes.num_unused_weights(shape),
         state_bytes=sizes.state_bytes(shape),
+        windows=windows,
     )
 
 
