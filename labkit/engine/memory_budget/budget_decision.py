@@ -72,9 +72,13 @@ class PolicyInputs:
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
         """Return the memory needed besides the pool: weights, states and, by default, activations.
 
+        The weights of a draft model are a part of their own.
+
         Recurrent states need memory twice: for all slots, and for the batch of the running step.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
+        if self.model.draft_bytes:
+            parts.append(MemoryPart("weights of the draft model", self.model.draft_bytes))
         if self.model.state_bytes:
             slots, batch = self.num_state_slots, self.max_num_seqs
             name = f"{slots} state slots and a batch of {batch}"

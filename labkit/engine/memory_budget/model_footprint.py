@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ class ModelFootprint:
     is_cache_known: bool = True
     # Of each layer, in tokens (None: the layer sees all keys). None: unknown, or no layer has one.
     windows: tuple[int | None, ...] | None = None
+    draft_bytes: int = 0  # the weights of the draft model, after loading
 
     @property
     def matmul_weights(self) -> int:
@@ -67,22 +69,27 @@ def from_model(
     model: config.Model,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint | None:
     """Return the footprint of a configured model without building or loading the model.
 
     ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast (``compute_dtype``).
+    ``layers``: the number of its first layers that will be loaded (None: all).
     Returns None if config.json lacks a size that planning needs. Raises ``ConfigError`` if
     ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return from_shape(model.shape, model.name, cast_dtype)
+        return from_shape(model.shape, model.name, cast_dtype, layers)
     from labkit.models import resolve
 
-    return from_directory(resolve(model).path, cast_dtype, matrix_storage)
+    return from_directory(resolve(model).path, cast_dtype, matrix_storage, layers)
 
 
 def from_shape(
-    shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
+    shape: config.ModelShape,
+    name: str,
+    cast_dtype: CastDtype = "float32",
+    layers: int | None = None,
 ) -> ModelFootprint:
     """Return the footprint of a model built in float32 from ``shape``, and cast to ``cast_dtype``.
 
@@ -90,6 +97,9 @@ def from_shape(
     """
     from labkit.models.synthetic import tensor_shapes as sizes
 
+    if layers is not None:
+        shape = copy.copy(shape)  # without its checks, since a window needs a second layer
+        shape.num_layers = layers
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     cached = 2 * keys
@@ -98,8 +108,8 @@ def from_shape(
         queries = shape.num_heads * cached
     windows = None
     if (window := shape.sliding_window) is not None:
-        layers = map(shape.has_window, range(shape.num_layers))
-        windows = tuple(window if has_window else None for has_window in layers)
+        has_window = map(shape.has_window, range(shape.num_layers))
+        windows = tuple(window if has else None for has in has_window)
     inner = shape.intermediate_size * (1 if shape.num_experts is None else sizes.EXPERTS_PER_TOKEN)
     weights = sizes.num_weights(shape)
     return ModelFootprint(
@@ -121,6 +131,7 @@ def from_directory(
     path: Path,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint | None:
     """Return the footprint of a model directory, from config.json and the weights' headers.
 
@@ -129,7 +140,8 @@ def from_directory(
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
-        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage))
+        settings["num_hidden_layers"] = layers or settings["num_hidden_layers"]
+        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage, layers))
     except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
@@ -192,6 +204,7 @@ def from_weights(
     path: Path,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint:
     """Return a footprint with the weights' sizes alone, for a config.json that lacks sizes.
 
@@ -199,7 +212,7 @@ def from_weights(
     the weights are not readable as safetensors.
     """
     try:
-        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage), {})
+        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage, layers), {})
     except (LookupError, TypeError, ValueError):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
     return ModelFootprint(
@@ -234,6 +247,16 @@ def weight_formats(
         return frozenset()
 
 
+def with_draft(model: ModelFootprint, draft: ModelFootprint) -> ModelFootprint:
+    """Return ``model`` with the weights of its draft model, and its layers' keys and values."""
+    return replace(
+        model,
+        draft_bytes=draft.weight_bytes,
+        kv_bytes_per_token=model.kv_bytes_per_token + draft.kv_bytes_per_token,
+        is_cache_known=model.is_cache_known and draft.is_cache_known,
+    )
+
+
 def with_cache_bytes(
     model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
 ) -> ModelFootprint:
@@ -252,10 +275,15 @@ def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 
 @dataclass(frozen=True)
 class _WeightLoading:
-    """The dtype and storage that loading gives to weights."""
+    """The dtype and storage that loading gives to weights, and the number of layers it loads."""
 
     cast_dtype: CastDtype
     matrix_storage: MatrixStorage
+    layers: int | None = None  # None: all
+
+    def loads(self, name: str) -> bool:
+        """Return whether the tensor ``name`` is loaded."""
+        return self.layers is None or safetensors_header.layer_index(name) < self.layers
 
     def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor after loading."""
@@ -332,7 +360,7 @@ def _loaded_weights(
     tensors = {
         name: tensor
         for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
-        if not (tied and _is_lm_head(name))
+        if loading.loads(name) and not (tied and _is_lm_head(name))
     }
     floats = Counter[str]()
     for tensor in tensors.values():

@@ -170,6 +170,49 @@ def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     assert model_footprint.from_directory(tmp_path / "none") is None
 
 
+@pytest.mark.parametrize("drafts", [{"draft_path": "llama"}, {"draft_layers": 2}, {}])
+def test_a_budget_holds_the_weights_and_the_cache_of_a_draft_model(drafts, model_dir):
+    """The parent plans the pool that the worker allocates."""
+    path = model_dir("qwen3")
+    if "draft_path" in drafts:
+        drafts = {"draft_path": str(model_dir(drafts["draft_path"]))}
+    budget = {"policy": config.BudgetPolicy.mistralrs, "fraction": 0.01, "machine": "sim_m1_8gb"}
+    alone = options(**budget)
+    drafted = dataclasses.replace(
+        alone, speculation=config.Speculation.draft, drafts=config.Drafts(**drafts)
+    )
+    without, planned = (
+        memory_budget.plan(engine, memory_budget.footprint(engine, path))
+        for engine in (alone, drafted)
+    )
+    assert [part.name for part in planned.parts[:2]] == ["weights", "weights of the draft model"]
+    layers = drafts.get("draft_layers", 3)
+    assert planned.block_bytes * 3 == without.block_bytes * (3 + layers)
+    assert sum(part.bytes for part in planned.parts) <= planned.ceiling == without.ceiling
+    engine = create(drafted, path)
+    assert engine.notes["budget"] == str(planned)
+    assert engine.counters()["blocks.total"] == planned.blocks - 1
+    engine.close()
+
+
+@pytest.mark.parametrize("layers", [1, 2, None])
+@pytest.mark.parametrize(
+    "shape", [{}, {"sliding_window": 64}, {"kv_lora_rank": 32, "num_kv_heads": 1}]
+)
+def test_the_first_layers_of_a_shape_are_those_of_the_built_directory(shape, layers):
+    from labkit.models import resolve
+
+    model = config.Model(shape=config.ModelShape(**shape))
+    drafted = dataclasses.replace(
+        options(), speculation=config.Speculation.draft, drafts=config.Drafts(draft_layers=layers)
+    )
+    planned, written = (
+        memory_budget.footprint(drafted, source) for source in (model, resolve(model).path)
+    )
+    assert planned.draft_bytes == written.draft_bytes > 0
+    assert planned.kv_bytes_per_token == written.kv_bytes_per_token
+
+
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_measured_activations_match_the_estimate(tiny_dir, rows):
     from labkit.engine import kv_layout
