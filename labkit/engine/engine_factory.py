@@ -167,6 +167,7 @@ def _create_own(
             choice.forward, factory, expected.shapes, options.scheduler
         ),
         expected.states,
+        draft.weight_bytes if draft else 0,
     )
     memory_capacity.trim_heap()  # frees what the self-test computed
     kv_cache = factory.create(shapes, budget.blocks)

@@ -6,6 +6,7 @@ The module does not import NumPy, because the process that plans a study does no
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ LFS_ADVICE = "is a pointer of Git LFS instead of the file; run: git lfs pull"
 
 # The dtypes of floating-point tensors in a header, as NumPy and MLX name them.
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def layer_index(name: str) -> int:
+    """Return the index of the layer that a weight belongs to, or -1 if it belongs to no layer."""
+    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 def matrix_formats(model_dir: Path) -> set[tuple[str, int, int]]:

@@ -53,7 +53,7 @@ def claim(experiment: Experiment) -> Claim:
     """
     engine = experiment.engine
     planned = memory_budget.plan_for_arm(experiment)
-    if planned is None:
+    if planned is None or planned.full_blocks is None:
         raise ConfigError(
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "
             f"model={experiment.model.name} cannot be planned; choose another engine or model"
@@ -61,7 +61,7 @@ def claim(experiment: Experiment) -> Claim:
     total = memory_capacity.find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
         taken = sum(part.bytes for part in planned.parts)
-        tokens = (planned.blocks - 1) * engine.kv.block_size
+        tokens = (planned.full_blocks - 1) * engine.kv.block_size
         return Claim(total, planned.ceiling, taken, tokens)
     lengths = sorted((p + o for p, o in source_of(experiment).lengths(experiment)), reverse=True)
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])

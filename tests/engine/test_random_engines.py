@@ -257,7 +257,8 @@ def check_counters(case, engine, outputs, aborted):
     computed = counters["tokens.computed"]
     assert computed == counters["tokens.prefill"] + counters["tokens.decode"]
     assert counters["spec.accepted"] <= counters["spec.drafted"]
-    assert counters["prefix.hit_tokens"] <= counters["prefix.queried_tokens"]
+    prompt_tokens = sum(len(request.prompt_token_ids) for request in case.requests)
+    assert counters["prefix.hit_tokens"] <= counters["prefix.queried_tokens"] <= prompt_tokens
     preempting = any(kind == "preempt" for _, kind, _ in case.interruptions)
     if case.options["scheduler.reservation"] == "full" and not preempting:
         assert counters["preemptions"] == 0

@@ -124,14 +124,13 @@ def test_blocks_and_hits_add_up(mode, monkeypatch):
     trace = engine.trace_steps(1_000, itertools.count().__next__)
     run(engine, requests(1))
     report, counters = trace.report(), engine.counters()
-    admitted, hits = set(), 0
+    admitted, hits = set(), 0  # a request that was preempted may find its own tokens
     for step, tables in zip(report["steps"], replay(report), strict=True):
         held = {block for blocks in tables.values() for block in blocks}
         assert (
             len(held) == report["num_blocks"] - 1 - step["free_blocks"] - step["evictable_blocks"]
         )
         assert step["reserved_bytes"] == len(held) * 100  # bytes of the stub's blocks
-        admitted -= {*step["released"], *step["preempted"]}
         for index, start, *_ in step["chunks"]:
             if index not in admitted:
                 admitted.add(index)

@@ -63,6 +63,16 @@ def test_records_say_the_claim_and_who_made_it(policies):
     assert measured["vllm"].counters["budget.vllm"] == 1
 
 
+def test_window_pools_hold_more_tokens_in_the_same_memory(compose_experiment):
+    options = "model=window", "workload=headroom", "engine.budget.blocks=1000"
+    one_pool, pools = (
+        memory_headroom_workload_kind.claim(compose_experiment(*options, *pool))
+        for pool in ((), ("engine.kv.window_pools=true",))
+    )
+    assert one_pool.tokens == 999 * 16 and pools.tokens > 2 * one_pool.tokens
+    assert dataclasses.replace(pools, tokens=one_pool.tokens) == one_pool
+
+
 def test_an_engine_that_plans_no_memory_is_one_line(policies):
     auto = policies()["auto"]
     own = dataclasses.replace(auto, engine=Engine(name="mlx_lm"))

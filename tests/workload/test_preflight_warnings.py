@@ -52,6 +52,17 @@ def test_a_reservation_counts_the_memory_of_its_layout(compose_experiment):
     assert "16 requests need 4,096" in warning and "holds 2,064 tokens" in warning
 
 
+def test_window_pools_leave_more_memory_to_the_layers_that_keep_every_token(compose_experiment):
+    base = (*BASE, "model=window", "engine.budget.blocks=1000")
+    pools = (*base, "engine.kv.window_pools=true")
+    (one_pool,), (windowed,) = (warnings(compose_experiment(*arm)) for arm in (base, pools))
+    assert "holds 15,984 tokens" in one_pool
+    # Of three layers, 16 requests of 4 + 3 blocks and two steps of 512 tokens.
+    window = 16 * 7 + 2 * 512 // 16 + 1
+    assert f"holds {((4 * 1000 - 3 * window) - 1) * 16:,} tokens" in windowed
+    assert one_pool.partition(" of KV memory")[0] == windowed.partition(" of KV memory")[0]
+
+
 def test_an_open_loop_lasts_until_its_last_arrival(compose_experiment):
     fast, slow = (
         workload.estimate(

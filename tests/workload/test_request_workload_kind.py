@@ -1,5 +1,6 @@
 """Requests' estimates, and prompts that a model cannot serve."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,21 @@ def model(vocab_size=100, max_context=64):
 
 def check(*prompts, blocks=5, **sizes):
     request_workload_kind._check(prompts, experiment(blocks=blocks), model(**sizes))
+
+
+def test_a_request_may_fill_the_blocks_that_window_pools_leave():
+    """Three of four layers keep their last 64 tokens only."""
+    long, sizes = [prompt(1, 8000, 32)], model(max_context=None)
+    one_pool = experiment(blocks=400)
+    one_pool.model.shape = ModelShape(sliding_window=64)
+    with pytest.raises(ConfigError, match=r"blocks=400 is too small: .* 503 KV blocks"):
+        request_workload_kind._check(long, one_pool, sizes)
+    pools = replace(one_pool, engine=replace(one_pool.engine, kv=KV(window_pools=True)))
+    request_workload_kind._check(long, pools, sizes)
+    blocks = budget.plan_for_arm(pools).full_blocks
+    request_workload_kind._check([prompt(1, 16 * (blocks - 1), 1)], pools, sizes)
+    with pytest.raises(ConfigError, match="blocks=400 is too small"):
+        request_workload_kind._check([prompt(1, 16 * (blocks - 1) + 1, 1)], pools, sizes)
 
 
 def test_prompts_must_fit_the_vocabulary_the_context_and_the_pool():

@@ -187,12 +187,15 @@ class ServerArm:
         cached, sharing = self.counter("tokens.cached"), self.runs[0].known_notes.get("sharing")
         if cached is None or sharing is None:
             return
+        # Prompts may repeat earlier answers, unless each begins with another token.
+        answers = 0.0 if sharing["unshared"] else max(self.counter(name) or 0.0 for name in COUNTS)
         # The workload counts shared tokens in whole blocks, but a server may share single tokens.
-        max_shared_tokens = sharing["shared_tokens"] + self._requests() * sharing["block_size"]
-        if cached > max_shared_tokens:
+        single_tokens = self._requests() * sharing["block_size"]
+        if cached > sharing["shared_tokens"] + single_tokens + answers:
+            repeated = f" and at most {answers:,.0f} of earlier answers" if answers else ""
             yield (
                 f"{self.arm}: {cached:,.0f} prompt tokens hit the server's cache, but the prompts "
-                f"share only {sharing['shared_tokens']:,}, "
+                f"share only {sharing['shared_tokens']:,}{repeated}, "
                 f"so the cache held tokens from before the run"
             )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from labkit.records import Record
-from labkit.records.measurement_notes import RectangleNote
+from labkit.records.measurement_notes import RectangleNote, SharingNote
 
 MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by chance
 # Counters of layouts that pad a batch: their padding is shown even if it is 0.
@@ -21,7 +21,7 @@ class AttainedRates:
     """An arm's rates as shares, 0 to 1; a rate that does not apply to the arm is None.
 
     - Prefix cache: ``hits`` is the share of prompt tokens that hit, ``attainable_hits`` the share
-      that an unlimited cache would hit.
+      that an unlimited cache would hit, ``max_hits`` the same if the prompts repeat all answers.
     - Speculation: ``accepted`` is the share of drafted tokens that were accepted.
     - Padding: ``padded`` is the share of computed rows that hold no token. ``rectangle`` is what
       that share would be if all requests were padded to the longest in one batch.
@@ -34,6 +34,7 @@ class AttainedRates:
 
     arm: str
     attainable_hits: float | None
+    max_hits: float | None
     hits: float | None
     accepted: float | None
     rectangle: float | None
@@ -44,16 +45,16 @@ class AttainedRates:
 
     def impossible_counts(self) -> Iterator[str]:
         """Yield a message for each impossible rate, which shows that a counter is wrong."""
-        if self.hits is not None and self.attainable_hits is not None:
+        if self.hits is not None and self.max_hits is not None:
             if self.unshared and self.hits > 0:
                 yield (
                     f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
                     "no two prompts share a prefix"
                 )
-            elif self.hits > self.attainable_hits:
+            elif self.hits > self.max_hits:
                 yield (
                     f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
-                    f"only {self.attainable_hits:.1%} are shared with an earlier prompt"
+                    f"at most {self.max_hits:.1%} are shared with an earlier prompt and its answer"
                 )
         if self.equal_lengths and (self.padded or 0.0) > 0:
             yield (
@@ -86,12 +87,13 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         for counts in counters
     )
     prompt_tokens = sharing["prompt_tokens"]
-    # A preempted request looks up its own prompt again; such a hit is not sharing between requests.
+    # In earlier records a preempted request's hits on its own tokens count, too.
     known = caches and not any(counts.get("preemptions") for counts in counters)
     hits = [counts.get("prefix.hit_tokens", 0.0) / prompt_tokens for counts in counters]
     return AttainedRates(
         arm=arm,
         attainable_hits=sharing["shared_tokens"] / prompt_tokens if known else None,
+        max_hits=median(_max_hits(sharing, counts) for counts in counters) if known else None,
         hits=median(hits) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
         rectangle=_rectangle(runs[0].known_notes.get("rectangle"), counters),
@@ -100,6 +102,16 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         unshared=bool(sharing["unshared"]) and runs[0].known_notes.get("cache_state") != "warm",
         random=any(counts.get("spec.random") for counts in counters),
     )
+
+
+def _max_hits(sharing: SharingNote, counters: Mapping[str, float]) -> float:
+    """Return the share of prompt tokens that can hit if the prompts repeat all earlier answers.
+
+    A block may hold the end of a prompt and the beginning of its answer.
+    """
+    blocks = counters.get("requests.submitted", 0.0) * sharing["block_size"]
+    answers = counters.get("tokens.sampled", 0.0) + blocks
+    return min(1.0, (sharing["shared_tokens"] + answers) / sharing["prompt_tokens"])
 
 
 def _rectangle(

@@ -169,7 +169,8 @@ def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[At
     if any(arm.hits is not None for arm in rates):
         notes.append(
             "Attainable: the prompt tokens that an unlimited cache would hit. They are the whole "
-            "blocks that a prompt shares with the start of an earlier, finished prompt."
+            "blocks that a prompt shares with the start of an earlier, finished prompt; one that "
+            "repeats an earlier answer can hit more."
         )
     if any(arm.rectangle is not None for arm in rates):
         notes.append(

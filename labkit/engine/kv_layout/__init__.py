@@ -61,14 +61,12 @@ def create_factory(
 
     def create_windowed(shapes: Shapes, num_blocks: int) -> KVCache:
         from labkit.engine.kv_layout import window_pools
+        from labkit.engine.memory_budget.window_pool_sizes import StepLimits
 
-        limits = window_pools.StepLimits(
-            options.scheduler.max_num_seqs,
-            options.scheduler.max_step_tokens,
-            options.num_lookahead_tokens,
-        )
         backend = functools.partial(attention.create_from_config, options.attention)
-        return window_pools.create(backend, shapes, windows, num_blocks, kv, dtype, limits)
+        return window_pools.create(
+            backend, shapes, windows, num_blocks, kv, dtype, StepLimits.of(options)
+        )
 
     return KVCacheFactory(
         kv,

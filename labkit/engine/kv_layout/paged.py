@@ -154,9 +154,12 @@ class PagedKVCacheManager(KVCacheManager):
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
         self._num_cached_blocks[request_id] = len(shared)
         self._num_reservations += 1
-        self._queried_tokens += state.num_tokens
-        self._hit_tokens += len(shared) * self.pool.block_size
-        return len(shared) * self.pool.block_size
+        num_cached = len(shared) * self.pool.block_size
+        # A preempted request may find its own tokens, and a scored one is not looked up.
+        if not state.num_preemptions and state.request.params.prompt_logprobs is None:
+            self._queried_tokens += state.num_tokens
+            self._hit_tokens += num_cached
+        return num_cached
 
     def _match_prefix(self, state: RequestState) -> list[int]:
         """Return the cached blocks of the request's prefix that end before its last known token.

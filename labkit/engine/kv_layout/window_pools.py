@@ -25,9 +25,7 @@ Rejected drafts need no freed block: blocks are freed for final tokens only.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
@@ -41,6 +39,7 @@ from labkit.engine.kv_cache_interface import (
 )
 from labkit.engine.kv_layout import paged
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
+from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
 
 if TYPE_CHECKING:
     from labkit import config
@@ -59,53 +58,6 @@ def check_windows(windows: Sequence[int | None], model_type: str) -> None:
             f"{OPTION}: no layer of model_type={model_type} has a sliding window; set "
             "engine.kv.window_pools=false"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What may be in the window pools at once.
-
-    ``num_tokens`` is the largest number of tokens of a step, and ``num_lookahead_tokens`` the
-    largest number of draft tokens of a request.
-    """
-
-    num_seqs: int
-    num_tokens: int
-    num_lookahead_tokens: int = 0
-
-    def window_blocks(self, window: int, block_size: int) -> int:
-        """Return the most blocks of a window that running requests hold together.
-
-        Each holds its window and drafts, of which up to three blocks are only partly needed. Two
-        steps are scheduled before the results of the first free anything (``pipeline=overlap``).
-        """
-        per_request = (window + self.num_lookahead_tokens) // block_size + 3
-        return self.num_seqs * per_request + -(-2 * self.num_tokens // block_size)
-
-
-def split_blocks(
-    num_blocks: int, full_bytes: int, windows: Sequence[tuple[int, int]]
-) -> tuple[int, list[int]]:
-    """Divide the memory of ``num_blocks`` blocks of all layers among the groups.
-
-    ``num_blocks``: as in ``KVCacheFactory.create``: the null block is one of them. ``full_bytes``:
-    bytes of a block over the layers without a window. ``windows``: the same for each window, and
-    the most blocks that can be in use.
-
-    Returns the blocks of the full group and of each window, each with a null block. A window has no
-    more blocks than the full group.
-    """
-    caps = [most + 1 for _, most in windows]
-
-    def cost(blocks: int) -> int:
-        pools = zip(windows, caps, strict=True)
-        return blocks * full_bytes + sum(min(blocks, cap) * size for (size, _), cap in pools)
-
-    budget = num_blocks * (full_bytes + sum(size for size, _ in windows))
-    full = num_blocks
-    if full_bytes:
-        full = bisect_right(range(budget // full_bytes + 1), budget, key=cost) - 1
-    return full, [min(full, cap) for cap in caps]
 
 
 def create(

@@ -5,8 +5,11 @@ The package imports neither MLX nor numba, so the parent process can plan with i
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from labkit import config
-from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget import model_footprint, window_pool_sizes
 from labkit.engine.memory_budget.budget_decision import (
     BudgetDecision,
     BudgetRefusal,
@@ -25,7 +28,7 @@ __all__ = [
     "BudgetRefusal",
     "MemoryPart",
     "ModelFootprint",
-    "check",
+    "footprint",
     "kv_bytes_per_token",
     "num_state_slots",
     "num_state_snapshots",
@@ -66,7 +69,36 @@ def plan(
         num_state_slots(engine),
         engine.scheduler.max_num_seqs,
     )
-    return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+    result = apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+    if not engine.kv.window_pools or isinstance(result, BudgetRefusal):
+        return result
+    if model.windows is None:
+        return replace(result, full_blocks=None)
+    full_blocks = window_pool_sizes.full_blocks(engine, model.windows, result.blocks)
+    return replace(result, full_blocks=full_blocks)
+
+
+def footprint(engine: config.Engine, source: config.Model | Path) -> ModelFootprint | None:
+    """Return the sizes of a model, and of its draft model, to plan with before loading.
+
+    ``source``: the configured model, or its directory. Returns None if config.json does not tell a
+    size that a plan needs.
+    """
+    drafts, other = engine.drafts, engine.drafts.draft_path
+    model = _sizes(engine, source)
+    if model is not None and engine.speculation is config.Speculation.draft:
+        draft = _sizes(engine, Path(other) if other else source, drafts.draft_layers)
+        model = None if draft is None else model_footprint.with_draft(model, draft)
+    return model if model is not None and model.is_cache_known else None
+
+
+def _sizes(
+    engine: config.Engine, source: config.Model | Path, layers: int | None = None
+) -> ModelFootprint | None:
+    loading = compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
+    if isinstance(source, Path):
+        return model_footprint.from_directory(source, *loading, layers)
+    return model_footprint.from_model(source, *loading, layers)
 
 
 def num_state_slots(engine: config.Engine) -> int:
@@ -92,21 +124,18 @@ def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
     Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
-    returns None if the model's config.json lacks sizes that the plan needs; the worker then sizes
-    the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget. The
-    message is one line that ends in the setting to change.
+    returns None if the model's config.json does not tell sizes that the plan needs; the worker then
+    sizes the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget.
+    The message is one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None
     if experiment.engine.name in config.EXTERNAL_ENGINES:
         return None
-    engine = experiment.engine
-    model = model_footprint.from_model(
-        experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
-    )
+    model = footprint(experiment.engine, experiment.model)
     if model is None:
         return None
-    result = plan(engine, model)
+    result = plan(experiment.engine, model)
     if isinstance(result, BudgetRefusal):
         raise config.ConfigError(str(result))
     return result

@@ -72,9 +72,13 @@ class PolicyInputs:
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
         """Return the memory needed besides the pool: weights, states and, by default, activations.
 
+        The weights of a draft model are a part of their own.
+
         Recurrent states need memory twice: for all slots, and for the batch of the running step.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
+        if self.model.draft_bytes:
+            parts.append(MemoryPart("weights of the draft model", self.model.draft_bytes))
         if self.model.state_bytes:
             slots, batch = self.num_state_slots, self.max_num_seqs
             name = f"{slots} state slots and a batch of {batch}"
@@ -106,6 +110,8 @@ class BudgetDecision:
 
     ``blocks`` includes the null block. ``ceiling`` is the number of bytes that the policy allows
     for all ``parts`` together: weights, the pool, and activations if the policy counts them.
+    ``full_blocks`` are the blocks of the layers that keep every token. They are more than
+    ``blocks`` with ``engine.kv.window_pools``, and None if the layers' windows are unknown.
     """
 
     policy: str
@@ -114,6 +120,7 @@ class BudgetDecision:
     blocks: int
     block_bytes: int
     parts: tuple[MemoryPart, ...]
+    full_blocks: int | None
 
     @property
     def pool_bytes(self) -> int:
@@ -196,6 +203,7 @@ def apply_ceiling(
         blocks=blocks,
         block_bytes=inputs.block_bytes,
         parts=(*fixed, inputs.pool_part(blocks)),
+        full_blocks=blocks,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +44,11 @@ class ModelFootprint:
     # Weights that a token is not multiplied by: an untied embedding, experts that it does not use.
     lookup_weights: int = 0
     state_bytes: int = 0  # one request's recurrent states in all layers
+    # False: kv_bytes_per_token is an estimate, and the states are not counted.
+    is_cache_known: bool = True
+    # Of each layer, in tokens (None: the layer sees all keys). None: unknown, or no layer has one.
+    windows: tuple[int | None, ...] | None = None
+    draft_bytes: int = 0  # the weights of the draft model, after loading
 
     @property
     def matmul_weights(self) -> int:
@@ -63,22 +69,27 @@ def from_model(
     model: config.Model,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint | None:
     """Return the footprint of a configured model without building or loading the model.
 
     ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast (``compute_dtype``).
+    ``layers``: the number of its first layers that will be loaded (None: all).
     Returns None if config.json lacks a size that planning needs. Raises ``ConfigError`` if
     ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return from_shape(model.shape, model.name, cast_dtype)
+        return from_shape(model.shape, model.name, cast_dtype, layers)
     from labkit.models import resolve
 
-    return from_directory(resolve(model).path, cast_dtype, matrix_storage)
+    return from_directory(resolve(model).path, cast_dtype, matrix_storage, layers)
 
 
 def from_shape(
-    shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
+    shape: config.ModelShape,
+    name: str,
+    cast_dtype: CastDtype = "float32",
+    layers: int | None = None,
 ) -> ModelFootprint:
     """Return the footprint of a model built in float32 from ``shape``, and cast to ``cast_dtype``.
 
@@ -86,12 +97,19 @@ def from_shape(
     """
     from labkit.models.synthetic import tensor_shapes as sizes
 
+    if layers is not None:
+        shape = copy.copy(shape)  # without its checks, since a window needs a second layer
+        shape.num_layers = layers
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     cached = 2 * keys
     if shape.kv_lora_rank is not None:
         cached = keys = sizes.latent_dim(shape)
         queries = shape.num_heads * cached
+    windows = None
+    if (window := shape.sliding_window) is not None:
+        has_window = map(shape.has_window, range(shape.num_layers))
+        windows = tuple(window if has else None for has in has_window)
     inner = shape.intermediate_size * (1 if shape.num_experts is None else sizes.EXPERTS_PER_TOKEN)
     weights = sizes.num_weights(shape)
     return ModelFootprint(
@@ -105,6 +123,7 @@ def from_shape(
         weights=weights,
         lookup_weights=sizes.num_unused_weights(shape),
         state_bytes=sizes.state_bytes(shape),
+        windows=windows,
     )
 
 
@@ -112,6 +131,7 @@ def from_directory(
     path: Path,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint | None:
     """Return the footprint of a model directory, from config.json and the weights' headers.
 
@@ -120,7 +140,8 @@ def from_directory(
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
-        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage))
+        settings["num_hidden_layers"] = layers or settings["num_hidden_layers"]
+        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage, layers))
     except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
@@ -148,6 +169,7 @@ def _from_config(
         float_bytes=loaded.float_bytes,
         weights=loaded.weights,
         lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
+        is_cache_known=str(settings.get("model_type")).removesuffix("_text") not in UNEVEN_TYPES,
     )
 
 
@@ -155,6 +177,13 @@ def _from_config(
 # the rotary part of a key. The second group caches the expanded keys and values of all heads.
 LATENT_TYPES = ("deepseek_v3", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2", "mistral4")
 EXPANDED_TYPES = ("deepseek_v2", "minicpm3", "youtu_llm")
+# Those whose layers do not all cache keys and values of ``num_key_value_heads`` heads: some have a
+# recurrent state, share keys and values, or have heads of another number or size.
+UNEVEN_TYPES = (
+    "bailing_moe_linear", "falcon_h1", "gemma3n", "gemma4", "granitemoehybrid", "iquestloopcoder",
+    "jamba", "lfm2", "lfm2_moe", "mimo_v2_flash", "nemotron_h", "olmo_hybrid", "plamo", "qwen3_5",
+    "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "step3p5",
+)  # fmt: skip
 
 
 def _cached_numbers(settings: dict[str, Any], keys: int, head_dim: int) -> int | None:
@@ -175,6 +204,7 @@ def from_weights(
     path: Path,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
+    layers: int | None = None,
 ) -> ModelFootprint:
     """Return a footprint with the weights' sizes alone, for a config.json that lacks sizes.
 
@@ -182,7 +212,7 @@ def from_weights(
     the weights are not readable as safetensors.
     """
     try:
-        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage), {})
+        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage, layers), {})
     except (LookupError, TypeError, ValueError):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
     return ModelFootprint(
@@ -217,6 +247,16 @@ def weight_formats(
         return frozenset()
 
 
+def with_draft(model: ModelFootprint, draft: ModelFootprint) -> ModelFootprint:
+    """Return ``model`` with the weights of its draft model, and its layers' keys and values."""
+    return replace(
+        model,
+        draft_bytes=draft.weight_bytes,
+        kv_bytes_per_token=model.kv_bytes_per_token + draft.kv_bytes_per_token,
+        is_cache_known=model.is_cache_known and draft.is_cache_known,
+    )
+
+
 def with_cache_bytes(
     model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
 ) -> ModelFootprint:
@@ -235,10 +275,15 @@ def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 
 @dataclass(frozen=True)
 class _WeightLoading:
-    """The dtype and storage that loading gives to weights."""
+    """The dtype and storage that loading gives to weights, and the number of layers it loads."""
 
     cast_dtype: CastDtype
     matrix_storage: MatrixStorage
+    layers: int | None = None  # None: all
+
+    def loads(self, name: str) -> bool:
+        """Return whether the tensor ``name`` is loaded."""
+        return self.layers is None or safetensors_header.layer_index(name) < self.layers
 
     def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor after loading."""
@@ -315,7 +360,7 @@ def _loaded_weights(
     tensors = {
         name: tensor
         for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
-        if not (tied and _is_lm_head(name))
+        if loading.loads(name) and not (tied and _is_lm_head(name))
     }
     floats = Counter[str]()
     for tensor in tensors.values():

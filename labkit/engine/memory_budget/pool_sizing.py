@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.memory_budget import model_footprint, plan
+from labkit.engine.memory_budget import footprint, model_footprint, plan
 from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
 from labkit.engine.model import compute_dtype
@@ -35,12 +36,11 @@ ROUNDING_BYTES = 1 << 20
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
     """Check the budget before the weights are loaded.
 
-    Nothing is checked if config.json lacks a size that the plan needs. Raises ``EngineError`` if
-    the policy refuses the budget. The message is one line that ends in the setting to change.
+    Nothing is checked if config.json does not tell a size that the plan needs. Raises
+    ``EngineError`` if the policy refuses the budget. The message is one line that ends in the
+    setting to change.
     """
-    model = model_footprint.from_directory(
-        model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
-    )
+    model = footprint(options, model_dir)
     result = None if model is None else plan(options, model, machine)
     if isinstance(result, BudgetRefusal):
         raise EngineError(str(result))
@@ -53,6 +53,7 @@ def size_pool(
     shapes: tuple[KVShape, ...],
     measure: Callable[[], int],
     states: tuple[StateShape, ...] = (),
+    draft_bytes: int = 0,
 ) -> BudgetDecision:
     """Size the KV pool of a loaded model.
 
@@ -61,13 +62,15 @@ def size_pool(
     machine
         The memory before the model was loaded.
     shapes
-        The KV shape of each layer: what the layer caches per token.
+        The KV shape of each layer, the draft model's included: what the layer caches per token.
     measure
         Runs the largest step and returns the bytes of its activations. It is called if the policy
         subtracts the activations and the step is cheap, or if config.json lacks the sizes to
         estimate them.
     states
         The shape of a request's state in each layer that has one.
+    draft_bytes
+        Bytes of the draft model's weights.
 
     Raises
     ------
@@ -84,6 +87,7 @@ def size_pool(
         per_token,
         options.parallel.size * sum(state.nbytes for state in states),
     )
+    model = replace(model, draft_bytes=draft_bytes)
     flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
     profile = not can_estimate or (
         options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader, im
 from labkit.engine.model.layer_cache import KVHandle
 from labkit.machine.exception_text import one_line
 from labkit.models import model_directory, model_json
+from labkit.models.safetensors_header import layer_index
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {
@@ -240,7 +240,7 @@ def _load_weights(
             raise EngineError(f"{file}: {one_line(error)}") from None
         weights.update(loaded)
     if layers is not None:
-        weights = {name: value for name, value in weights.items() if _layer_index(name) < layers}
+        weights = {name: value for name, value in weights.items() if layer_index(name) < layers}
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     if quantization:
@@ -266,12 +266,6 @@ def config_errors() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise EngineError(str(error)) from None
-
-
-def _layer_index(name: str) -> int:
-    """Return the index of the layer that a weight belongs to, or -1 if it belongs to no layer."""
-    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return int(match[1]) if match else -1
 
 
 def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> dict[str, Any]:

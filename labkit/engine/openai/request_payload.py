@@ -13,6 +13,7 @@ from labkit.engine.request import Request
 from labkit.models.detokenizer import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
+HASH_FACTOR = 0x9E3779B1  # Knuth's: odd, near 2**32 divided by the golden ratio
 SUPPORTED_PARAMS = (
     "temperature",
     "top_k",
@@ -99,7 +100,7 @@ class PayloadBuilder:
         if params.top_p < 1:
             body["top_p"] = params.top_p
         if not params.greedy and params.seed is not None:
-            body["seed"] = params.seed % (1 << 31)
+            body["seed"] = _seed_of_31_bits(params.seed)
         if self._preset.token_ids:
             body["return_token_ids"] = True
         body |= self._ignore_eos_fields() if params.ignore_eos else {}
@@ -138,3 +139,12 @@ class PayloadBuilder:
                 "logit_bias": {str(token): SUPPRESSING_LOGIT_BIAS for token in self._eos_token_ids}
             }
         return {}
+
+
+def _seed_of_31_bits(seed: int) -> int:
+    """Return a seed that every server takes; it depends on both halves of ``seed``.
+
+    The upper half is the experiment's seed, the lower one the request's index. Requests of one
+    experiment keep different seeds.
+    """
+    return ((seed >> 32) * HASH_FACTOR ^ seed) % (1 << 31)

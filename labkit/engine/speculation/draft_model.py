@@ -19,6 +19,7 @@ from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
+from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import compute_dtype
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.runner import logits_self_test
@@ -163,10 +164,14 @@ class DraftModelProposer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A loaded draft model. ``shapes`` are the KV shapes of its own layers."""
+    """A loaded draft model.
+
+    ``shapes`` are the KV shapes of its own layers, ``weight_bytes`` the bytes of its weights.
+    """
 
     forward: PackedForward
     shapes: tuple[KVShape, ...]
+    weight_bytes: int
     source: str
 
 
@@ -186,13 +191,17 @@ def load_draft(
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
+    dtype, matrix_storage = (
+        compute_dtype.cast_target(options),
+        compute_dtype.matrix_storage(options),
+    )
     try:
         prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
-            dtype=compute_dtype.cast_target(options),
-            matrix_storage=compute_dtype.matrix_storage(options),
+            dtype=dtype,
+            matrix_storage=matrix_storage,
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
             activations=options.activations,
@@ -218,4 +227,7 @@ def load_draft(
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
     layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
-    return LoadedDraft(choice.forward, expected.shapes, f"{directory.name}{layers}")
+    weights = directory, dtype, matrix_storage, drafts.draft_layers
+    sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
+    source = f"{directory.name}{layers}"
+    return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)

@@ -69,9 +69,9 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
     None if the KV memory cannot be planned.
     """
     planned, engine = memory_budget.plan_for_arm(experiment), experiment.engine
-    if planned is None:
+    if planned is None or planned.full_blocks is None:
         return None
-    blocks = planned.blocks - (engine.kv.layout is KVLayout.paged)  # without the null block
+    blocks = planned.full_blocks - (engine.kv.layout is KVLayout.paged)  # without the null block
     capacity = blocks * engine.kv.block_size
     needed = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
     about = "" if experiment.workload.prompts.source in EXACT_SOURCES else "about "

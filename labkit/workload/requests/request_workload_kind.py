@@ -195,7 +195,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     )
     needed = blocks_for(experiment.engine.kv, [tokens])
     planned = memory_budget.plan_for_arm(experiment)
-    if planned is None:
+    if planned is None or planned.full_blocks is None:
         return
     options = experiment.engine.budget
     if options.blocks is not None:
@@ -205,7 +205,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
-        needed <= planned.blocks,
+        needed <= planned.full_blocks,
         f"{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",

@@ -13,8 +13,8 @@ from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.comparison.validity_gates import healthy, identical
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.tables.server_and_client_tables import http_section
-from labkit.models.detokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
+from labkit.workload.output_digest import text_digest
 
 SPREAD = {"p50": 1.0, "p99": 2.0, "max": 3.0}
 CLIENT = {
@@ -64,7 +64,7 @@ def test_an_arm_without_notes_on_both_server_and_client_is_no_server(missing):
 
 
 def test_cached_tokens_are_not_judged_without_the_workload_s_sharing():
-    record = run(server={"identity": "token ids"}, **{"tokens.cached": 80.0})
+    record = run(server={"identity": "token ids"}, **{"tokens.cached": 89.0})
     (line,) = server_arm_caveats.caveats([record])
     assert "hit the server's cache" in line
     notes = {"engine": record.notes["engine"]}
@@ -137,14 +137,17 @@ def test_counts_that_differ_are_named_with_the_first_request():
 def test_every_peculiarity_of_a_server_is_a_caveat():
     server = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
     lines = "\n".join(server_arm_caveats.caveats([
-        run(server=server, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
+        run(server=server, **{"tokens.prompt_usage": 95.0, "tokens.cached": 89.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
     assert "its server ran before this run and stays up (http://127.0.0.1:9)" in lines
-    assert "may hold the previous run's prompts (80 tokens hit)" in lines
+    assert "may hold the previous run's prompts (89 tokens hit)" in lines
     assert "labkit's tests have not run it" in lines
     assert "read 95 prompt tokens, but the workload has 90 (prompts were sent as text)" in lines
-    assert "80 prompt tokens hit the server's cache, but the prompts share only 16" in lines
+    assert (
+        "89 prompt tokens hit the server's cache, but the prompts share only 16 and at most 40 of "
+        "earlier answers, so the cache held" in lines
+    )
     assert "3 chunks were tool calls" in lines
 
 
@@ -159,12 +162,19 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     assert not any("prefix cache" in line for line in server_arm_caveats.caveats([run()]))
 
 
-def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request():
+@pytest.mark.parametrize(("unshared", "most"), [(False, 88.0), (True, 48.0)])
+def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request_and_the_answers(unshared, most):
     """A server may share single tokens: up to a block of 16 more for each of two requests."""
-    assert not any(
-        "cache" in x for x in server_arm_caveats.caveats([run(**{"tokens.cached": 48.0})])
-    )
-    assert any("cache" in x for x in server_arm_caveats.caveats([run(**{"tokens.cached": 49.0})]))
+
+    def about_cache(cached):
+        record = run(**{"tokens.cached": cached})
+        notes = {**record.notes, "sharing": {**SHARING, "unshared": unshared}}
+        lines = server_arm_caveats.caveats([replace(record, notes=notes)])
+        return [line for line in lines if "the cache held" in line]
+
+    assert about_cache(most) == []
+    (line,) = about_cache(most + 1)
+    assert ("of earlier answers" in line) == (not unshared)
 
 
 def test_controls_and_arms_without_a_server_have_no_caveats():

@@ -10,7 +10,9 @@ CELL = planted_cell(arms=[{"name": "a", "role": "baseline"}, {"name": "b", "role
 
 
 def run(arm, counters, *, shared=500, unshared=False, **notes):
-    sharing = {"prompt_tokens": 1000, "shared_tokens": shared, "unshared": unshared}
+    sharing = {
+        "prompt_tokens": 1000, "shared_tokens": shared, "block_size": 16, "unshared": unshared,
+    }  # fmt: skip
     role = "baseline" if arm == "a" else "arm"
     noted = {"sharing": sharing, **notes}
     return Record(arm, role, 0, 0, 0, "ok", "now", counters=counters, notes=noted)
@@ -49,11 +51,21 @@ def test_attained_rates_stand_beside_attainable_ones():
 def test_hits_above_the_shared_tokens_are_a_disagreement():
     assert disagreements(run("a", hits(500))) == []
     assert disagreements(run("a", hits(516))) == [
-        "a: 51.6% of its prompt tokens hit the prefix cache, but only 50.0% are shared "
-        "with an earlier prompt"
+        "a: 51.6% of its prompt tokens hit the prefix cache, but at most 50.0% are shared "
+        "with an earlier prompt and its answer"
     ]
     # A preempted request finds its own blocks again.
     assert disagreements(run("a", hits(516, preemptions=2.0))) == []
+
+
+def test_prompts_may_repeat_earlier_answers():
+    """Of each of two requests 20 tokens, and the end of its prompt in the same block."""
+    served = {"tokens.sampled": 40.0, "requests.submitted": 2.0}
+    assert disagreements(run("a", hits(572, **served))) == []
+    (line,) = disagreements(run("a", hits(573, **served)))
+    assert "at most 57.2% are shared" in line
+    (line,) = disagreements(run("a", hits(16, **served), shared=0, unshared=True))
+    assert line.endswith("no two prompts share a prefix")
 
 
 def test_impossible_hits_and_accepted_random_drafts_are_disagreements():

@@ -9,12 +9,13 @@ from small_models import CONFIGS, build_model_dir
 from stub_engine import VOCAB, Adversary, StubModel, make_cache, make_engine, request, run, solo
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create
+from labkit.engine import Request, SamplingParams, create, memory_budget
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
-from labkit.engine.kv_layout.window_pools import StepLimits, WindowedKVCacheManager, split_blocks
+from labkit.engine.kv_layout.window_pools import WindowedKVCacheManager
 from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
 from labkit.engine.request import RequestState
 from labkit.models.synthetic.synthetic_model import build
 
@@ -179,6 +180,9 @@ def test_a_synthetic_model_with_windows_frees_what_they_no_longer_see():
     assert engine.counters()["peak_kv_bytes"] <= (12 + 3 * 6) * layer_block
     planned = model_footprint.from_shape(shape, "window")
     written = model_footprint.from_directory(path)
+    in_full = {None: None, planned.windows: engine.counters()["blocks.total"] + 1}
+    for footprint in (planned, written):
+        assert memory_budget.plan(options(), footprint).full_blocks == in_full[footprint.windows]
     assert planned.kv_bytes_per_token == written.kv_bytes_per_token == 4 * layer_block / SIZE
     assert (planned.weights, planned.weight_bytes) == (written.weights, written.weight_bytes)
 

@@ -8,13 +8,16 @@ import sys
 
 import numpy as np
 import pytest
+from architectures import SERVED, settings
 from budget_cases import GIB, MIB
+from small_models import build_model_dir
 
 from labkit import config
-from labkit.engine import EngineError, Request, SamplingParams, create
+from labkit.engine import EngineError, Request, SamplingParams, create, memory_budget
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.memory_budget import model_footprint, pool_sizing
 from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.memory_capacity import MemoryProfile
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -97,6 +100,41 @@ def test_the_planned_memory_is_the_memory_of_the_run(tiny_dir):
     assert estimate.bytes == PROCESS_BYTES + loaded_bytes(tiny_dir)[0] + kv
 
 
+@pytest.mark.parametrize("name", sorted(SERVED))
+def test_a_known_cache_is_that_of_the_loaded_model(name, tmp_path):
+    """The config.json has only what the architecture reads of it."""
+    from labkit.engine.model.cache_shapes import cache_shapes
+    from labkit.engine.model.model_loader import _module, load_model
+
+    path = build_model_dir(tmp_path, settings(name))
+    known = {*_module(name).ModelArgs.__dataclass_fields__, "model_type"}
+    own = {key: value for key, value in settings(name).items() if key in known}
+    (path / "config.json").write_text(json.dumps(own))
+    footprint = model_footprint.from_directory(path)
+    if footprint is not None and footprint.is_cache_known:
+        shapes = cache_shapes(load_model(path))
+        assert footprint.kv_bytes_per_token == sum(one.token_bytes() for one in shapes.attention)
+        assert not shapes.states
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_budget_is_checked_before_loading_if_the_cache_is_known(name, tmp_path):
+    path = build_model_dir(tmp_path, settings(name))
+    (path / "tokenizer.json").write_text("{}")
+    small = MemoryProfile("small", total=GIB, available=GIB, working_set=GIB, metal=False)
+    large = options(blocks=1 << 18)  # 2 GiB if each layer has keys and values
+    arm = config.Experiment(
+        model=config.Model(path=str(path)), engine=large, ablation=config.Ablation(arms={"a": {}})
+    )
+    if name == "llama":
+        assert memory_budget.plan_for_arm(arm).block_bytes == 16 * 512
+        with pytest.raises(EngineError, match=r"blocks=262144: it asks for 2\.00 GiB; .* or less$"):
+            pool_sizing.check_before_loading(large, path, small)
+    else:
+        assert memory_budget.plan_for_arm(arm) is None
+        pool_sizing.check_before_loading(large, path, small)
+
+
 def test_unreadable_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(config.ConfigError, match=r"cannot be read$"):
@@ -130,6 +168,49 @@ def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     assert model_footprint.from_directory(tmp_path) is None
     assert model_footprint.from_directory(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("drafts", [{"draft_path": "llama"}, {"draft_layers": 2}, {}])
+def test_a_budget_holds_the_weights_and_the_cache_of_a_draft_model(drafts, model_dir):
+    """The parent plans the pool that the worker allocates."""
+    path = model_dir("qwen3")
+    if "draft_path" in drafts:
+        drafts = {"draft_path": str(model_dir(drafts["draft_path"]))}
+    budget = {"policy": config.BudgetPolicy.mistralrs, "fraction": 0.01, "machine": "sim_m1_8gb"}
+    alone = options(**budget)
+    drafted = dataclasses.replace(
+        alone, speculation=config.Speculation.draft, drafts=config.Drafts(**drafts)
+    )
+    without, planned = (
+        memory_budget.plan(engine, memory_budget.footprint(engine, path))
+        for engine in (alone, drafted)
+    )
+    assert [part.name for part in planned.parts[:2]] == ["weights", "weights of the draft model"]
+    layers = drafts.get("draft_layers", 3)
+    assert planned.block_bytes * 3 == without.block_bytes * (3 + layers)
+    assert sum(part.bytes for part in planned.parts) <= planned.ceiling == without.ceiling
+    engine = create(drafted, path)
+    assert engine.notes["budget"] == str(planned)
+    assert engine.counters()["blocks.total"] == planned.blocks - 1
+    engine.close()
+
+
+@pytest.mark.parametrize("layers", [1, 2, None])
+@pytest.mark.parametrize(
+    "shape", [{}, {"sliding_window": 64}, {"kv_lora_rank": 32, "num_kv_heads": 1}]
+)
+def test_the_first_layers_of_a_shape_are_those_of_the_built_directory(shape, layers):
+    from labkit.models import resolve
+
+    model = config.Model(shape=config.ModelShape(**shape))
+    drafted = dataclasses.replace(
+        options(), speculation=config.Speculation.draft, drafts=config.Drafts(draft_layers=layers)
+    )
+    planned, written = (
+        memory_budget.footprint(drafted, source) for source in (model, resolve(model).path)
+    )
+    assert planned.draft_bytes == written.draft_bytes > 0
+    assert planned.kv_bytes_per_token == written.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])

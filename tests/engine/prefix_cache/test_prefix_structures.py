@@ -8,7 +8,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.eviction import EvictionOrder, IdlePrefix, LeastFrequentlyUsed
 from labkit.engine.prefix_cache.hash_table import HashPrefixCache
-from labkit.engine.request import Request, RequestState
+from labkit.engine.request import Request, RequestState, SamplingParams
 
 BOTH = pytest.mark.parametrize("name", ["hash", "radix"])
 SIZE = 2  # tokens in a block
@@ -194,6 +194,34 @@ def test_counters_of_queries_hits_cached_and_evicted_blocks(name):
     assert counters[f"prefix_cache.{name}"] == 0
     assert counters["prefix.cached_blocks"] == 4
     assert not counters["prefix.hit_tokens"] + counters["prefix.evicted_blocks"]
+
+
+@BOTH
+def test_a_preempted_request_does_not_count_as_a_query_again(name):
+    """It finds its own tokens, of which the last are no prompt tokens."""
+    bench = Bench(name)
+    bench.serve("aabb")
+    assert bench.admit("aabbcc") == 4
+    state = bench.live["aabbcc"]
+    state.token_ids += map(ord, "dd")
+    state.num_computed_tokens = 8
+    bench.manager.grow("aabbcc", 8)
+    bench.manager.cache_blocks(state)
+    bench.manager.release("aabbcc")
+    state.preempt()
+    assert bench.manager.reserve(state, 8) == 6
+    counters = bench.manager.counters()
+    assert (counters["prefix.queried_tokens"], counters["prefix.hit_tokens"]) == (4 + 6, 4)
+
+
+@BOTH
+def test_a_request_that_takes_nothing_from_the_cache_is_no_query(name):
+    bench = Bench(name)
+    bench.serve("aabb")
+    params = SamplingParams(prompt_logprobs=0)
+    assert bench.manager.reserve(RequestState(Request("s", (97, 97, 98, 98), params)), 4) == 0
+    counters = bench.manager.counters()
+    assert (counters["prefix.queried_tokens"], counters["prefix.hit_tokens"]) == (4, 0)
 
 
 def test_hash_leaves_block_tables_unchanged_and_caches_one_copy():
