@@ -212,6 +212,15 @@ def test_arms_whose_names_become_equal_are_refused(tmp_path):
         _runs([file], [])
 
 
+def test_requests_that_are_no_runs_are_refused_before_anything_is_written(tmp_path):
+    lines = [f"{arm},{run},{10 + run % 7}" for arm in ("a", "b") for run in range(1001)]
+    (tmp_path / "requests.csv").write_text("\n".join(["arm,run,ttft:ms:lower", *lines]))
+    runs = _runs([tmp_path / "requests.csv"], [])
+    with pytest.raises(ResultFileError, match="each arm has 1,001 runs, and at most 1,000 are"):
+        ImportedStudy.of(runs)
+    assert len(ImportedStudy.of([*runs[:1000], *runs[1001:2001]]).runs) == 2000
+
+
 def test_the_csv_of_the_documentation_is_read(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text()
     lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]

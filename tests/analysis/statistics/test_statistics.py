@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from shift_interval import confidence_interval
 
+from labkit.analysis.statistics import effect_size
 from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect_size import (
@@ -215,6 +216,17 @@ def test_hodges_lehmann_recovers_a_shift_under_block_effects_and_an_outlier():
     arm = base[:, ::-1] + 0.05
     arm[0, 0] += 9.0
     assert hodges_lehmann(base, arm) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_hodges_lehmann_of_many_runs_in_a_block_needs_no_list_of_pairs(monkeypatch):
+    """A list of the pairs of 600 * 600 differences would need 500 GB."""
+    base, arm = rng(1).normal(0, 1, (1, 600)), rng(2).normal(0.3, 1, (1, 600))
+    assert hodges_lehmann(base, arm) == pytest.approx(0.3, abs=0.15)
+    few = base[:, :20], arm[:, :20]
+    listed = hodges_lehmann(*few)
+    monkeypatch.setattr(effect_size, "MAX_LISTED_DIFFERENCES", 0)
+    assert hodges_lehmann(*few) == pytest.approx(listed, abs=1e-4)
+    assert hodges_lehmann(np.zeros((1, 2)), np.array([[1.0, 3.0]])) == pytest.approx(2)  # ties
 
 
 def test_interval_of_pairs_is_hartigans_subset_means():
