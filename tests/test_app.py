@@ -185,6 +185,25 @@ def test_a_text_is_what_was_typed():
 
 
 @pytest.mark.parametrize(
+    ("typed", "folder"),
+    [
+        ("out=~/x", "/home/me/x"),
+        ("out='~/a b,c'", "/home/me/a b,c"),
+        ("out=~", "/home/me"),
+        ("out=a/~/x", "a/~/x"),
+    ],
+)
+def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
+    """Else there is a folder ``~`` in the working folder, and ``rm -r ~`` removes another one."""
+    monkeypatch.setenv("HOME", "/home/me")
+    parsed = hydra_arguments.parse([typed])
+    assert run_study.study_folder(parsed)[0] == Path(folder)
+    study_composer.register()
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse([typed, "ablation=seq_map"]))
+    assert cell.experiment.out == folder
+
+
+@pytest.mark.parametrize(
     ("arms", "message"),
     [
         ("\n  on: {}\n", "on"),
