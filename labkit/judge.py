@@ -65,15 +65,15 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.pages import report_files
     from labkit.analysis.pages.terminal_report import print_cell
     from labkit.analysis.studies.study_analysis import AnalysisCache
-    from labkit.cli import hydra_arguments, run_study
+    from labkit.cli import run_study
 
     runs = _runs(options.files, options.against)
     study = ImportedStudy.of(runs)
-    out = options.out or run_study.study_folder(hydra_arguments.parse([]))[0]
-    if out.exists() and any(out.iterdir()):
-        raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
     title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"
-    folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
+    with run_study.claimed_folder(options.out) as out:
+        if out.exists() and any(out.iterdir()):
+            raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
+        folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
     cache = AnalysisCache()
     report_files.write_study(out, plots=False, analysis_cache=cache)
     print_cell(folder, analysis_cache=cache)

@@ -193,7 +193,7 @@ def _parser() -> Program:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import hydra_arguments, run_study, study_composer
+    from labkit.cli import run_study, study_composer
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
     given = [*options.words, *options.on]
@@ -212,13 +212,13 @@ def _run(options: argparse.Namespace) -> int:
         design.append(f"design.time={60 * options.minutes / len(found):g}")
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
-    out = options.out or run_study.study_folder(hydra_arguments.parse([]))[0]
     results: list[RowResult] = []
     commits = [str(arm["revision"])[:12] for arm in (base, head)]
-    for number, subject in enumerate(found):
-        # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
-        folder = out / "-".join([str(number), *commits])
-        results += _study(subject, folder, [*design, *overrides])
+    with run_study.claimed_folder(options.out, "plan=true" in overrides) as out:
+        for number, subject in enumerate(found):
+            # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
+            folder = out / "-".join([str(number), *commits])
+            results += _study(subject, folder, [*design, *overrides])
     if "plan=true" in overrides:
         return 0
     text = markdown(" against ".join(reversed(commits)), results, options.margin)

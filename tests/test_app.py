@@ -1,5 +1,6 @@
 """The application from outside: exit codes, errors of one line, no files left behind."""
 
+import datetime
 import doctest
 import os
 import runpy
@@ -13,6 +14,7 @@ import pytest
 from labkit import app
 from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.cli.shell_completion import completion_script
+from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.models.gguf import gguf_writer
 
@@ -185,6 +187,25 @@ def test_a_text_is_what_was_typed():
 
 
 @pytest.mark.parametrize(
+    ("typed", "folder"),
+    [
+        ("out=~/x", "/home/me/x"),
+        ("out='~/a b,c'", "/home/me/a b,c"),
+        ("out=~", "/home/me"),
+        ("out=a/~/x", "a/~/x"),
+    ],
+)
+def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
+    """Else there is a folder ``~`` in the working folder, and ``rm -r ~`` removes another one."""
+    monkeypatch.setenv("HOME", "/home/me")
+    parsed = hydra_arguments.parse([typed])
+    assert run_study.study_folder(parsed)[0] == Path(folder)
+    study_composer.register()
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse([typed, "ablation=seq_map"]))
+    assert cell.experiment.out == folder
+
+
+@pytest.mark.parametrize(
     ("arms", "message"),
     [
         ("\n  on: {}\n", "on"),
@@ -207,6 +228,51 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, run_app):
     code, _, err = run_app("out=file/below", "design=quick")
     assert code == 2 and len(err.splitlines()) == 1, err
     assert "cannot be created" in err and "out=DIR" in err
+
+
+class OneSecond(datetime.datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls):
+        return cls(2026, 11, 29, 12)
+
+
+def test_two_commands_of_one_second_have_a_folder_each(tmp_path, monkeypatch):
+    """The second command begins and ends while the first checks its arms."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datetime, "datetime", OneSecond)
+    study_composer.register()
+    second = iter([hydra_arguments.parse(["ablation=seq_map", "seed=2"])])
+    studies, overrides = [], []
+    monkeypatch.setattr(
+        run_study, "run_hydra", lambda argv, study: studies.append(study) or overrides.append(argv)
+    )
+    monkeypatch.setattr(StudyRunner, "finish", lambda study, pictures: 0)
+    monkeypatch.setattr(
+        StudyRunner, "check_servers", lambda study: [run_study.run(other) for other in second]
+    )
+    assert run_study.run(hydra_arguments.parse(["ablation=seq_map", "seed=1"])) == 0
+    folders = ["outputs/2026-11-29/12-00-00", "outputs/2026-11-29/12-00-00-2"]
+    assert [str(study.out) for study in studies] == folders
+    assert [argv[-1] for argv in overrides] == [f"out={folder}" for folder in folders]
+    assert all(Path(folder).is_dir() for folder in folders)
+
+
+def test_a_new_folder_is_claimed_and_an_unused_one_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datetime, "datetime", OneSecond)
+    with run_study.claimed_folder(None) as one, run_study.claimed_folder(None) as other:
+        assert one != other and one.is_dir() and other.is_dir()
+    with run_study.claimed_folder(None, plan=True), run_study.claimed_folder(Path("named")):
+        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    with run_study.claimed_folder(None) as one:
+        (one / "cell").mkdir()
+    (tmp_path / "mine").mkdir()
+    with run_study.claimed_folder(Path("mine")):
+        pass
+    assert (one / "cell").is_dir() and (tmp_path / "mine").is_dir()
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, run_app, monkeypatch):

@@ -35,6 +35,7 @@ from labkit.config import (
     Order,
     PackagedFile,
     Pipeline,
+    PlannedLook,
     Precision,
     PrefixAlign,
     PrefixCache,
@@ -390,6 +391,12 @@ def test_each_rule_names_its_option_in_one_line(make, names):
         make()
     assert names in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_design_of_very_many_blocks_has_a_smallest_p():
+    """6 ** 397 is more than a float holds."""
+    many = Design(blocks=1000, runs_per_block=2, looks=[PlannedLook(500, 0.01)])
+    assert many.smallest_p(1000) == 0.0 < many.smallest_p(300)
 
 
 def preset(name, layout="padded", backend="sdpa", scheduler=None, dtype=KVDType.float32, **options):

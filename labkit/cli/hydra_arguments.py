@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(read_override(word))
+            overrides.append(read_override(_with_home(word)))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
@@ -109,6 +110,12 @@ def parse(argv: Sequence[str]) -> Command:
 def read_override(word: str) -> str:
     """Return a typed override for Hydra, with labkit's groups, units and texts."""
     return _as_typed(in_units_of_option(_selection(word)))
+
+
+def _with_home(override: str) -> str:
+    """Expand ``~`` in ``out=~/FOLDER``; the shell does so only at the start of a word."""
+    home = re.match(r"(out=['\"]?)(~[^/'\"]*)", override)
+    return home[1] + os.path.expanduser(home[2]) + override[home.end() :] if home else override
 
 
 def _split_flag(word: str) -> list[str]:

@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,9 @@ def run(command: Command, pictures: bool = True) -> int:
             check_imports(cells)
             print_plan(cells, StudyHistory(out), out, written)
             return 0
-    _create(out)
+    if named_folder(command) is None:
+        study.out, overrides = study_folder(command, not launcher.is_local, create=True)
+    _create(study.out)
     same_command = _resuming_command(typed, overrides)
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
@@ -153,32 +156,67 @@ def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -
     return value
 
 
-def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[str]]:
-    """Return the study's folder, and the overrides with ``out=`` added if it is absent.
-
-    ``absolute``: make the folder an absolute path, for cells that may run on other machines.
-    """
+def named_folder(command: Command) -> Path | None:
+    """Return the folder that a command names with ``out=``, or None."""
     from labkit.config.env_interpolation import with_values
-    from labkit.experiment.hydra.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     named = with_values(named)
     if named and not named[-1].strip():
         raise ConfigError("out=: names no folder; set out=outputs/NAME, or leave it out")
+    return Path(named[-1]) if named else None
+
+
+def study_folder(
+    command: Command, absolute: bool = False, create: bool = False
+) -> tuple[Path, list[str]]:
+    """Return the study's folder, and the overrides with ``out=`` added if it is absent.
+
+    ``absolute``: make the folder an absolute path, for cells that may run on other machines.
+    ``create``: create a folder that the command does not name, so that no other command gets it.
+    """
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
+
+    named = named_folder(command)
     rest = [o for o in command.overrides if not o.startswith("out=")]
-    out = Path(named[-1]) if named else _fresh_folder()
+    out = named or _fresh_folder(create)
     if absolute:
         out = out.absolute()
         return out, [*rest, f"out={hydra_quote(str(out))}"]
     return out, [*command.overrides, *([] if named else [f"out={out}"])]
 
 
-def _fresh_folder() -> Path:
+@contextmanager
+def claimed_folder(named: Path | None, plan: bool = False) -> Iterator[Path]:
+    """Yield the named folder, or a new one, which is removed if nothing is written into it.
+
+    ``plan``: whether the command only plans; then the new folder is not created.
+    """
+    out = named or _fresh_folder(create=not plan)
+    try:
+        yield out
+    finally:
+        if named is None:
+            with suppress(OSError):  # it is not empty, or was not created
+                os.removedirs(out)
+
+
+def _fresh_folder(create: bool) -> Path:
     from datetime import datetime
 
     stem = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}"
     stems = (stem, *(f"{stem}-{n}" for n in range(2, 1000)))
-    return next(Path(o) for o in stems if not Path(o).exists())
+    unused = (Path(o) for o in stems if not Path(o).exists())
+    return next(out for out in unused if not create or _is_created(out))
+
+
+def _is_created(out: Path) -> bool:
+    """Create a folder; return False if another command has just created it."""
+    try:
+        out.mkdir(parents=True)
+        return True
+    except FileExistsError:
+        return False
 
 
 def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:

@@ -137,7 +137,7 @@ class Design(Group, place="design"):
 
     def smallest_p(self, blocks: int) -> float:
         """Return the smallest two-sided p of one arm after ``blocks`` blocks."""
-        return 2.0 / float(math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks)
+        return float(2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks)
 
     def _check_looks(self) -> None:
         look_blocks = [look.blocks for look in self.looks]

@@ -227,7 +227,10 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
             continue
         if column.get("started_at"):
             starts.append(column["started_at"] / 1e3)
-        params, values = list(product(*column["params"])), column["result"] or []
+        if column.get("result") is None:  # all its parameters failed, or took too long
+            unjudged.append(f"{name} (failed)")
+            continue
+        params, values = list(product(*column["params"])), column["result"]
         samples = column.get("samples") or [None] * len(values)
         if not len(params) == len(values) == len(samples):
             raise results.error_at(name, "has not one result per parameter; was it edited?")

@@ -18,10 +18,11 @@ from labkit.records import (
     Record,
     publish_arm,
     publish_design,
-    publish_record,
+    publish_records,
     write_json,
 )
 
+MAX_RUNS = 1000  # of an arm; the test's relabellings need 0.2 MB for each
 UNPROVEN = (
     "the files do not show whether the arms gave the same outputs, or whether each ran the path "
     "that its name promises"
@@ -53,7 +54,15 @@ class ImportedStudy:
         if len(arms) < 2:
             raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")
         _check_alike(runs)
-        return cls(arms, plan_runs(arms, runs))
+        plan = plan_runs(arms, runs)
+        per_arm = len(plan.blocks) * plan.runs_per_block
+        if per_arm > MAX_RUNS:
+            raise ResultFileError(
+                f"{runs[0].file}: each arm has {per_arm:,} runs, and at most {MAX_RUNS:,} are "
+                "tested; leave some out, or, if they are requests to one server, give them one "
+                "value in the column run: they are repeats of one run"
+            )
+        return cls(arms, plan)
 
 
 def _check_alike(runs: Sequence[ImportedRun]) -> None:
@@ -93,6 +102,12 @@ def arm_name(text: str) -> str:
 def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: float) -> Path:
     """Write the study's cell of records into ``folder`` and return the cell's folder."""
     plan, cell = study.plan, folder / "files"
+    roles = {arm: "arm" if arm != study.arms[0] else "baseline" for arm in study.arms}
+    records = [
+        _record(run, roles[str(run.arm)], index, position)
+        for index, block in enumerate(plan.blocks)
+        for position, run in enumerate(block)
+    ]  # before anything is written, because they refuse runs that contradict themselves
     (cell / "arms").mkdir(parents=True)
     (cell / "runs").mkdir()
     settings = {run.arm: run.settings for run in study.runs}
@@ -101,7 +116,6 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
         for key in dict.fromkeys(key for own in settings.values() for key in own)
         if any(own.get(key) != settings[study.arms[0]].get(key) for own in settings.values())
     ]
-    roles = {arm: "arm" if arm != study.arms[0] else "baseline" for arm in study.arms}
     for arm, role in roles.items():
         overrides = {key: settings[arm].get(key) for key in varied}
         publish_arm(cell, Arm(arm, role, overrides, dict(settings[arm])))
@@ -123,9 +137,7 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
     }
     publish_design(cell, design)
     write_json(cell / "cell.json", _manifest(study, roles, question, design))
-    for index, block in enumerate(plan.blocks):
-        for position, run in enumerate(block):
-            publish_record(cell, _record(run, roles[str(run.arm)], index, position))
+    publish_records(cell, *records)
     return cell
 
 

@@ -106,7 +106,8 @@ def building_directory(path: Path) -> Iterator[Path]:
         with full_disk_named(path):
             yield temporary
         for item in temporary.iterdir():
-            _fsync(item)
+            if not item.is_symlink():
+                _fsync(item)
         with _one_line_errors(path):
             try:
                 temporary.rename(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.records.atomic_write import write_synced
@@ -44,14 +45,15 @@ def read_digests(cell_dir: StudyPath) -> dict[str, str]:
     return {match["name"]: match["digest"] for match in matches if match is not None}
 
 
-def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
-    """Put the digest of ``content`` into the cell's list as that of ``path``.
+def list_digests(cell_dir: Path, contents: Mapping[Path, bytes]) -> None:
+    """Put the digests of files' contents into the cell's list.
 
-    It replaces an earlier digest of ``path``. The caller writes ``content`` to ``path`` afterwards,
-    and must hold the cell's lock, because two processes must not change the list at the same time.
+    They replace earlier digests of these files. The caller writes the files afterwards, and must
+    hold the cell's lock, because two processes must not change the list at the same time.
     """
-    name = path.relative_to(cell_dir).as_posix()
-    digests = {**read_digests(cell_dir), name: hashlib.sha256(content).hexdigest()}
+    digests = read_digests(cell_dir)
+    for path, content in contents.items():
+        digests[path.relative_to(cell_dir).as_posix()] = hashlib.sha256(content).hexdigest()
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     write_synced(cell_dir / DIGESTS_FILE, text.encode())
 

@@ -16,7 +16,7 @@ from typing import Any
 from labkit.records import record_codec
 from labkit.records.atomic_write import write_synced
 from labkit.records.record_codec import read_json, to_bytes, write_json
-from labkit.records.record_digests import check_digest, list_digest, read_digests
+from labkit.records.record_digests import check_digest, list_digests, read_digests
 from labkit.records.record_schema import ROLES, SCHEMA_VERSION, Arm, Record, RecordError, require
 from labkit.records.study_archive import StudyPath
 
@@ -158,8 +158,7 @@ def publish_design(cell_dir: Path, design: Mapping[str, Any]) -> None:
     path = cell_dir / DESIGN_FILE
     looks = list(design["looks"][:-1])
     content = to_bytes({"schema_version": SCHEMA_VERSION, "design": {**design, "looks": looks}})
-    list_digest(cell_dir, path, content)
-    write_synced(path, content)
+    _publish(cell_dir, {path: content})
 
 
 def _check_design(cell_dir: StudyPath, design: Mapping[str, Any]) -> None:
@@ -203,25 +202,29 @@ def write_record(path: Path, record: Record) -> None:
     write_json(path, record.to_json(), indent=None)
 
 
-def publish_record(cell_dir: Path, record: Record) -> None:
-    """Write a run's record to ``runs`` as :func:`write_record` does, and list its digest.
+def publish_records(cell_dir: Path, *records: Record) -> None:
+    """Write runs' records to ``runs`` as :func:`write_record` does, and list their digests.
 
-    The digest is listed before the record is written. If the process is killed between the two,
-    the list names a file that does not exist, which is harmless. The caller must hold the cell's
-    lock.
+    The digests are listed before the records are written. If the process is killed between the two,
+    the list names files that do not exist, which is harmless. The caller must hold the cell's lock.
     """
-    path = cell_dir / "runs" / f"{record.run}.json"
-    _refuse_to_overwrite(path, record)
-    content = to_bytes(record.to_json(), indent=None)
-    list_digest(cell_dir, path, content)
-    write_synced(path, content)
+    paths = [cell_dir / "runs" / f"{record.run}.json" for record in records]
+    for path, record in zip(paths, records, strict=True):
+        _refuse_to_overwrite(path, record)
+    contents = [to_bytes(record.to_json(), indent=None) for record in records]
+    _publish(cell_dir, dict(zip(paths, contents, strict=True)))
 
 
 def publish_arm(cell_dir: Path, arm: Arm) -> None:
-    """Write an arm to ``arms`` and list its digest, as :func:`publish_record` does."""
+    """Write an arm to ``arms`` and list its digest, as :func:`publish_records` does."""
     path, content = cell_dir / "arms" / f"{arm.name}.json", to_bytes(arm.to_json())
-    list_digest(cell_dir, path, content)
-    write_synced(path, content)
+    _publish(cell_dir, {path: content})
+
+
+def _publish(cell_dir: Path, contents: Mapping[Path, bytes]) -> None:
+    list_digests(cell_dir, contents)
+    for path, content in contents.items():
+        write_synced(path, content)
 
 
 def _refuse_to_overwrite(path: Path, record: Record) -> None:

@@ -94,17 +94,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.analysis.pages.article_rendering import table_archives
-    from labkit.analysis.pages.replication_page import write_replications
     from labkit.cli import hydra_arguments, run_study, study_composer
-    from labkit.experiment.progress_display import format_duration
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
     study_composer.register()
     command = hydra_arguments.parse([word for word in options.words if word not in sources])
-    given, out = ReaderOptions.parse(command.overrides), run_study.study_folder(command)[0]
-    source, status = Path(sources[0]), 0
+    given, named = ReaderOptions.parse(command.overrides), run_study.named_folder(command)
+    with run_study.claimed_folder(named, bool(given.values.get("plan"))) as out:
+        return _replicate_all(Path(sources[0]), out, given, options)
+
+
+def _replicate_all(
+    source: Path, out: Path, given: ReaderOptions, options: argparse.Namespace
+) -> int:
+    """Repeat a study, or all of an article, in the folder ``out``; return the exit code."""
+    from labkit.analysis.pages.article_rendering import table_archives
+    from labkit.analysis.pages.replication_page import write_replications
+    from labkit.experiment.progress_display import format_duration
+
+    status = 0
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()
     archives = table_archives(source) if article else [source]

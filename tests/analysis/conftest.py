@@ -16,7 +16,7 @@ import pytest
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.number_format import UNKNOWN
 from labkit.analysis.statistics import difference_in_differences, permutation_test
-from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_record, write_json
+from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_records, write_json
 
 PUBLISHED = {
     "source": "One Launch for Any Batch (12 June 2026)",
@@ -150,7 +150,7 @@ class CellMaker:
                 if self.change is not None:
                     record = self.change(record)
                 if record is not None:
-                    publish_record(self.dir, record)
+                    publish_records(self.dir, record)
         return self.dir
 
     def facts(self, arms: list[Arm]) -> dict[str, Any]:

@@ -88,6 +88,18 @@ def test_a_revision_of_another_repository_precedes_and_keeps_labkit(checkout, tm
     assert os.listdir(first[0]) == ["engine"]
 
 
+def test_a_revision_keeps_links_that_lead_out_of_it_or_nowhere(checkout):
+    links = {"data": "/nowhere/data", "shared": "../shared", "built": "build/data"}
+    for name, target in links.items():
+        (checkout / name).symlink_to(target)
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "links")
+    environment = PythonEnvironment.resolve({"revision": "main", "repository": str(checkout)})
+    environment.build()
+    tree = environment.variables({})["PYTHONPATH"].split(os.pathsep)[0]
+    assert {name: os.readlink(os.path.join(tree, name)) for name in links} == links
+
+
 def test_an_identity_is_read_back(checkout):
     plain = {"revision": "main", "python": sys.executable, "requirements": ["a==1"]}
     environment = PythonEnvironment.resolve(plain)

@@ -177,6 +177,17 @@ def test_google_benchmarks_units_are_converted(tmp_path):
         assert metric.repeats[0] == pytest.approx(839.2334 * scale, rel=1e-6)
 
 
+def test_a_benchmark_that_failed_in_asv_is_named_and_the_others_are_judged(tmp_path):
+    """asv keeps the results of a benchmark as null if all are null."""
+    failed = json.loads(json.dumps(FAMILIES["asv"]))
+    failed["results"] |= {"b.time_broken": [None, [], "v", 1795907700931]}
+    failed["results"] |= {"b.time_slow": [None, [["1", "2"]], "v", 1795907700931]}
+    (tmp_path / "asv.json").write_text(json.dumps(failed))
+    (run,) = read_files([tmp_path / "asv.json"])
+    assert run.cases == read_files([FILES / "asv.json"])[0].cases
+    assert run.unjudged == ("b.track_size", "b.time_broken (failed)", "b.time_slow (failed)")
+
+
 def test_runs_of_two_hosts_get_no_verdict(tmp_path):
     files = written(tmp_path, FAMILIES["Google Benchmark"], 1.0)
     for file in files["head"]:
@@ -210,6 +221,15 @@ def test_arms_whose_names_become_equal_are_refused(tmp_path):
     file.write_text("\n".join(["arm,run,latency:ms:lower", *lines]))
     with pytest.raises(ResultFileError, match=r"'C' and 'C\+\+' would both be called 'C'"):
         _runs([file], [])
+
+
+def test_requests_that_are_no_runs_are_refused_before_anything_is_written(tmp_path):
+    lines = [f"{arm},{run},{10 + run % 7}" for arm in ("a", "b") for run in range(1001)]
+    (tmp_path / "requests.csv").write_text("\n".join(["arm,run,ttft:ms:lower", *lines]))
+    runs = _runs([tmp_path / "requests.csv"], [])
+    with pytest.raises(ResultFileError, match="each arm has 1,001 runs, and at most 1,000 are"):
+        ImportedStudy.of(runs)
+    assert len(ImportedStudy.of([*runs[:1000], *runs[1001:2001]]).runs) == 2000
 
 
 def test_the_csv_of_the_documentation_is_read(tmp_path):

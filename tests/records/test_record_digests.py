@@ -14,10 +14,11 @@ from labkit.records import (
     Record,
     RecordError,
     publish_arm,
-    publish_record,
+    publish_records,
     read_arms,
     read_digests,
     read_runs,
+    record_digests,
     unlisted_records,
     write_record,
 )
@@ -36,7 +37,7 @@ def cell_dir(tmp_path):
         (tmp_path / folder).mkdir()
     publish_arm(tmp_path, Arm("base", "baseline", {}, {"seed": 1}))
     for position in (0, 1):
-        publish_record(tmp_path, make_record(position))
+        publish_records(tmp_path, make_record(position))
     return tmp_path
 
 
@@ -84,10 +85,21 @@ def test_records_without_a_digest_are_read_and_counted(cell_dir):
     assert len(read_runs(cell_dir)) == 3 and unlisted_records(cell_dir) == 3
 
 
+def test_records_that_are_published_together_need_one_list(cell_dir, monkeypatch):
+    """Reading and writing the list for each of thousands of imported runs takes minutes."""
+    read: list = []
+    monkeypatch.setattr(
+        record_digests, "read_digests", lambda cell: read.append(cell) or read_digests(cell)
+    )
+    publish_records(cell_dir, make_record(2), make_record(3))
+    assert len(read) == 1 and len(read_digests(cell_dir)) == 5
+    assert len(read_runs(cell_dir)) == 4 and unlisted_records(cell_dir) == 0
+
+
 def test_a_published_record_is_never_overwritten(cell_dir):
     before = read_digests(cell_dir)
     with pytest.raises(RecordError, match="records are never overwritten"):
-        publish_record(cell_dir, make_record(value=1.0))
+        publish_records(cell_dir, make_record(value=1.0))
     assert read_digests(cell_dir) == before
 
 

@@ -289,7 +289,7 @@ class PythonEnvironment:
         with cache_dir.building_directory(self._tree) as folder:
             archive = _git(self.repository, "archive", "--format=tar", revision, *own)
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(folder, filter="data")
+                tar.extractall(folder, filter="tar")  # with links out of the checkout
             # Workers read their commit from this file (labkit.machine.facts.code_revision).
             (folder / ".git").mkdir()
             (folder / ".git" / "HEAD").write_text(f"{revision}\n")

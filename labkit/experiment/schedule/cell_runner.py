@@ -50,7 +50,7 @@ from labkit.experiment.worker import output_array_files
 from labkit.experiment.worker.worker_stages import without_values
 from labkit.machine.cache_dir import CacheError
 from labkit.machine.facts import fingerprint
-from labkit.records import Record, RecordError, publish_record, read_digests, read_record
+from labkit.records import Record, RecordError, publish_records, read_digests, read_record
 
 Block = Sequence[Run]  # all runs of one block, in their order
 
@@ -263,7 +263,7 @@ class _BlockRunner:
             launched = self._launch(runs, cell, [*earlier, *records])
             ended = [without_values(record, self.cell.arms) for record in launched]
             for record in ended:
-                publish_record(self.cell.dir, record)
+                publish_records(self.cell.dir, record)
                 self._show(record)
             records += ended
             self.progress.launch_ended(ended)

@@ -20,7 +20,7 @@ from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Engine, OpenAIServer, Workload
 from labkit.engine import openai
 from labkit.experiment.worker.run_failures import failure_of
-from labkit.records import Arm, Record, publish_arm, publish_record, write_json
+from labkit.records import Arm, Record, publish_arm, publish_records, write_json
 from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.serving_session import ServingSession
 
@@ -79,7 +79,7 @@ def study(tmp_path):
             for place, record in enumerate((baseline, arm)):
                 named = replace(record, arm=("base", "server")[place], block=block, position=place)
                 role = ("baseline", "arm")[place]
-                publish_record(cell, replace(varied(named, noise[block, place]), role=role))
+                publish_records(cell, replace(varied(named, noise[block, place]), role=role))
         return analyse(cell)
 
     return compare
