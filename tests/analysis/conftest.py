@@ -103,6 +103,7 @@ class CellMaker:
     isolation: str = "process"
     clients: int | None = None
     limits: dict[str, float | None] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -120,6 +121,7 @@ class CellMaker:
                         "name": "kernel_seq_map",
                         "concurrency": self.clients,
                         "limits": self.limits,
+                        **self.workload,
                     },
                     "seed": 0,
                 },
