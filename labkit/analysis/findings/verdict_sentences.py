@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
 from labkit.analysis.findings.effect_wording import (
@@ -252,6 +253,6 @@ def _of_sweep(findings: Findings) -> SummaryVerdict:
         return SummaryVerdict(*TEXTS[Answer.none])
     if any(one.withheld is not None for one in findings.best):
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if all(len(one.possibly_best) == 1 for one in findings.best):
+    if is_decided(findings.best):
         return SummaryVerdict("better", "best setting known")
     return SummaryVerdict(*TEXTS[Answer.undecided])
