@@ -51,8 +51,9 @@ def write_archive(path: Path, files: Mapping[str, bytes], cells: Mapping[str, Pa
     """Write an archive by rename and return its SHA-256, as ``sha256sum`` prints it.
 
     ``files``: the content of each file of the study outside its cells, by path. ``cells``: the
-    cells' folders by name. Raises ``RecordError`` if a name cannot be stored, or a cell holds
-    something that is not a regular file. Raises ``OSError`` if a file cannot be read or written.
+    cells' folders by name. Raises ``RecordError``, and writes nothing, if a reader would refuse the
+    archive (a name, a size), or a cell holds something that is not a regular file. Raises
+    ``OSError`` if a file cannot be read or written.
     """
     # xz runs without the interpreter's lock, and needs 94 MB per thread.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -74,7 +75,18 @@ def write_archive(path: Path, files: Mapping[str, bytes], cells: Mapping[str, Pa
     content = body + digest.encode()
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
+        _check_readable(temporary, path)
     return hashlib.sha256(content).hexdigest()
+
+
+def _check_readable(written: Path, path: Path) -> None:
+    """Raise ``RecordError`` unless every reader of archives accepts what is to become ``path``."""
+    try:
+        archive = _open_archive(written)
+        for name in archive.cells:
+            archive.cell(name)
+    except RecordError as error:
+        raise RecordError(f"not written: {str(error).replace(str(written), str(path))}") from None
 
 
 def _pack_cell(folder: Path) -> bytes:

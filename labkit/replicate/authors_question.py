@@ -20,7 +20,7 @@ from labkit.config.engine.former_options import (
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import with_units
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
-from labkit.experiment.compose.input_digests import FILES, input_digests
+from labkit.experiment.compose.input_digests import FILES, FOLDERS, MODELS, input_digests
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
@@ -148,14 +148,16 @@ class AuthorsCell:
                 all(one == values[0] for one in values),
                 f"{key}: the author's arms differ in it ({old}), so it is the question",
             )
-            known = all(any(f"{n}/".startswith(f"{key}/") for n in a.inputs) for a in self.tested)
-            if value != values[0] and not known:
+            known = all(key in map(_option, arm.inputs) for arm in self.tested)
+            if value != values[0] and not (known and key in (*FILES, *FOLDERS, *MODELS)):
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             yield from () if reader.revision else other_meanings(arm.config)
             here = input_digests(self.config(arm, reader), arm.environment)
+            replaced = {*map(_option, here), *reader.values}
             for name, digest in arm.inputs.items():
-                if here.get(name, digest) != digest:
+                # A file that is missing although its option has other files here is another one.
+                if here.get(name, "" if _option(name) in replaced else digest) != digest:
                     yield f"the file of {name} is not the author's"
 
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
@@ -255,6 +257,11 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
     return comparing
+
+
+def _option(name: str) -> str:
+    """Return the option of an input's name: ``model.path`` of ``model.path/config.json``."""
+    return name.partition("/")[0]
 
 
 def _shown(value: Any) -> str:

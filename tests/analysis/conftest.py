@@ -104,6 +104,7 @@ class CellMaker:
     clients: int | None = None
     limits: dict[str, float | None] = field(default_factory=dict)
     design: dict[str, Any] = field(default_factory=dict)  # further keys of the manifest's design
+    workload: dict[str, Any] = field(default_factory=dict)
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -121,6 +122,7 @@ class CellMaker:
                         "name": "kernel_seq_map",
                         "concurrency": self.clients,
                         "limits": self.limits,
+                        **self.workload,
                     },
                     "seed": 0,
                 },

@@ -277,3 +277,15 @@ def test_a_link_in_the_folder_is_not_followed(study, tmp_path):
     with pytest.raises(RecordError, match="x is a link or a special file"):
         pack(study, tmp_path / "a.zip")
     assert not (tmp_path / "a.zip").exists()
+
+
+def test_what_no_reader_accepts_is_not_written(study, tmp_path, monkeypatch):
+    """It was written, with its SHA-256, for somebody who may then delete the folder."""
+    path = tmp_path / "a.zip"
+    with pytest.raises(RecordError, match=r"not written: .*a\.zip .* two files have the same name"):
+        write_archive(path, {"README.md": b"", "readme.md": b""}, {})
+    for limit in ("MAX_CELL_BYTES", "MAX_FILES", "MAX_ARCHIVE_BYTES"):
+        with monkeypatch.context() as patch, pytest.raises(RecordError, match="not written: "):
+            patch.setattr(archives, limit, 2)
+            pack(study, path)
+    assert {one.name for one in tmp_path.iterdir()} == {"study"}

@@ -24,6 +24,7 @@ from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import hydra_arguments, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import to_plain
+from labkit.experiment.compose.input_digests import input_digests
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
@@ -370,6 +371,31 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
     served = ReaderOptions({"engine.server.url": "http://ann.example:8000"})
     assert list(cell.changes(served)) == ["engine.server.url=an address (the author: None)"]
+
+
+def test_files_of_another_name_are_another_question(archive, tmp_path):
+    """They were no change, because only files of the same name were compared."""
+    (cell, *_) = authors_cells(open_study(archive), cell_dirs(open_study(archive)))
+    gguf, folder = tmp_path / "other.gguf", tmp_path / "other"
+    folder.mkdir()
+    for path in (gguf, folder / "config.json", folder / "weights.safetensors"):
+        path.write_text("x")
+    digest = next(iter(input_digests({"model": {"path": str(gguf)}}, {}).values()))
+
+    def changes(inputs, option, value):
+        tested = tuple(replace(arm, inputs=inputs) for arm in cell.tested)
+        return set(replace(cell, arms=tested).changes(ReaderOptions({option: value})))
+
+    both = {"model.path/config.json": digest, "model.path/model.safetensors": digest}
+    lost = "the file of model.path/model.safetensors is not the author's"
+    assert changes(both, "model.path", str(folder)) == {lost}
+    assert lost in changes(both, "model.path", str(gguf))
+    assert changes({"model.path": digest}, "model.path", str(gguf)) == set()
+    assert changes({"model.path": digest}, "model.path", str(folder)) != set()
+    maps = {"engine.attention.resolver/maps.py": digest}
+    other = "engine.attention.resolver=maps:Other (the author: binary_search)"
+    cell = replace(cell, arms=cell.arms[:1])
+    assert other in changes(maps, "engine.attention.resolver", "maps:Other")
 
 
 def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(

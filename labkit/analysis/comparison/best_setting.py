@@ -3,7 +3,8 @@
 A setting is a combination of the sweep's values. Each setting is an arm, and all arms' runs share
 random blocks. So settings are compared as arms are: by one number per run, on the log scale, within
 blocks. The statistics are those of :mod:`labkit.analysis.statistics.best_arm`; alpha is
-divided among the primary rows but estimates, of which nothing is claimed.
+divided among the primary rows but estimates, of which nothing is claimed. Computed values have no
+noise, so the best of them is the best.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
-from labkit.records.metric_registry import metric_definition
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -50,10 +50,13 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_tested: int) -> Be
     best = BestInRow(
         row.case, row.metric, row.unit, row.better, excluded=excluded, dropped=dict(data.dropped)
     )
+    measured = [arm for arm in arms if arm not in excluded]
+    if row.is_computed and len(measured) > 1:
+        values = {arm: row.arms[arm][0].value for arm in measured}
+        return _best_computed(best, values, data.baseline)
     if data.baseline in excluded or len(valid) < 2 or not blocks:
         reason = excluded.get(data.baseline, "fewer than two settings have results")
         return replace(best, withheld=reason)
-    measured = [arm for arm in arms if arm not in excluded]
     compared = replace(row, arms={arm: row.arms[arm] for arm in measured})
     logs = np.stack([log_values(compared, arm, blocks) for arm in valid], axis=2)
     values = _comparable_values(compared, measured, runs)
@@ -87,9 +90,32 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
         return "; ".join(causes)
     if not row.arms.get(arm):
         return "not measured"
-    zero_is_result = metric_definition(row.metric, row.unit).zero_is_result
-    judged = replace(row, arms={arm: row.arms[arm]}) if zero_is_result else row
-    return None if judged.positive else "a value is not above 0"
+    if row.is_computed or row.positive:
+        return None
+    # Only ratios are compared. Where less is better, a setting with a value of 0 may be the best.
+    others = () if row.better == "higher" else row.arms
+    zeros = (one for one in (arm, *others) if not replace(row, arms={one: row.arms[one]}).positive)
+    zero = next(zeros, None)
+    of = "" if zero == arm else f" of {zero}"
+    return None if zero is None else f"a value{of} is not above 0"
+
+
+def _best_computed(best: BestInRow, values: dict[str, float], baseline: str) -> BestInRow:
+    """Return the best of computed values, which have no noise."""
+    order = sorted(values, key=values.__getitem__, reverse=best.better == "higher")
+    top = values[order[0]]
+    equal = tuple(arm for arm in order if values[arm] == top)
+    others = [arm for arm in order if arm not in equal] or order[1:]
+    reference = baseline if baseline in others else others[0]
+    base = values[reference]
+    return replace(
+        best,
+        values={arm: round_digits(value) for arm, value in values.items()},
+        best=order[0],
+        reference=reference,
+        effect_pct=round_digits(100.0 * (top / base - 1.0)) if base > 0 else None,
+        possibly_best=equal,
+    )
 
 
 def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[str, float]:
@@ -124,8 +150,8 @@ def tested_settings(analysis: CellAnalysis) -> list[BestInRow]:
 
 
 def is_decided(settings: Sequence[BestInRow]) -> bool:
-    """Return whether every row has only one setting left that may be the best."""
-    return bool(settings) and all(len(one.possibly_best) == 1 for one in settings)
+    """Return whether every row's best setting is known."""
+    return bool(settings) and all(one.is_decided for one in settings)
 
 
 def setting_text(arm: str) -> str:

@@ -296,6 +296,8 @@ def _best_settings(findings: Findings) -> str:
 def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     metric = one.definition
     where = f"in {one.case}" if named and one.case != "all" else f"in {metric.label}"
+    if one.is_computed:
+        return _best_computed(one, where)
     if one.best is None or one.reference is None or one.effect_pct is None:
         return f"no answer {where}: {one.withheld}"
     best, settings = setting_text(one.best), count_text(count, "setting")
@@ -326,6 +328,18 @@ def _best_setting(one: BestInRow, count: int, named: bool) -> str:
     if rivals == [one.reference]:
         return f"{text}, the only one not told apart from it"
     return f"{text}; not told apart from it: {_settings(rivals)}"
+
+
+def _best_computed(one: BestInRow, where: str) -> str:
+    best, other = (
+        value_with_unit(one.values[str(arm)], one.unit) for arm in (one.best, one.reference)
+    )
+    settings = count_text(len(one.values), "setting")
+    if len(one.possibly_best) == len(one.values):
+        return f"{where} (computed), {settings} do not differ: {best}"
+    verb = "is" if len(one.possibly_best) == 1 else "are"
+    winners = f"{_settings(one.possibly_best)} {verb} the best of {settings}"
+    return f"{where} (computed), {winners}: {best}; {setting_text(str(one.reference))} has {other}"
 
 
 def _settings(arms: Sequence[str]) -> str:

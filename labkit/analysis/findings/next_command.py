@@ -113,7 +113,8 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     else:
         return None
     kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
-    open_rows = [count_text(len(known), "undecided comparison")] if known else []
+    noun = "row" if len(data.treatment_arms) == 1 else "comparison"
+    open_rows = [count_text(len(known), f"undecided {noun}")] if known else []
     open_rows += [count_text(len(estimates), "estimate")] if estimates else []
     far = len(needs) - len(known)
     more = f"; {far} would need far more" if known and far else ""

@@ -313,23 +313,30 @@ def _out_of_memory(findings: Findings) -> Pieces:
 def _best_setting(findings: Findings) -> Pieces:
     count = findings.num_settings
     one = min(findings.best, key=lambda each: each.withheld is not None, default=None)
-    if one is None or one.best is None or one.reference is None or one.effect_pct is None:
+    if one is None or one.best is None or one.reference is None:
         return [Piece("No answer: no setting has a valid result")]
     metric, best = one.definition, setting_text(one.best)
-    value = f"{_rounded_text(one.values[one.best], one.unit)} {unit_name(one.unit)}"
+    value, other = (
+        f"{_rounded_text(one.values[arm], one.unit)} {unit_name(one.unit)}"
+        for arm in (one.best, one.reference)
+    )
     if one.withheld is not None:
         name = optional(best, NO_NAMES, "one setting")
         label = optional(f"for {metric.short_label} ({value})", NO_DETAIL)
         return [Piece("Estimate only:"), name, Piece(f"looks best of {count}"), label]
-    rivals = len(one.possibly_best)
+    rivals, than = len(one.possibly_best), setting_text(one.reference)
+    if one.is_computed:
+        start = f"best is {best}" if rivals == 1 else f"best are {rivals} of {count} settings"
+        worse = f"; {than} {other}" if one.reference not in one.possibly_best else ""
+        return [Piece(f"{start}: {metric.short_label} {value}"), optional(worse, NO_DETAIL)]
     if rivals > 1:
         start = f"Undecided: {rivals} of {count} settings may be best for {metric.short_label}"
         return [Piece(start), optional(f"; measured best: {best}", NO_DETAIL)]
     return [
         optional(f"best is {best}:", NO_NAMES, f"one of {count} settings is best:"),
         Piece(f"{metric.short_label} {value}"),
-        optional(f", {amount_text(metric, [one.effect_pct])}", NO_DETAIL),
-        optional(f"than {setting_text(one.reference)}", NO_RATIO),
+        optional(f", {amount_text(metric, [one.effect_pct or 0.0])}", NO_DETAIL),
+        optional(f"than {than}", NO_RATIO),
     ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
@@ -260,7 +261,7 @@ def _of_sweep(findings: Findings) -> SummaryVerdict:
     claims = [one for one in findings.best if one.withheld is None]
     if not claims:
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if all(len(one.possibly_best) == 1 for one in claims):
+    if is_decided(claims):
         part, total = len(claims), len(findings.best)
         where = f" in {part} of {total} rows" if part < total else ""
         return SummaryVerdict("better", f"best setting known{where}")

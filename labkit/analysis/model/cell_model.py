@@ -243,11 +243,12 @@ class BestInRow(EffectInPercent):
     ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
     estimated within blocks. ``reference`` is the baseline, or the second best arm if the baseline
     is the best. ``effect_pct`` is the difference of the best arm from the reference, corrected for
-    having chosen the best, and ``level`` the confidence level of its interval. ``possibly_best``
-    are the arms that may be the best, ordered from the best mean to the worst. ``excluded`` maps
-    each arm without a valid result to the reason. ``dropped`` maps each arm that an interim look
-    dropped, because another arm was better, to the number of blocks it ran. ``withheld`` is the
-    reason why nothing is claimed and the numbers are only estimates, or None.
+    having chosen the best, and ``level`` the confidence level of its interval; computed values have
+    no interval. ``possibly_best`` are the arms that may be the best, ordered from the best mean to
+    the worst. ``excluded`` maps each arm without a valid result to the reason. ``dropped`` maps
+    each arm that an interim look dropped, because another arm was better, to the number of blocks
+    it ran. ``withheld`` is the reason why nothing is claimed and the numbers are only estimates, or
+    None.
     """
 
     case: str
@@ -265,6 +266,16 @@ class BestInRow(EffectInPercent):
     possibly_best: tuple[str, ...] = ()
     withheld: str | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the values are computed, so that the best is known without a test."""
+        return self.best is not None and self.withheld is None and self.ci_pct is None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the best is known: one setting, or several with the same computed value."""
+        return self.is_computed or len(self.possibly_best) == 1
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import templates
@@ -16,7 +17,14 @@ from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import amount_text, effect_phrase
 from labkit.analysis.findings.short_answer import capitalised
-from labkit.analysis.number_format import p_text, percent_text, slug, unit_name, value_text
+from labkit.analysis.number_format import (
+    p_text,
+    percent_text,
+    scaled,
+    slug,
+    unit_name,
+    value_text,
+)
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.studies.metric_history import (
@@ -151,7 +159,8 @@ def _chart(series: Series) -> str:
         return ""
     first = min(times)
     days = [time - first for time in times]
-    limits = [limit for point in series.points for limit in (point.low, point.high)]
+    y = partial(scaled, unit=series.unit)
+    limits = [y(limit) for point in series.points for limit in (point.low, point.high)]
     chart = Chart(
         series.name,
         padded_range(days),
@@ -161,15 +170,14 @@ def _chart(series: Series) -> str:
     )
     bounds = [0, *(change.index for change in series.changes), len(days)]
     for begin, end in pairwise(bounds):
-        values = sorted(point.value for point in series.points[begin:end])
-        middle = values[len(values) // 2]
+        middle = y(median(point.value for point in series.points[begin:end]))
         chart.line([(days[begin], middle), (days[end - 1], middle)], "median")
     for change in series.changes:
         chart.band(days[change.index - 1], days[change.index], "margin")
     for day, point in zip(days, series.points, strict=True):
-        chart.line([(day, point.low), (day, point.high)], "range")
+        chart.line([(day, y(point.low)), (day, y(point.high))], "range")
         tip = f"{_place(point)}: {value_text(point.value, series.unit)} {unit_name(series.unit)}"
-        chart.dot(day, point.value, "dot", tip=tip)
+        chart.dot(day, y(point.value), "dot", tip=tip)
     return chart_svg(chart)
 
 

@@ -130,13 +130,14 @@ def chart_figure(parts: Sequence[ChartPart], columns: int = 1) -> Figure:
     for panel, part in zip(panels, parts, strict=False):
         handles |= _draw(panel, part)
         if len(parts) > 1:
-            panel.set_title(part.chart.title, fontsize=10)
+            panel.set_title(_plain(part.chart.title), fontsize=10)
     for panel in panels[len(parts) :]:
         panel.set_visible(False)
     if len(handles) > 1:
         widest = max(map(len, handles)) + 6  # characters, with the mark
         per_line = max(1, min(4, len(handles), LEGEND_CHARACTERS // widest))
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=per_line)
+        names = map(_plain, handles)
+        figure.legend(handles.values(), names, loc="outside lower center", ncols=per_line)
     return figure
 
 
@@ -177,13 +178,13 @@ def _draw_axes(panel: Axes, chart: Chart) -> None:
         panel.set_yscale("log")
     panel.set_xlim(*x)
     panel.set_ylim(*y)
-    panel.set_xlabel(chart.x_label)
-    panel.set_ylabel(chart.y_label)
+    panel.set_xlabel(_plain(chart.x_label))
+    panel.set_ylabel(_plain(chart.y_label))
     if chart.x_ticks is not None:
-        panel.set_xticks([at for at, _ in chart.x_ticks], [text for _, text in chart.x_ticks])
+        panel.set_xticks([at for at, _ in chart.x_ticks], [_plain(t) for _, t in chart.x_ticks])
     if chart.rows:
         count = len(chart.rows)
-        panel.set_yticks([count - i - 0.5 for i in range(count)], list(chart.rows))
+        panel.set_yticks([count - i - 0.5 for i in range(count)], map(_plain, chart.rows))
         panel.grid(axis="y", visible=False)
     elif not chart.y_ticks:
         panel.set_yticks([])
@@ -212,12 +213,18 @@ def _draw_mark(panel: Axes, mark: Mark, log_scale: bool) -> Any:
         case Text():
             at = _scaled((mark.x, mark.y), log_scale)
             return panel.annotate(
-                mark.text, at, (mark.dx, -mark.dy), textcoords="offset points", fontsize=8,
+                _plain(mark.text), at, (mark.dx, -mark.dy), textcoords="offset points", fontsize=8,
                 ha=ALIGNMENTS[mark.anchor], va="center",
             )  # fmt: skip
         case Limit():
-            panel.annotate(mark.name, (mark.x, 1.0), xycoords=("data", "axes fraction"), fontsize=8)
+            place: Any = ("data", "axes fraction")
+            panel.annotate(_plain(mark.name), (mark.x, 1.0), xycoords=place, fontsize=8)
             return panel.axvline(mark.x, color="#777777", linewidth=0.8)
+
+
+def _plain(text: str) -> str:
+    """Return a text that matplotlib shows as it is: two dollar signs would enclose a formula."""
+    return text.replace("$", r"\$")
 
 
 def _scaled(values: Sequence[float], log_scale: bool) -> tuple[float, float]:

@@ -65,8 +65,8 @@ class CellSummary:
     """What a study's pages say of one cell.
 
     ``machine_states``: as :func:`.caveats.machine_states`. ``loads`` and ``capacities``: what load
-    curves and capacities are made of. ``tested``: the arms that may be claimed about. ``unlisted``:
-    the number of records without a digest.
+    curves and capacities are made of; empty in a cell that only confirms another. ``tested``: the
+    arms that may be claimed about. ``unlisted``: the number of records without a digest.
     """
 
     entry: CellEntry
@@ -94,6 +94,7 @@ class CellSummary:
 def cell_summary(analysis: CellAnalysis) -> CellSummary:
     """Return what a study's pages say of a cell."""
     findings, cell = plan_findings(analysis), analysis.cell
+    confirms = analysis.data.dir.name.endswith(PROCESSES_SUFFIX)  # another cell has its loads
     return CellSummary(
         entry=_entry(analysis, findings),
         title=cell.title,
@@ -101,8 +102,8 @@ def cell_summary(analysis: CellAnalysis) -> CellSummary:
         primary=tuple(cell.primary_rows),
         findings=findings,
         machine_states=machine_states(analysis),
-        loads=tuple(arm_loads(analysis)),
-        capacities=tuple(capacity_loads(analysis)),
+        loads=() if confirms else tuple(arm_loads(analysis)),
+        capacities=() if confirms else tuple(capacity_loads(analysis)),
         tested=tuple(_tested(analysis)),
         unlisted=analysis.data.unlisted,
     )

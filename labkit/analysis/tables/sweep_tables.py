@@ -152,6 +152,8 @@ def _notes(best: BestInRow, unit: str | None) -> Iterator[str]:
         yield f"No answer: {best.withheld}."
     elif best.withheld is not None:
         yield f"Estimates only: {best.withheld}."
+    elif best.is_computed:
+        yield f"{BEST}: the best; {POSSIBLY_BEST}: the same value. The values are computed."
     else:
         yield (
             f"{BEST}: the best measured; {POSSIBLY_BEST}: not distinguishable from the best. With "

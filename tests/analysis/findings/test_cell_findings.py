@@ -96,6 +96,8 @@ def setting(**options):
     return Findings(("n=2", "n=4"), "n=1", best=(one_row,), num_settings=3)
 
 
+WASTED = {"metric": "kv_waste_pct", "unit": "%", "better": "lower", "level": None,
+          "effect_pct": -100.0, "ci_low_pct": None, "ci_high_pct": None}  # fmt: skip
 ROBUST = "bitwise", "pass", "", {}
 CASES = {  # findings, the long text, the short text, the chip
     "one row": (
@@ -483,6 +485,20 @@ CASES = {  # findings, the long text, the short text, the chip
         "only one not told apart from it.",
         "Undecided: 2 of 3 settings may be best for throughput; measured best: n=2.",
         "inconclusive: undecided",
+    ),
+    "a sweep of computed values": (
+        setting(**WASTED, values={"n=1": 30.0, "n=2": 0.0, "n=4": 12.0}),
+        "In wasted KV memory (computed), n=2 is the best of 3 settings: 0.0 %; n=1 has 30.0 %.",
+        "Best is n=2: wasted KV memory 0 %; n=1 30.0 %.",
+        "better: best setting known",
+    ),
+    "a sweep of equal computed values": (
+        setting(**WASTED, values={"n=1": 30.0, "n=2": 0.0, "n=4": 0.0},
+                possibly_best=("n=2", "n=4")),
+        "In wasted KV memory (computed), n=2; n=4 are the best of 3 settings: 0.0 %; n=1 has "
+        "30.0 %.",
+        "Best are 2 of 3 settings: wasted KV memory 0 %; n=1 30.0 %.",
+        "better: best setting known",
     ),
     "a sweep's estimate": (
         setting(withheld="2 of 3 blocks are done"),

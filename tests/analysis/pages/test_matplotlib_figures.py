@@ -80,3 +80,20 @@ def test_charts_are_panels_and_a_legend_of_long_names_fits():
     figure.draw_without_rendering()
     (legend,) = figure.legends
     assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_dollars_in_a_name_are_no_formula(tmp_path):
+    """The report of prompts with prices ended in a traceback, or set them as a formula."""
+    price = "Is 10% of $50 more than 5% of $80?"
+    made = chart(rows=(price, "two"), x_ticks=((1.0, price),))
+    made.title = made.x_label = made.y_label = price
+    made.dot(2.0, 1.0, "arm1", arm=price)
+    made.dot(3.0, 1.0, "arm2", arm="b")
+    made.text(3.0, 0.5, price)
+    made.limit(1.5, price)
+    write_figure([ChartPart(made)] * 2, tmp_path / "made")
+    (axes, _), legend = (figure := chart_figure([ChartPart(made)] * 2)).axes, figure.legends[0]
+    labels = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts, *legend.get_texts()[:1]]
+    labels += [axes.get_yticklabels()[0], axes.get_xticklabels()[0]]
+    escaped = r"Is 10% of \$50 more than 5% of \$80?"
+    assert {label.get_text() for label in labels} == {escaped}

@@ -1,12 +1,19 @@
 """The history of a metric: series from records alone, change points, and what splits a series."""
 
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from labkit.analysis.pages.history_page import HistoryPage, change_text
-from labkit.analysis.studies.metric_history import _num_tested, metric_history
+from labkit.analysis.pages.history_page import HistoryPage, _chart, change_text
+from labkit.analysis.studies.metric_history import (
+    HistoryPoint,
+    Series,
+    _num_tested,
+    metric_history,
+)
 from labkit.archive import archive_study
 from labkit.history import main
 from labkit.records import Metric
@@ -95,6 +102,21 @@ def test_a_quiet_or_short_history_has_no_change(week):
         root = week(day, 1.0 if day < 4 else 2.0)
     (short,) = metric_history(root, "dispatch_us")
     assert not short.is_tested and short.changes == ()
+
+
+def test_a_chart_s_numbers_are_in_the_unit_of_its_axis_and_its_median_is_one():
+    """The axis said MiB and counted bytes; of four studies the line was at the third."""
+    points = [
+        HistoryPoint(Path("s"), f"2026-11-0{day}T10:00:00Z", "a", value, value, value, 2, None)
+        for day, value in enumerate((4 << 20, 4 << 20, 5 << 20, 5 << 20), 1)
+    ]
+    series = Series("peak_kv_bytes", "c", "all", "a", "", "m", "bytes", "lower", tuple(points))
+    svg = _chart(series)
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', svg)
+    assert ticks and all(4 <= float(tick) <= 5 for tick in ticks) and ">MiB<" in svg
+    heights = [float(y) for y in re.findall(r'cy="([0-9.]+)"', svg)]
+    (middle,) = re.findall(r'class="median" points="[0-9.]+,([0-9.]+) ', svg)
+    assert float(middle) == pytest.approx(sum(heights) / 4, abs=0.1)
 
 
 def test_of_several_lines_as_many_are_tested_as_can_all_find_a_change(week):
