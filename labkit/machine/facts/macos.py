@@ -193,6 +193,8 @@ def threadgroup_limits() -> tuple[int, int]:
 
 
 def _metal_device() -> int | None:
+    # Without CoreGraphics, which MLX loads, a process has no default device.
+    ctypes.CDLL("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics")
     metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
     metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
     device: int | None = metal.MTLCreateSystemDefaultDevice()
