@@ -289,7 +289,9 @@ class PythonEnvironment:
         with cache_dir.building_directory(self._tree) as folder:
             archive = _git(self.repository, "archive", "--format=tar", revision, *own)
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(folder, filter="data")
+                # Python before 3.11.4, as in Debian 12, knows no filters.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                tar.extractall(folder)
             # Workers read their commit from this file (labkit.machine.facts.code_revision).
             (folder / ".git").mkdir()
             (folder / ".git" / "HEAD").write_text(f"{revision}\n")
