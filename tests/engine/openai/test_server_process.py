@@ -293,7 +293,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
         return folder
 
     folders = []
-    monkeypatch.setattr(server_process.cached_python_packages, "build_venv", build)
+    monkeypatch.setattr(server_process.package_installer, "build_venv", build)
     for server, words in (
         (
             config.OpenAIServer(preset="vllm"),
@@ -344,9 +344,9 @@ def test_a_server_gets_float32_if_asked_or_if_it_reads_nothing_else(
 
 def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
     def fail(*arguments):
-        raise server_process.cached_python_packages.InstallError("no such package (/log)")
+        raise server_process.package_installer.InstallError("no such package (/log)")
 
-    monkeypatch.setattr(server_process.cached_python_packages, "build_venv", fail)
+    monkeypatch.setattr(server_process.package_installer, "build_venv", fail)
     engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="vllm"))
     with pytest.raises(config.ConfigError) as caught:
         openai.prepare(engine_options, tiny_dir)
