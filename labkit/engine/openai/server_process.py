@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -211,8 +212,8 @@ def _has_token(chunk: StreamChunk) -> bool:
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     """Start the configured server, or connect to the one at ``engine.server.url`` if that is set.
 
-    Raises ``EngineError`` if the command cannot be run, or no server listens at
-    ``engine.server.url``.
+    Raises ``EngineError`` if the command cannot be run, its OpenBLAS cannot be preloaded, or no
+    server listens at ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:
@@ -309,16 +310,23 @@ def _blas_environment(options: config.Engine) -> list[str]:
     """Return an ``env`` command that preloads the arm's OpenBLAS into a server that uses MLX.
 
     The list is empty if the preset needs no BLAS, the command is the user's own, the system is not
-    Linux, or ``engine.blas`` is not openblas.
+    Linux, or ``engine.blas`` is not openblas. Raises ``EngineError`` if the path of OpenBLAS cannot
+    be preloaded.
     """
     server = options.server
     uses_blas = server.server_preset.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
         return []
     threads = options.threads or worker_environment.core_count()
+    library = openblas_for_mlx.build_library()
+    if re.search(r"[\s:]", str(library)):  # the loader would ignore it and go on
+        raise EngineError(
+            f"engine.blas=openblas: LD_PRELOAD cannot name {library}; set LABKIT_CACHE to a folder "
+            "without spaces and colons in its path"
+        )
     return [
         "env",
-        f"LD_PRELOAD={openblas_for_mlx.build_library()}",
+        f"LD_PRELOAD={library}",
         f"OPENBLAS_NUM_THREADS={threads}",
     ]
 

@@ -274,6 +274,19 @@ def test_a_command_that_cannot_be_run_is_one_line():
         SupervisedServer(["/no/such"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
+@pytest.mark.parametrize("folder", ["/a b", "/a:b", "/a"])
+def test_a_library_that_cannot_be_preloaded_is_refused(folder, monkeypatch):
+    library = Path(folder, "blas.so")
+    monkeypatch.setattr(server_process.openblas_for_mlx, "build_library", lambda: library)
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="mlx_lm"))
+    if folder == "/a":
+        assert "LD_PRELOAD=/a/blas.so" in server_process._blas_environment(engine_options)
+        return
+    with pytest.raises(EngineError, match="set LABKIT_CACHE to a folder without spaces and colons"):
+        server_process._blas_environment(engine_options)
+
+
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     server = config.OpenAIServer(preset="labkit", args="engine.kv.block_size=8")
