@@ -37,6 +37,8 @@ PROCESS_TREE_TTL_S = 10.0  # reuse the list of processes for this long: reading 
 PROBE_PROMPT = "Once upon a time"
 # Answers that a starting server does not outgrow: redirects, and keys that are missing or wrong.
 FINAL_STATUSES = ("301", "302", "303", "307", "308", "401", "403")
+# Without the proxies of environment variables and of macOS, which the measured client ignores too.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerProcess:
@@ -82,7 +84,7 @@ class ServerProcess:
             return configured
         try:
             request = self._request("/v1/models", "GET")
-            with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as response:
+            with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
                 return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
@@ -156,7 +158,7 @@ class ServerProcess:
         """
         request = self._request("/reset_prefix_cache", "POST")
         try:
-            urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S).close()
+            DIRECT.open(request, timeout=PROBE_TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             reason = error_text(error.read())
         except OSError as error:

@@ -82,6 +82,17 @@ def test_a_server_that_lists_no_models_is_sent_the_directory_as_the_model_s_name
         assert process._model_name(Path("models/mine")) == "models/mine"
 
 
+def test_a_server_is_asked_without_the_proxy_of_the_environment(listening, monkeypatch):
+    monkeypatch.setattr(server_process.urllib.request, "_opener", None)  # what urlopen keeps
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = config.OpenAIServer(preset="vllm", url=listening("quick").server.url)
+    process = server_process.ServerProcess(server, server.url, None)
+    assert process._model_name(Path("models/mine")) == "stub-model"
+    with pytest.raises(EngineError, match=r"the prefix cache was not reset: .*stub-model"):
+        process.reset_prefix_cache()
+
+
 @pytest.mark.parametrize(
     ("server", "listed", "name"),
     [
@@ -106,7 +117,7 @@ def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
         asked.append((request.full_url, request.get_header("Authorization")))
         return io.BytesIO(json.dumps(listed).encode())
 
-    monkeypatch.setattr(server_process.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(server_process.DIRECT, "open", answer)
     monkeypatch.setenv("LABKIT_TEST_KEY", "key")
     key = server.get("api_key") and EnvironmentText.of(server["api_key"])
     server = config.OpenAIServer(**{**server, "api_key": key})
