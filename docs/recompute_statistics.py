@@ -431,7 +431,9 @@ def main(study):
         for name in archive.namelist():
             if name.endswith(CELL_SUFFIX):
                 with tarfile.open(fileobj=archive.open(name)) as records:
-                    records.extractall(folder, filter="data")
+                    # Python before 3.11.4 has no filter: give it no archive of a stranger's.
+                    records.extraction_filter = getattr(tarfile, "data_filter", None)
+                    records.extractall(folder)
                 print_numbers(Path(folder, name.removesuffix(CELL_SUFFIX)))
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 from labkit import __version__
 from labkit.cli import config_printer, run_study
 from labkit.cli.hydra_arguments import parse
+from labkit.cli.program_base import write_utf8
 from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError
@@ -25,6 +26,7 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDI
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run ``python -m labkit`` (and the console script ``labkit``)."""
+    write_utf8()
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if "--version" in words:
         print(f"labkit {__version__}")

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if several:
             _index(options.dir, options.format)
         elif options.format is not None:
-            _print(render(options.dir, options.format, analysis_cache))
+            print(render(options.dir, options.format, analysis_cache), end="")
         elif not sent_back:
             _rebuild(options.dir, analysis_cache)
         print_notes(parser.prog, analysis_cache.notes())
@@ -57,16 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return parser.run(argv, body, refused=(RecordError, FormatError))
 
 
-def _print(text: str) -> None:
-    """Print text as UTF-8 in every locale."""
-    sys.stdout.buffer.write(text.encode())
-
-
 def _index(folder: Path, format_name: str | None) -> None:
     from labkit.analysis.pages.index_page import render_index, write_index
 
     if format_name is not None:
-        _print(render_index(folder, format_name))
+        print(render_index(folder, format_name), end="")
     else:
         print(write_index(folder))
 

@@ -2,10 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from labkit.judge import main
+
+ROOT = str(Path(__file__).parents[1])
 
 
 @pytest.fixture
@@ -41,6 +46,17 @@ def test_arms_that_came_one_after_the_other_are_judged_if_nothing_drifted(timed,
     assert summary.startswith("### Worse: head against base")
     assert "worse (if nothing drifted between the arms' runs)" in summary
     assert "nothing drifted" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_table_is_printed_in_a_locale_without_its_minus(timed):
+    base, head = timed("base", SPREAD), timed("head", [0.9 * x for x in SPREAD])
+    judged = subprocess.run(
+        [sys.executable, "-m", "labkit.judge", head, "--against", base],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONPATH": ROOT},
+        capture_output=True,
+    )
+    assert (judged.returncode, judged.stderr) == (0, b"")
+    assert "−10" in judged.stdout.decode("utf-8")
 
 
 @pytest.mark.parametrize(

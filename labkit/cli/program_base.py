@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ class Program(argparse.ArgumentParser):
         ``failed_status`` for one in ``failed``, 130 after ctrl-C, 1 if the output's pipe is closed.
         A file that cannot be read or written is named; that is 2 unless ``failed`` has ``OSError``.
         """
+        write_utf8()
         options = self.parse_intermixed_args(argv)
         expected: tuple[type[Exception], ...] = (OSError, *failed, *refused)
         try:
@@ -48,6 +50,13 @@ class Program(argparse.ArgumentParser):
             return failed_status if isinstance(error, tuple(failed)) else 2
         except KeyboardInterrupt:
             return 130
+
+
+def write_utf8() -> None:
+    """Write standard output and error as UTF-8, for other encodings lack the minus of tables."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
 
 
 def error_line(prog: str, error: object) -> str:

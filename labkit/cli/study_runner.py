@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
+from labkit.cli.program_base import write_utf8
 from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
@@ -105,6 +106,7 @@ class StudyRunner:
         one line. The cell then stays unfinished and the next cells run; the study's exit code
         shows the failure.
         """
+        write_utf8()  # this may be a launcher's process
         composed = self._composed.get(name)
         if composed is None:
             if compose is None:

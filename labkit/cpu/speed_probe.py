@@ -98,8 +98,11 @@ class SpeedProbe:
 
     @cached_property
     def large(self) -> NDArray[Any]:
-        """An array of twice the size of the largest cache, but at least 64 and at most 512 MiB."""
-        size = min(max(2 * _largest_cache(), 64 << 20), 512 << 20)
+        """An array twice as large as all last-level caches, but at least 64 MiB and at most 2 GiB.
+
+        Each thread reads a part of it, so each cache receives twice its own size.
+        """
+        size = min(max(2 * _last_level_caches(), 64 << 20), 2 << 30)
         return np.ones(size // 4, dtype=np.float32)
 
     def time(self) -> dict[str, float]:
@@ -131,13 +134,18 @@ class SpeedProbe:
         return result
 
 
-def _largest_cache() -> int:
-    """Return the size of the largest CPU cache (bytes), or 0 if the system does not report it."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+def _last_level_caches() -> int:
+    """Return the bytes of all last-level caches, or 0 if the system does not report them.
+
+    There is one for each socket, and in some CPUs one for each few cores.
+    """
+    sizes = {}
+    for cache in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         with suppress(OSError, ValueError):
-            sizes.append(int(path.read_text().strip().rstrip("K")) << 10)
-    return max(sizes, default=0)
+            key = int((cache / "level").read_text()), (cache / "shared_cpu_list").read_text()
+            sizes[key] = int((cache / "size").read_text().strip().rstrip("K")) << 10
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last)
 
 
 def _median_us(kernel: Any, *arguments: Any) -> float:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli.program_base import print_error
+from labkit.cli.program_base import print_error, write_utf8
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, STEP_TIMEOUT_S, MacStep, all_steps, run_steps
 from labkit.machine.facts import macos, memory_capacity
@@ -36,6 +36,7 @@ def run_and_bundle(
 
     ``timeout_s`` is the time after which a step is stopped.
     """
+    write_utf8()
     folder = Path("outputs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         folder.mkdir(parents=True)

@@ -47,13 +47,18 @@ def test_a_probe_s_time_is_the_median_of_its_repeats(monkeypatch):
 
 @pytest.fixture
 def caches(monkeypatch, tmp_path):
-    """Give this machine caches of these sizes (bytes)."""
+    """Give this machine eight CPUs, four to a last-level cache, with these sizes (bytes)."""
 
     def have(*sizes):
         monkeypatch.setattr(speed_probe, "Path", lambda folder: tmp_path)
-        for index, size in enumerate(sizes):
-            (tmp_path / f"index{index}").mkdir()
-            (tmp_path / f"index{index}" / "size").write_text(f"{size >> 10}K\n")
+        for cpu in range(8):
+            for level, size in enumerate(sizes):
+                cpus = (f"{cpu}", "0-3" if cpu < 4 else "4-7")[level]
+                index = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
+                index.mkdir(parents=True)
+                (index / "level").write_text(f"{level + 1}\n")
+                (index / "shared_cpu_list").write_text(f"{cpus}\n")
+                (index / "size").write_text(f"{size >> 10}K\n")
 
     return have
 
@@ -67,7 +72,7 @@ def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monk
             calls.append((name, numba.get_num_threads(), arguments[0].nbytes))
 
         monkeypatch.setattr(speed_probe, name, call_after(getattr(speed_probe, name), after))
-    caches(40 << 20, 1 << 20)
+    caches(1 << 20, 20 << 20)
     probe = speed_probe.SpeedProbe(threads=cores)
     numba.set_num_threads(1)
     product = ("_matmul", cores, 4 * speed_probe.MATMUL_SIZE**2)
@@ -81,10 +86,10 @@ def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monk
 
 
 @pytest.mark.parametrize(
-    ("cache", "read"), [(0, 64), (1 << 20, 64), (100 << 20, 200), (1 << 30, 512)]
+    ("cache", "read"), [(0, 64), (1 << 20, 64), (32 << 20, 128), (384 << 20, 1536), (1 << 30, 2048)]
 )
-def test_a_flush_reads_twice_the_largest_cache(monkeypatch, caches, cache, read):
-    caches(*[cache, 32 << 10] * (cache > 0))
+def test_a_flush_reads_twice_all_last_level_caches(monkeypatch, caches, cache, read):
+    caches(*[32 << 10, cache] * (cache > 0))
     monkeypatch.setattr(
         speed_probe.np, "ones", lambda shape, dtype: np.broadcast_to(dtype(1), shape)
     )

@@ -302,7 +302,7 @@ def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, monk
     assert run_cell(make_cell(blocks=1), runs).ran == 0
     with pytest.raises(StudyError, match=f"host {here}, but this is host elsewhere") as refused:
         run_cell(make_cell(blocks=2), runs)
-    assert "design.across_hosts=true" in str(refused.value)
+    assert "--hostname), or set design.across_hosts=true" in str(refused.value)
     outcome = run_cell(make_cell(blocks=2, across_hosts=True), runs)
     assert (outcome.ran, outcome.already_done) == (3, 3)
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True

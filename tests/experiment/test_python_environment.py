@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_revision_is_exported_and_imported(checkout, monkeypatch):
     assert value_of_labkit(environment) == 1
     exported = environment.variables({})["PYTHONPATH"].split(os.pathsep)[0]
     assert code_revision.commit(python_environment.Path(exported)) == environment.revision
+
+
+def test_a_revision_is_exported_by_a_python_without_filters_of_archives(checkout, monkeypatch):
+    def extractall(tar, path=".", members=None, *, numeric_owner=False):  # as in Python 3.11.2
+        for member in tar:
+            tar.extract(member, path)
+
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+    environment = PythonEnvironment.resolve({"revision": "HEAD"})
+    environment.build()
+    assert value_of_labkit(environment) == 2
 
 
 def test_a_revision_of_another_repository_precedes_and_keeps_labkit(checkout, tmp_path):

@@ -20,6 +20,7 @@ import pytest
 from labkit import config
 from labkit.experiment import StudyError
 from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch.child_process import ChildProcess
 from labkit.experiment.launch.turn_coordinator import LiveCommand
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
@@ -161,6 +162,20 @@ def test_a_killed_worker_ends_alone(tmp_path):
     endings, logs = run(tmp_path, x="rounds", y="kill", z="rounds")
     assert [ending.signal_name for ending in endings] == [None, "SIGKILL", None]
     assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 9, "z": 9}
+
+
+def test_turns_on_a_system_without_waitid(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "waitid", raising=False)  # macOS before Python 3.13
+    endings, logs = run(tmp_path, x="rounds", y="rounds")
+    assert [ending.code for ending in endings] == [0, 0]
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 9, "y": 9}
+
+
+def test_a_process_that_ended_instead_of_stopping_keeps_its_status(tmp_path):
+    exits = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+    child = ChildProcess(exits, environment=os.environ, log=tmp_path / "log")
+    child.await_stop()
+    assert child.ended and child.close().code == 3
 
 
 def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp_path, time_over):

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine.facts import code_revision, fingerprint, linux
+from labkit.machine.facts import code_revision, fingerprint, linux, macos
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -22,6 +23,23 @@ def test_a_fingerprint_is_json_and_names_no_host():
     assert socket.gethostname() not in text
     assert str(Path.home()) not in text
     assert f"/{getpass.getuser()}/" not in text
+
+
+def test_a_mac_is_the_same_host_under_another_name(monkeypatch):
+    def of(name, uuid, platform="darwin"):
+        def gethostuuid(into, wait):
+            into[:] = uuid
+            return 0
+
+        with monkeypatch.context() as host:
+            host.setattr(sys, "platform", platform)
+            host.setattr(socket, "gethostname", lambda: name)
+            host.setattr(macos.ctypes, "CDLL", lambda _: SimpleNamespace(gethostuuid=gethostuuid))
+            return fingerprint.host_hash()
+
+    mac = of("mac.local", range(16))
+    assert mac == of("mac.vpn", range(16)) and mac != of("mac.local", range(1, 17))
+    assert of("a", range(16), "linux") != of("b", range(16), "linux")
 
 
 @linux_only

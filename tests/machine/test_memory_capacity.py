@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,6 +39,26 @@ def test_without_metal_the_working_set_is_all_memory():
     assert macos.sysctl("hw.memsize") is None
     machine = memory_capacity.this_machine()
     assert not machine.metal and machine.working_set == machine.total and machine.wired is None
+
+
+def test_coregraphics_is_loaded_before_metal_is_asked_for_its_device(monkeypatch):
+    loaded = []
+
+    def library(path):
+        loaded.append(path.rpartition("/")[2])
+        device = Mock(side_effect=lambda: 1 if "CoreGraphics" in loaded else None)
+        return SimpleNamespace(MTLCreateSystemDefaultDevice=device)
+
+    monkeypatch.setattr(macos.ctypes, "CDLL", library)
+    assert macos._metal_device() == 1
+
+
+@pytest.mark.metal
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
+def test_a_process_without_mlx_knows_the_working_set():
+    code = "from labkit.machine.facts import macos; print(macos.recommended_working_set())"
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(alone.stdout) == macos.recommended_working_set()
 
 
 @pytest.mark.metal

@@ -22,7 +22,7 @@ def child():
 
 def stop(process):
     os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    os.waitpid(process.pid, os.WUNTRACED)
 
 
 def test_a_watched_process_is_killed_even_if_it_is_stopped(child):

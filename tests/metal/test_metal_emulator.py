@@ -262,6 +262,21 @@ def test_overrun_of_a_threadgroup_array_through_a_pointer(compiler):
     assert faulty(body).kind in ("bounds", "undefined")
 
 
+def test_threads_that_store_components_of_a_shared_vector(compiler):
+    body = """
+    threadgroup float4 shared[16];
+    uint i = thread_index_in_threadgroup;
+    STORE
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    out[i] = shared[15 - i / 4][3 - i % 4];
+    """
+    whole = "if (i < 16) { shared[i] = *(const device vec<float, 4>*)(a + 4 * i); }"
+    (out,) = prover()(call(body.replace("STORE", whole), A64, {"out": floats(64)}, threads=64))
+    np.testing.assert_array_equal(np.array(out), np.arange(64)[::-1])
+    fault = faulty(body.replace("STORE", "shared[i / 4][i % 4] = a[i];"))
+    assert fault.kind == "compile" and "read-only" in fault.detail
+
+
 def test_uninitialised_memory(compiler):
     assert (
         faulty("if (thread_position_in_grid.x != 9) { out[thread_position_in_grid.x] = 1; }").kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -36,6 +37,8 @@ PROCESS_TREE_TTL_S = 10.0  # reuse the list of processes for this long: reading 
 PROBE_PROMPT = "Once upon a time"
 # Answers that a starting server does not outgrow: redirects, and keys that are missing or wrong.
 FINAL_STATUSES = ("301", "302", "303", "307", "308", "401", "403")
+# Without the proxies of environment variables and of macOS, which the measured client ignores too.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerProcess:
@@ -81,7 +84,7 @@ class ServerProcess:
             return configured
         try:
             request = self._request("/v1/models", "GET")
-            with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as response:
+            with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
                 return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
@@ -155,7 +158,7 @@ class ServerProcess:
         """
         request = self._request("/reset_prefix_cache", "POST")
         try:
-            urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S).close()
+            DIRECT.open(request, timeout=PROBE_TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             reason = error_text(error.read())
         except OSError as error:
@@ -211,8 +214,8 @@ def _has_token(chunk: StreamChunk) -> bool:
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     """Start the configured server, or connect to the one at ``engine.server.url`` if that is set.
 
-    Raises ``EngineError`` if the command cannot be run, or no server listens at
-    ``engine.server.url``.
+    Raises ``EngineError`` if the command cannot be run, its OpenBLAS cannot be preloaded, or no
+    server listens at ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:
@@ -309,16 +312,23 @@ def _blas_environment(options: config.Engine) -> list[str]:
     """Return an ``env`` command that preloads the arm's OpenBLAS into a server that uses MLX.
 
     The list is empty if the preset needs no BLAS, the command is the user's own, the system is not
-    Linux, or ``engine.blas`` is not openblas.
+    Linux, or ``engine.blas`` is not openblas. Raises ``EngineError`` if the path of OpenBLAS cannot
+    be preloaded.
     """
     server = options.server
     uses_blas = server.server_preset.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
         return []
     threads = options.threads or worker_environment.core_count()
+    library = openblas_for_mlx.build_library()
+    if re.search(r"[\s:]", str(library)):  # the loader would ignore it and go on
+        raise EngineError(
+            f"engine.blas=openblas: LD_PRELOAD cannot name {library}; set LABKIT_CACHE to a folder "
+            "without spaces and colons in its path"
+        )
     return [
         "env",
-        f"LD_PRELOAD={openblas_for_mlx.build_library()}",
+        f"LD_PRELOAD={library}",
         f"OPENBLAS_NUM_THREADS={threads}",
     ]
 

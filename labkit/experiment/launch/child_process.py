@@ -158,7 +158,9 @@ class ChildProcess:
     def await_stop(self) -> None:
         """Wait until the child has stopped or ended after a SIGSTOP to ``tree``."""
         with contextlib.suppress(ChildProcessError):  # it has ended, and was waited for
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                self._child.returncode = os.waitstatus_to_exitcode(status)
 
     def close(self, *, timed_out: bool = False) -> ProcessExit:
         """Kill the child and its descendants, wait for the child, and return how it ended."""

@@ -411,7 +411,8 @@ def _refuse_another_host(cell: ReadyCell, records: Sequence[Record]) -> None:
     if others and not cell.design.across_hosts:
         raise StudyError(
             f"the cell's runs are from host {', '.join(others)}, but this is host {this_host}; "
-            "continue there, or set design.across_hosts=true (each block stays on one host)"
+            "continue there (a container keeps its host name with --hostname), or set "
+            "design.across_hosts=true (each block stays on one host)"
         )
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from labkit import __version__
 from labkit.machine import worker_environment
-from labkit.machine.facts import code_revision
+from labkit.machine.facts import code_revision, macos
 from labkit.machine.facts.best_effort import Readers, collect
 from labkit.machine.facts.operating_system_protocol import operating_system
 
@@ -81,8 +81,12 @@ def facts() -> dict[str, Any]:
 
 
 def host_hash() -> str:
-    """Return a hash of the host name, which distinguishes hosts without revealing their names."""
-    return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
+    """Return a hash that distinguishes hosts without revealing their names.
+
+    It is of the host's name, but on macOS, where networks change the name, of the hardware's id.
+    """
+    host = macos.hardware_uuid() or socket.gethostname()
+    return hashlib.sha256(f"labkit host/{host}".encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:

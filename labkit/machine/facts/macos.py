@@ -126,6 +126,15 @@ def _swap() -> dict[str, int]:
     return {"used_bytes": used}
 
 
+def hardware_uuid() -> str | None:
+    """Return the id of the Mac's hardware, or None if it is unknown, as on other systems."""
+    if sys.platform != "darwin":
+        return None
+    uuid, second = (ctypes.c_ubyte * 16)(), (ctypes.c_long * 2)(1, 0)  # timespec: wait at most
+    failed = ctypes.CDLL(None).gethostuuid(uuid, second)
+    return None if failed else bytes(uuid).hex()
+
+
 # --------------------------------------------------------------------------- the GPU's memory
 
 
@@ -193,6 +202,8 @@ def threadgroup_limits() -> tuple[int, int]:
 
 
 def _metal_device() -> int | None:
+    # Without CoreGraphics, which MLX loads, a process has no default device.
+    ctypes.CDLL("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics")
     metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
     metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
     device: int | None = metal.MTLCreateSystemDefaultDevice()

@@ -124,7 +124,7 @@ def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str])
 def _guarded_array(match: re.Match[str]) -> str:
     kind, name, extent = match.groups()
     return (
-        f"using {name}_array = {kind}{extent}; "
+        f"using {name}_array = emulator::Element<{kind}>{extent}; "
         f'static emulator::Shared {name}_shared("{name}", sizeof({name}_array)); '
         f"{name}_array& {name} = *static_cast<{name}_array*>({name}_shared.data);"
     )

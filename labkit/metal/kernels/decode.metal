@@ -69,9 +69,11 @@ uint blocks = 0;
 for (int first_head = unit_head; first_head < unit_head + heads; first_head += HEADS) {
   const int kv_head = first_head / (num_heads / num_kv_heads);
 
-  // 2. Load the query, once for all simdgroups.
-  for (int i = index; i < HEADS * HEAD_DIM; i += SIMDGROUPS * LANES) {
-    query[i / 4][i % 4] = float(q[(size_t(token) * num_heads + first_head) * HEAD_DIM + i]);
+  // 2. Load the query, once for all simdgroups. A lane stores whole vectors: Metal stores one
+  // component by storing the vector that it loaded before, which undoes other lanes' stores.
+  for (int i = index; i < HEADS * HEAD_DIM / 4; i += SIMDGROUPS * LANES) {
+    const size_t at = (size_t(token) * num_heads + first_head) * HEAD_DIM + 4 * i;
+    query[i] = float4(*(const device vec<T, 4>*)(q + at));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 

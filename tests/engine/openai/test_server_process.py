@@ -82,6 +82,17 @@ def test_a_server_that_lists_no_models_is_sent_the_directory_as_the_model_s_name
         assert process._model_name(Path("models/mine")) == "models/mine"
 
 
+def test_a_server_is_asked_without_the_proxy_of_the_environment(listening, monkeypatch):
+    monkeypatch.setattr(server_process.urllib.request, "_opener", None)  # what urlopen keeps
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = config.OpenAIServer(preset="vllm", url=listening("quick").server.url)
+    process = server_process.ServerProcess(server, server.url, None)
+    assert process._model_name(Path("models/mine")) == "stub-model"
+    with pytest.raises(EngineError, match=r"the prefix cache was not reset: .*stub-model"):
+        process.reset_prefix_cache()
+
+
 @pytest.mark.parametrize(
     ("server", "listed", "name"),
     [
@@ -106,7 +117,7 @@ def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
         asked.append((request.full_url, request.get_header("Authorization")))
         return io.BytesIO(json.dumps(listed).encode())
 
-    monkeypatch.setattr(server_process.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(server_process.DIRECT, "open", answer)
     monkeypatch.setenv("LABKIT_TEST_KEY", "key")
     key = server.get("api_key") and EnvironmentText.of(server["api_key"])
     server = config.OpenAIServer(**{**server, "api_key": key})
@@ -274,6 +285,19 @@ def test_a_command_that_cannot_be_run_is_one_line():
         SupervisedServer(["/no/such"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
+@pytest.mark.parametrize("folder", ["/a b", "/a:b", "/a"])
+def test_a_library_that_cannot_be_preloaded_is_refused(folder, monkeypatch):
+    library = Path(folder, "blas.so")
+    monkeypatch.setattr(server_process.openblas_for_mlx, "build_library", lambda: library)
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="mlx_lm"))
+    if folder == "/a":
+        assert "LD_PRELOAD=/a/blas.so" in server_process._blas_environment(engine_options)
+        return
+    with pytest.raises(EngineError, match="set LABKIT_CACHE to a folder without spaces and colons"):
+        server_process._blas_environment(engine_options)
+
+
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     server = config.OpenAIServer(preset="labkit", args="engine.kv.block_size=8")
@@ -293,7 +317,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
         return folder
 
     folders = []
-    monkeypatch.setattr(server_process.cached_python_packages, "build_venv", build)
+    monkeypatch.setattr(server_process.package_installer, "build_venv", build)
     for server, words in (
         (
             config.OpenAIServer(preset="vllm"),
@@ -344,9 +368,9 @@ def test_a_server_gets_float32_if_asked_or_if_it_reads_nothing_else(
 
 def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
     def fail(*arguments):
-        raise server_process.cached_python_packages.InstallError("no such package (/log)")
+        raise server_process.package_installer.InstallError("no such package (/log)")
 
-    monkeypatch.setattr(server_process.cached_python_packages, "build_venv", fail)
+    monkeypatch.setattr(server_process.package_installer, "build_venv", fail)
     engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="vllm"))
     with pytest.raises(config.ConfigError) as caught:
         openai.prepare(engine_options, tiny_dir)

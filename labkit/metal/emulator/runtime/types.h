@@ -144,6 +144,27 @@ EMULATOR_FAST(tanh)
 
 }  // namespace metal
 
+namespace emulator {
+
+// A vector of a threadgroup array: components can be read, but only the whole can be stored. Metal
+// stores one component by storing the vector that it loaded before, so threads that store
+// components of one vector undo each other's stores.
+template <typename T>
+struct SharedElement {
+  using type = T;
+};
+template <typename T, int N>
+struct SharedElement<metal::vec<T, N>> {
+  struct type : metal::vec<T, N> {
+    using metal::vec<T, N>::operator=;
+    const T& operator[](int i) const { return this->e[i]; }
+  };
+};
+template <typename T>
+using Element = typename SharedElement<T>::type;
+
+}  // namespace emulator
+
 using metal::vec;
 typedef vec<float, 2> float2;
 typedef vec<float, 4> float4;
