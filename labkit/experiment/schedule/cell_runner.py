@@ -287,7 +287,7 @@ class _BlockRunner:
         plan, stopped = self.cell.plan(_index(block)), stopped_cases(self.cell, _index(block))
         if planner is None:
             return None if plan is None else plan.without(stopped)
-        planned = planner.plan(stopped, len({run.arm for run in block}))
+        planned = planner.plan(_index(block), stopped, len({run.arm for run in block}))
         write_estimates(self.cell, planner.estimates)
         return planned
 
