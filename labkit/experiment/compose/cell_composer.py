@@ -30,7 +30,7 @@ from labkit.config.engine.former_options import with_former_values
 from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
-from labkit.experiment.cell import ReadyCell, fixed_numbers, with_units
+from labkit.experiment.cell import ALLOCATION, ReadyCell, fixed_numbers, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
@@ -432,7 +432,8 @@ def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
         arms=rounds_as_begun(composed.arms, folder),
         design=with_reachable_looks(design, arms, folder, given and not from_time),
         blocks_from_time=from_time,
-        units_from_time=from_time or not given,
+        # Blocks that are added serve what a pilot found for the first ones.
+        units_from_time=from_time or not given or (folder / ALLOCATION).exists(),
         seed=experiment.seed,
         question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,
