@@ -125,7 +125,7 @@ class CellAllocator:
             share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
             return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
         allocation = allocation_of(cell, pilot, left_s, limits)
-        for line in unit_lines(allocation, limits, left_s):
+        for line in lines_of(cell, allocation, left_s, limits):
             self.progress.note(line)
         return _contents(cell, allocation, pilot)
 
@@ -309,21 +309,37 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
     return CellPilot(arms * pilot.start_s, tuple(cases))
 
 
-def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
-    """Return lines on what will be measured and decided, and how long it takes."""
+def lines_of(
+    cell: ReadyCell,
+    allocation: Allocation,
+    time_s: float | None,
+    limits: UnitLimits | None = None,
+) -> Iterator[str]:
+    """Return lines on what will be measured and decided, and how long it takes.
+
+    ``limits``: those of the units of a run, by default the workload's.
+    """
+    # Separate processes vary by more than a pilot sees, and how much is each machine's own.
+    forecasts = cell.design.isolation is not Isolation.process
     if cell.counts_units:
-        return unit_lines(allocation, UnitLimits.of(cell), time_s)
-    return allocation_lines(allocation, time_s)
+        return unit_lines(allocation, limits or UnitLimits.of(cell), time_s, forecasts)
+    return _allocation_lines(allocation, time_s, forecasts)
 
 
-def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:
+def _allocation_lines(
+    allocation: Allocation, time_s: float | None, forecasts: bool
+) -> Iterator[str]:
     """Yield what will be decided, and which cases are out of reach, one line each."""
     cases, blocks = allocation.cases, allocation.blocks
     likely = [share for share in cases if share.p_decided >= LIKELY]
+    decided = (
+        f"{len(likely)} of {count_text(len(cases), 'row')} are expected to be decided if the arms "
+        f"do not differ ({LIKELY:.0%} or more each)"
+    )
     yield (
         f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
-        f"{format_duration(allocation.seconds)}: {len(likely)} of {count_text(len(cases), 'row')} "
-        f"are expected to be decided if the arms do not differ ({LIKELY:.0%} or more each)"
+        f"{format_duration(allocation.seconds)}: "
+        f"{decided if forecasts else 'how many rows separate processes decide is not known'}"
     )
     out_of_reach = [
         f"{share.case} (would take {format_duration(share.needed_s)})"
