@@ -30,7 +30,7 @@ def cells_of(*words):
 
 def test_the_docstrings_of_sweeps_hold():
     results = doctest.testmod(arm_sweep)
-    assert results.attempted == 3 and results.failed == 0
+    assert results.attempted == 4 and results.failed == 0
 
 
 def test_swept_options_become_one_sweep_of_arms():
@@ -116,6 +116,25 @@ def test_groups_and_files_are_swept_by_name(tmp_path):
     paths = f"{tmp_path}/a,{tmp_path}/b"
     arms = arm_sweep.swept_overrides({"model.path": paths.split(",")})
     assert list(arms) == ["path=a", "path=b"]
+
+
+def test_options_that_are_valid_only_with_a_swept_one_are_those_of_its_arms():
+    backend, engines = "engine.attention.backend=sdpa", "engine=contiguous,padded"
+    (cell,) = cells_of(backend, engines, "workload=ragged")
+    assert [arm.name for arm in cell.arms] == ["engine=contiguous", "engine=padded", "control"]
+    backends = {arm.engine.attention.backend.value for arm in cell.experiments.values()}
+    assert backends == {"sdpa"}
+    with study_composer.initialized():
+        overrides = sweep_as_arms(["model=local", "model.path=a,b"], Composer())
+    assert overrides == ["model=local", "ablation=sweep", "++ablation.sweep={model.path:[a,b]}"]
+
+
+def test_lists_are_swept_and_named_by_their_items():
+    sizes = "++ablation.sweep={engine.decode_sizes:[[4,16],[8]]}"
+    (cell,) = cells_of("engine.decode_shape=captured", sizes, "workload=ragged")
+    assert [arm.name for arm in cell.arms] == ["decode_sizes=4-16", "decode_sizes=8", "control"]
+    arms = arm_sweep.swept_overrides({"engine.server.requirements": [[], ["vllm==0.31"]]})
+    assert list(arms) == ["requirements=none", "requirements=vllm__0.31"]
 
 
 def test_values_with_the_same_name_make_different_arms():

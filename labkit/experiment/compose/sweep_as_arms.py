@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,26 @@ def sweep_as_arms(
     if keys.isdisjoint(("ablation", "experiment")) or "ablation=none" in given:
         others = [o for o in others if o != "ablation=none"]
         others.append(f"ablation={SWEEP_ABLATION}")
-    try:
-        ablation = composer.compose([*hydra, *expand_sweep(others)[0]]).ablation
-    except ConfigError:
-        return given  # composing the cells will raise the error
-    if len(ablation.arms) != 1 or ablation.sweep:
+    # Other options may be valid only with the swept ones.
+    firsts = [f"{key}={texts[0]}" for key, texts in swept.items()]
+    ablation = _ablation_of([others, [*others, *firsts]], composer, hydra)
+    if ablation is None or len(ablation.arms) != 1 or ablation.sweep:
         return given
     values = ",".join(f"{key}:[{','.join(texts)}]" for key, texts in swept.items())
     return [*others, f"++ablation.sweep={{{values}}}"]
+
+
+def _ablation_of(
+    choices: Sequence[Sequence[str]], composer: Composer, hydra: Sequence[str]
+) -> Ablation | None:
+    """Return the ablation of the first overrides that are valid.
+
+    Returns None if none are: composing the cells will raise the error.
+    """
+    for overrides in choices:
+        with suppress(ConfigError):
+            return composer.compose([*hydra, *expand_sweep(overrides)[0]]).ablation
+    return None
 
 
 def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -90,13 +90,18 @@ class Composer:
         return tree
 
     def baseline_overrides(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the overrides of the baseline arm; empty if the config has none or is wrong."""
+        """Return the overrides of the baseline arm; empty if the config has none or is wrong.
+
+        The baseline of a sweep has the first value of each option.
+        """
         from omegaconf import OmegaConf
 
         try:
             tree = self.tree(overrides).ablation
             arms: Any = OmegaConf.to_container(tree.arms, resolve=False)
             own = arms.get(tree.baseline or next(iter(arms), None)) or {}
+            sweep: Any = OmegaConf.to_container(tree.sweep, resolve=False)
+            own |= {key: values[0] for key, values in sweep.items()}
         except Exception:  # composing the config has raised the error already
             return {}
         return {key: value for key, value in own.items() if key != "environment"}
