@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ from labkit import config
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.config import Isolation
-from labkit.experiment.compose.cell_composer import ComposedCell
+from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
+from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise import PilotNoise
 from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
+from labkit.experiment.schedule.time_allocation import CasePilot, CaseShare, CellPilot
 from labkit.records import Arm
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -179,6 +184,22 @@ def test_a_plan_says_that_starting_its_servers_takes_longer_than_its_time(
     assert plan.seconds == pytest.approx(seconds)
     late = "6 blocks take at least about 1 min 57 s, longer than design.time=0:20: fewer could"
     assert any(line.startswith(late) for line in plan.timing) is (seconds > time_s)
+
+
+def test_a_plan_of_a_study_that_is_continued_has_the_seconds_of_its_allocation(tmp_path):
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=1800"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    (cell,) = to_cells(composed, tmp_path / composed.name)
+    shares = [CaseShare(case, 12, 40, 0.9, 100.0) for case in cell.cases]
+    pilot = CellPilot(1.0, tuple(CasePilot(case, 0.1, 0.1, 0.05, 9) for case in cell.cases))
+    found = {"time_s": 1800, "blocks": 12, "looks": [], "seconds": 1710.0}
+    found |= {"cases": list(map(asdict, shares)), "pilot": asdict(pilot)}
+    cell.dir.mkdir()
+    (cell.dir / "allocation.json").write_text(json.dumps(found))
+    write_manifest(with_allocation(cell), 12)
+    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    assert plan.to_run == 36 and plan.seconds == pytest.approx(1710)
 
 
 def planned(tmp_path, *typed):

@@ -256,6 +256,12 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     )
 
 
+def allocated_block_s(cell: ReadyCell) -> float:
+    """Return the seconds that a cell's allocation gives a block; 0 if its pilot failed."""
+    data = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))
+    return float(data["seconds"]) / int(data["blocks"])
+
+
 def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> RoundPlanner | None:
     """Return the time of the ``blocks`` that are left; None if their sizes are fixed.
 
@@ -264,9 +270,8 @@ def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> Round
     pilot = earlier_pilot(cell.dir)
     if pilot is None or not cell.plans or cell.counts_units:
         return None
-    seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
-    left_s = float(seconds) * blocks / cell.design.blocks
-    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s, cell.estimates)
+    deadline = time.monotonic() + allocated_block_s(cell) * blocks
+    planner = RoundPlanner(cell, pilot, deadline, cell.estimates)
     planner.add_finished(records)
     return planner
 

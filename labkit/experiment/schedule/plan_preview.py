@@ -18,6 +18,7 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
 from labkit.experiment.schedule.blocks_per_cell import (
+    allocated_block_s,
     allocation_of,
     blocks_within,
     earlier_pilot,
@@ -113,6 +114,8 @@ def _plan(
         seconds = _modelled_s(cell, costs, to_run)
     else:
         seconds *= len(to_run)
+    if cell.timed and (block_s := allocated_block_s(cell)):
+        seconds, measured_in = block_s * len({run.block for run in to_run}), None
     if timing is not None and timing.seconds is not None:
         timing = timing.at_least(_fewest_s(cell, costs), cell)
         seconds, measured_in = timing.seconds or 0.0, timing.folder
