@@ -208,6 +208,18 @@ def test_a_study_that_was_suspended_measures_every_block(make):
     assert blocks == set(range(with_allocation(make()).design.blocks))
 
 
+def test_a_sweep_does_not_test_what_is_out_of_reach(make):
+    cell = make()
+    arms = tuple(replace(arm, overrides={"n": arm.name}) for arm in cell.arms)
+    cell = replace(cell, arms=arms, sweep={"n": ["base", "seq_map"]})
+    run(cell, Piloted())
+    best = {one.case: one for one in AnalysisCache().cell(cell.dir).best}
+    assert {case for case, one in best.items() if one.withheld} == {"heavy"}
+    assert "longer than design.time" in best["heavy"].withheld
+    *_, last = with_allocation(cell).design.looks
+    assert best["clear"].level == pytest.approx(1 - last.alpha / 2)  # two rows are tested
+
+
 def test_a_case_that_the_pilot_skips_is_in_every_run(make):
     run(make(skipped=["huge"]), Piloted())
     records = read_runs(make().dir)

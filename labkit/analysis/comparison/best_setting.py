@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.analysis.comparison.arm_comparison import OUT_OF_REACH
 from labkit.analysis.comparison.observations import (
     MetricRow,
     arm_values,
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 def best_settings(analysis: CellAnalysis) -> list[BestInRow]:
     """Return the best setting of every measured primary row of a sweep."""
     rows = [row for row in analysis.rows if row.primary and row.skipped is None]
-    return [_best_setting(analysis, row, len(rows)) for row in rows]
+    estimates = analysis.data.estimates_at(None)
+    tested = sum(row.case not in estimates for row in rows)
+    return [_best_setting(analysis, row, tested) for row in rows]
 
 
 def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> BestInRow:
@@ -56,7 +59,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
     values = _comparable_values(compared, measured, runs)
     best = replace(best, values={arm: round_digits(value) for arm, value in values.items()})
     sign = 1.0 if row.better == "higher" else -1.0
-    withheld = _withheld_reason(analysis, len(blocks))
+    withheld = _withheld_reason(analysis, row, len(blocks))
     if withheld is not None:  # an estimate, without an interval or a claim
         order = np.argsort(-(sign * logs).mean(axis=(0, 1)), kind="stable")
         first, other = valid[int(order[0])], valid[0 if order[0] else int(order[1])]
@@ -106,8 +109,8 @@ def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[s
     return values
 
 
-def _withheld_reason(analysis: CellAnalysis, blocks: int) -> str | None:
-    criteria = analysis.data.criteria
+def _withheld_reason(analysis: CellAnalysis, row: MetricRow, blocks: int) -> str | None:
+    criteria = analysis.data.criteria_of(row.case)
     needed = min_blocks_to_claim(criteria.runs)
     if blocks < needed:
         done = count_text(blocks, "block")
@@ -116,8 +119,14 @@ def _withheld_reason(analysis: CellAnalysis, blocks: int) -> str | None:
 
 
 def is_decided(settings: Sequence[BestInRow]) -> bool:
-    """Return whether every row has only one setting left that may be the best."""
-    return bool(settings) and all(len(one.possibly_best) == 1 for one in settings)
+    """Return whether every row that is tested has only one setting left that may be the best."""
+    tested = tested_rows(settings)
+    return bool(tested) and all(len(one.possibly_best) == 1 for one in tested)
+
+
+def tested_rows(settings: Sequence[BestInRow]) -> list[BestInRow]:
+    """Return the rows that are not mere estimates, because ``design.time`` is too short."""
+    return [one for one in settings if one.withheld != OUT_OF_REACH]
 
 
 def setting_text(arm: str) -> str:

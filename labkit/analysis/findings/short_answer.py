@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from labkit.analysis.comparison.best_setting import setting_text
+from labkit.analysis.comparison.best_setting import setting_text, tested_rows
 from labkit.analysis.findings.cell_findings import (
     CHANGED,
     SAME,
@@ -312,7 +312,7 @@ def _out_of_memory(findings: Findings) -> Pieces:
 
 def _best_setting(findings: Findings) -> Pieces:
     count = findings.num_settings
-    one = findings.best[0] if findings.best else None
+    one = next(iter([*tested_rows(findings.best), *findings.best]), None)
     if one is None or one.best is None or one.reference is None or one.effect_pct is None:
         return [Piece("No answer: no setting has a valid result")]
     metric, best = one.definition, setting_text(one.best)

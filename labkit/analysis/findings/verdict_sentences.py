@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from labkit.analysis.comparison.best_setting import is_decided, tested_rows
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
@@ -252,8 +253,9 @@ def _share(part: int, total: int, findings: Findings) -> str:
 def _of_sweep(findings: Findings) -> SummaryVerdict:
     if all(one.best is None for one in findings.best):
         return SummaryVerdict(*TEXTS[Answer.none])
-    if any(one.withheld is not None for one in findings.best):
+    tested = tested_rows(findings.best)
+    if not tested or any(one.withheld is not None for one in tested):
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if all(len(one.possibly_best) == 1 for one in findings.best):
+    if is_decided(tested):
         return SummaryVerdict("better", "best setting known")
     return SummaryVerdict(*TEXTS[Answer.undecided])
