@@ -62,6 +62,14 @@ def test_no_decision_of_separate_processes_is_forecast(isolation):
     assert ("expected to be decided" in line) == (isolation is not Isolation.process)
 
 
+@pytest.mark.parametrize("time_s", [8 * 3600, None])
+def test_no_block_takes_longer_than_its_processes_may(time_s):
+    heavies = tuple(CasePilot(f"heavy {i}", 0.4, 0.5, 0.02 * (i + 1), 9) for i in range(10))
+    design = replace(DESIGN, timeout_s=100)
+    allocation = allocate(CellPilot(1.0, heavies), design, 1, time_s)
+    assert allocation.seconds / allocation.blocks <= 3 * 100 / 2
+
+
 def test_with_enough_time_every_case_is_decided():
     allocation, by_case = shares(CellPilot(1.0, (HEAVY, *LIGHT)), 1200)
     assert allocation.expected_decisions > 3.5 and by_case["heavy"].p_decided >= LIKELY

@@ -45,6 +45,7 @@ MIN_ROUNDS, MIN_ROUNDS_IN_REACH = 1, 2  # of a case that is only estimated, and 
 MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
 LEFT_BY_ROUNDS = 0.25  # of a process's own variance: rounds that leave less are of no use
 BISECTIONS = 20
+TIMEOUT_SHARE = 0.5  # of what a launch may take: it may turn out to be slower
 SPARE = 2.0  # rounds per round needed before cases out of reach get any
 WORTHWHILE = 1 / 3  # of the rounds that a case needs: with fewer it stays an estimate
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
@@ -187,13 +188,19 @@ def divide(
         if case.case not in measured.ended
     ]
     least_s = left * pilot.start_s + sum(need.estimate_s for need in needs)
-    rounds = _rounds(needs, math.inf if time_s is None else time_s - least_s, errors.turns)
+    # A launch has a run of every arm, and is killed after design.timeout_s for each of them.
+    most_s = left * TIMEOUT_SHARE * design.timeout_s * errors.turns
+    budget_s = math.inf if time_s is None else min(time_s, most_s) - least_s
+    rounds = _rounds(needs, budget_s, errors.turns)
     shares = [need.share(rounds.get(need.case.case), errors, blocks) for need in needs]
     costs = (
         need.seconds(rounds[need.case.case]) if need.case.case in rounds else need.estimate_s
         for need in needs
     )
-    return Allocation(blocks, tuple(shares), left * pilot.start_s + sum(costs))
+    seconds = left * pilot.start_s + sum(costs)
+    if time_s is None and seconds > most_s:
+        return divide(pilot, design, arms, most_s, blocks, measured)
+    return Allocation(blocks, tuple(shares), seconds)
 
 
 def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, int]:
