@@ -398,6 +398,7 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
         isolation=Isolation.process,
         blocks=confirm,
         looks=[],
+        eliminate=False,
         confirm=0,
     )
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
