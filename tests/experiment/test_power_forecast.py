@@ -231,6 +231,39 @@ def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, mon
     assert plan.seconds == pytest.approx(6 * 12.0 / 2) and plan.measured_in == "newest"
 
 
+def test_a_plan_says_that_fixed_runs_take_longer_than_the_time(tmp_path):
+    line = "longer than design.time=0:01: design.blocks and the workload fix the runs"
+    assert planned(tmp_path, "design.time=1").timing == (line,)
+    assert planned(tmp_path, "design.time=6000").timing == ()
+
+
+def test_a_plan_of_a_continued_study_says_what_its_run_will(tmp_path, monkeypatch):
+    warning = "results were shown after 6 blocks"
+    monkeypatch.setattr(plan_preview, "exploratory_warning", lambda cell: warning)
+    assert warning in planned(tmp_path).warnings
+
+
+def test_a_plan_has_the_blocks_that_are_repeated(tmp_path, monkeypatch):
+    redone = []
+    repeat = lambda cell, redo_failed: redone.append(redo_failed) or []  # noqa: E731
+    monkeypatch.setattr(plan_preview, "unfinished", repeat)
+    folder = tmp_path / planned(tmp_path).cell.name
+    folder.mkdir()
+    (folder / "cell.json").write_text("{}")
+    monkeypatch.setattr(plan_preview, "exploratory_warning", lambda cell: None)
+    planned(tmp_path), planned(tmp_path, "redo=failed")
+    assert redone == [False, True]
+
+
+def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design=quick", "design.confirm=8"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    _, confirming = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    assert confirming.cell.design.blocks == 8
+    assert not any("instead of" in line for line in confirming.warnings)
+
+
 def test_a_process_that_arms_share_starts_once(tmp_path):
     shared = planned(tmp_path, "design.isolation=in_process")
     apart = planned(tmp_path, "design.isolation=process")

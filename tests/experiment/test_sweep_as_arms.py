@@ -122,7 +122,7 @@ def test_options_that_are_valid_only_with_a_swept_one_are_those_of_its_arms():
     backend, engines = "engine.attention.backend=sdpa", "engine=contiguous,padded"
     (cell,) = cells_of(backend, engines, "workload=ragged")
     assert [arm.name for arm in cell.arms] == ["engine=contiguous", "engine=padded", "control"]
-    backends = {arm.engine.attention.backend.value for arm in cell.experiments.values()}
+    backends = {arm.engine.attention.backend for arm in cell.experiments.values()}
     assert backends == {"sdpa"}
     with study_composer.initialized():
         overrides = sweep_as_arms(["model=local", "model.path=a,b"], Composer())

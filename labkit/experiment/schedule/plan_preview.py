@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.config import CONTROL, Isolation, count_text
+from labkit.config import CONTROL, Isolation, Redo, count_text
 from labkit.config.option import override_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
@@ -25,11 +25,12 @@ from labkit.experiment.schedule.blocks_per_cell import (
     lines_of,
     with_allocation,
 )
+from labkit.experiment.schedule.cell_manifest import exploratory_warning
 from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
-from labkit.records import Arm, StudyPath
+from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
 from labkit.records.metric_registry import metric_definition
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS
@@ -107,7 +108,9 @@ def _plan(
     arms = {id(arm): arm for arm in composed.experiments.values()}  # the control is the baseline
     estimates = {key: workload.estimate(arm) for key, arm in arms.items()}
     costs = {name: estimates[id(arm)] for name, arm in composed.experiments.items()}
-    to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
+    redo_failed = composed.experiment.redo is Redo.failed
+    begun = (cell.dir / "cell.json").exists()
+    to_run = unfinished(cell, redo_failed=redo_failed) if begun else cell.schedule()
     combine = sum if cell.design.isolation.takes_turns else max
     seconds, measured_in = _measured_run_s(cell, composed, history)
     if seconds is None:
@@ -127,10 +130,11 @@ def _plan(
         measured_in=None if measured_in is None else history.source(measured_in),
         detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
         one_minute=one_minute,
-        start_up=power_forecast.start_up_line(composed, history),
+        start_up=power_forecast.start_up_line(cell, composed, history),
         separate_processes_reason=composed.separate_processes_reason,
-        timing=() if timing is None else timing.lines,
+        timing=tuple(_unlimited(cell, seconds)) if timing is None else timing.lines,
         warnings=(
+            *filter(None, [exploratory_warning(cell)]),
             *_growth(cell, composed),
             *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
         ),
@@ -202,9 +206,18 @@ def _timing(
     return cell, _Timing((f"{source} will find the {found}{limit}{fewest}",), time_s)
 
 
+def _unlimited(cell: ReadyCell, seconds: float) -> Iterator[str]:
+    """Yield a line if fixed runs take longer than ``design.time``, which then sets nothing."""
+    time_s = cell.design.time
+    if time_s is not None and not cell.timed and seconds > 1.05 * time_s:
+        limit = format_duration(time_s)
+        yield f"longer than design.time={limit}: design.blocks and the workload fix the runs"
+
+
 def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
     """Yield a line if the cell has more blocks than its design, for its number of arms."""
-    declared, blocks = composed.experiment.design.blocks, cell.design.blocks
+    design, blocks = composed.experiment.design, cell.design.blocks
+    declared = design.confirm if cell.name.endswith(PROCESSES_SUFFIX) else design.blocks
     if blocks > declared > 0 and cell.design.runs_per_block == 1 and not composed.blocks_given:
         arms = count_text(composed.tested_arms, "arm")
         yield f"{blocks} blocks instead of {declared}: {arms} could claim nothing with fewer"
