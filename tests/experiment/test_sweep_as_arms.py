@@ -94,6 +94,47 @@ def test_other_sweeps_are_left_as_they_are(words):
     assert study_composer.with_sweep_as_arms(command) == command
 
 
+SEARCH = """
+# @package _global_
+defaults:
+  - override /hydra/sweeper: own
+hydra: {sweeper: {params: {engine.threads: "1,2"}}}
+"""
+PARAMS = """
+# @package _global_
+hydra: {sweeper: {params: {engine.kv.block_size: "8,16"}}}
+"""
+
+
+@pytest.fixture
+def experiments(tmp_path):
+    """The words of experiments with a sweeper of their own, and with a sweep."""
+    for folder in ("experiment", "hydra/sweeper"):
+        (tmp_path / folder).mkdir(parents=True)
+    sweeper = "_target_: own.Sweeper\nn_trials: 12\nparams: null\n"
+    (tmp_path / "hydra" / "sweeper" / "own.yaml").write_text(sweeper)
+    (tmp_path / "experiment" / "search.yaml").write_text(SEARCH)
+    (tmp_path / "experiment" / "params.yaml").write_text(PARAMS)
+    return ["--config-dir", str(tmp_path)]
+
+
+def test_a_search_or_a_sweep_of_an_experiment_makes_the_cells(experiments):
+    block_sizes = "engine.kv.block_size=16,32"
+    search = hydra_arguments.parse([*experiments, "experiment=search", block_sizes, "-m"])
+    assert study_composer.with_sweep_as_arms(search) == search
+    cells = cells_of(*experiments, "experiment=params", block_sizes, "workload=ragged")
+    assert [cell.experiment.engine.kv.block_size for cell in cells] == [16, 32]
+    assert {len(cell.arms) for cell in cells} == {2}
+
+
+def test_the_plan_of_a_search_says_how_many_trials_there_are(experiments, monkeypatch, capsys):
+    words = [*experiments, "experiment=search", "workload=ragged", "plan=true", "-m"]
+    monkeypatch.chdir(experiments[-1])
+    assert run_study.run(hydra_arguments.parse(words)) == 0
+    said = "".join(capsys.readouterr())
+    assert "this is one trial of a search by hydra/sweeper=own; 12 take about " in said
+
+
 def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload" / "mine.yaml").write_text("defaults:\n  - chat\n\nnum_requests: 4\n")
