@@ -213,18 +213,12 @@ def planned(tmp_path, *typed):
 
 def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, monkeypatch):
     def studies(self, cell, way=None):
-        for folder, *arms in (
-            ("others", "binary_search", "linear", "control"),
-            ("unfinished", "binary_search", "seq_map", "control"),
-            ("newest", "binary_search", "seq_map", "control"),
-            ("older", "binary_search", "seq_map", "control"),
-        ):
-            yield (
-                Path(folder),
-                {"arms": [{"name": arm} for arm in arms], "design": {"runs_per_block": 2}},
-            )
+        for folder in block_s:
+            design = {"runs_per_block": 2}
+            yield Path(folder), {"design": design | {"units": 32} if folder == "fewer" else design}
 
-    block_s = {"others": 1.0, "unfinished": None, "newest": 12.0, "older": 1.0}
+    block_s = {"others": 1.0, "fewer": 1.0, "unfinished": None, "newest": 12.0, "older": 1.0}
+    monkeypatch.setattr(noise_history, "has_arms", lambda path, arms: str(path) != "others")
     monkeypatch.setattr(StudyHistory, "studies", studies)
     monkeypatch.setattr(noise_history, "median_block_s", lambda path: block_s[str(path)])
     plan = planned(tmp_path)
@@ -262,6 +256,23 @@ def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):
     _, confirming = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert confirming.cell.design.blocks == 8
     assert not any("instead of" in line for line in confirming.warnings)
+
+
+def test_a_plan_counts_the_rounds_of_its_own_arms(tmp_path, monkeypatch):
+    """A pilot's round is one of all arms of its study."""
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=60"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    pilot = CellPilot(1.0, tuple(CasePilot(c, 5.0, 5.0, 0.05, 9) for c in ("a", "b")))
+    monkeypatch.setattr(plan_preview, "earlier_pilot", lambda folder: pilot)
+    blocks = []
+    for arms in (3, 6):
+        manifest = {"arms": [{}] * arms, "design": {"runs_per_block": 1}, "rows": []}
+        study = Path("o"), manifest
+        monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way, it=study: iter([it]))
+        (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+        blocks.append(plan.seconds)
+    assert blocks[1] < 0.7 * blocks[0]
 
 
 def test_a_process_that_arms_share_starts_once(tmp_path):

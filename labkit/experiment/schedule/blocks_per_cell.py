@@ -307,11 +307,7 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
     if cell.design.isolation is Isolation.in_process:
         return pilot
     arms = len(cell.arms) * cell.design.runs_per_block
-    cases = (
-        replace(case, round_s=arms * case.round_s, warm_up_s=arms * case.warm_up_s)
-        for case in pilot.cases
-    )
-    return CellPilot(arms * pilot.start_s, tuple(cases))
+    return pilot.for_share(arms, starts=arms)
 
 
 def lines_of(

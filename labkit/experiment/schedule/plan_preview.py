@@ -175,15 +175,17 @@ def _timing(
     if not cell.follows_time:
         return cell, None
     time_s = cell.design.time
-    for folder, _ in history.studies(composed, cell.design.isolation):
+    for folder, manifest in history.studies(composed, cell.design.isolation):
+        share = len(cell.arms) / len(manifest["arms"])
         pilot = earlier_pilot(folder) if cell.rounds_from_time else None
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
-            allocation = allocation_of(cell, pilot, time_s)
+            starts = 1.0 if cell.design.isolation is Isolation.in_process else share
+            allocation = allocation_of(cell, pilot.for_share(share, starts), time_s)
             lines = tuple(lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
-            allocation = blocks_within(cell, block_s)
-            lines = (f"a block takes {block_s:.2g} s",)
+            allocation = blocks_within(cell, share * block_s)
+            lines = (f"a block takes {share * block_s:.2g} s",)
         else:
             continue
         design = replace(
@@ -230,12 +232,12 @@ def _measured_run_s(
 
     Returns None twice if there is none.
     """
-    names = [arm.name for arm in cell.arms]
     for path, manifest in history.studies(composed, cell.design.isolation):
-        if [arm["name"] for arm in manifest["arms"]] == names:
+        design = manifest["design"]
+        if design.get("units") == cell.units and noise_history.has_arms(path, cell.arms):
             block_s = noise_history.median_block_s(path)
             if block_s is not None:
-                return block_s / (len(names) * int(manifest["design"]["runs_per_block"])), path
+                return block_s / (len(cell.arms) * int(design["runs_per_block"])), path
     return None, None
 
 

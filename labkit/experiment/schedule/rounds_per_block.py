@@ -143,11 +143,8 @@ class RoundPlanner:
 
     def _pilot_now(self, share: float) -> CellPilot:
         """Return the pilot with the noise of all rounds so far, for a share of the arms."""
-        cases = (
-            replace(case, round_s=share * case.round_s, warm_up_s=share * case.warm_up_s)
-            for case in map(self._case_now, self.pilot.pooled.cases)
-        )
-        return replace(self.pilot, cases=tuple(cases))
+        cases = tuple(map(self._case_now, self.pilot.pooled.cases))
+        return replace(self.pilot, cases=cases).for_share(share)
 
     def _case_now(self, case: CasePilot) -> CasePilot:
         blocks = _centred(self._ratios[case.case])

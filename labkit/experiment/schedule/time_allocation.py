@@ -81,6 +81,14 @@ class CellPilot:
         )
         return replace(self, cases=tuple(cases))
 
+    def for_share(self, share: float, starts: float = 1.0) -> CellPilot:
+        """Return the pilot of a cell with a share of the arms (above 1: more) and the starts."""
+        cases = (
+            replace(case, round_s=share * case.round_s, warm_up_s=share * case.warm_up_s)
+            for case in self.cases
+        )
+        return CellPilot(starts * self.start_s, tuple(cases))
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellPilot:
         """Return the pilot that a worker wrote."""
