@@ -213,6 +213,14 @@ def earlier_pilot(cell_dir: StudyPath) -> CellPilot | None:
         return None
 
 
+def earlier_limits(cell: ReadyCell, cell_dir: StudyPath) -> UnitLimits | None:
+    """Return the windows that looks found in an earlier cell with a pilot; None: no looks do."""
+    if not cell.window_looks:
+        return None
+    (share,) = json.loads((cell_dir / ALLOCATION).read_bytes())["cases"]
+    return UnitLimits.of(cell).fixed(share["rounds"])
+
+
 def with_allocation(cell: ReadyCell) -> ReadyCell:
     """Return a cell with the allocation in its folder; the cell itself if there is none.
 

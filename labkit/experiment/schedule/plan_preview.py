@@ -21,6 +21,7 @@ from labkit.experiment.schedule.blocks_per_cell import (
     allocated_block_s,
     allocation_of,
     blocks_within,
+    earlier_limits,
     earlier_pilot,
     lines_of,
     with_allocation,
@@ -181,7 +182,8 @@ def _timing(
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
             starts = 1.0 if cell.design.isolation is Isolation.in_process else share
-            allocation = allocation_of(cell, pilot.for_share(share, starts), time_s)
+            limits = earlier_limits(cell, folder)
+            allocation = allocation_of(cell, pilot.for_share(share, starts), time_s, limits)
             lines = tuple(lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
             allocation = blocks_within(cell, share * block_s)
