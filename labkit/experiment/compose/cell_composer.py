@@ -124,7 +124,7 @@ def compose_cell(
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment)
+        experiment = with_swept_arms(experiment, composer.choices(cell))
     require(
         bool(experiment.ablation.sweep) or not experiment.design.eliminate,
         "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
@@ -236,7 +236,7 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment)
+        experiment = with_swept_arms(experiment, composer.choices(cell))
     OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
 
 

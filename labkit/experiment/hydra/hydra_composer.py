@@ -89,6 +89,13 @@ class Composer:
             return compose("config", overrides=list(overrides))  # Hydra's own error names the key
         return tree
 
+    def choices(self, overrides: Sequence[str]) -> dict[str, str]:
+        """Return the names of the files that a list of overrides chooses, by group."""
+        from hydra import compose
+
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        return dict(config.hydra.runtime.choices)
+
     def baseline_overrides(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the overrides of the baseline arm; empty if the config has none or is wrong.
 
