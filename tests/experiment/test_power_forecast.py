@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,19 @@ from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.config import Isolation
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
-from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
+from labkit.experiment.schedule import (
+    cell_runner,
+    doctor_noise,
+    noise_history,
+    plan_preview,
+    power_forecast,
+)
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise import PilotNoise
 from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
 from labkit.experiment.schedule.time_allocation import CasePilot, CaseShare, CellPilot
-from labkit.records import Arm
+from labkit.records import Arm, read_cell, write_json
 from labkit.workload.workload_protocols import START_SECONDS
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -231,22 +237,52 @@ def test_a_plan_says_that_fixed_runs_take_longer_than_the_time(tmp_path):
     assert planned(tmp_path, "design.time=6000").timing == ()
 
 
-def test_a_plan_of_a_continued_study_says_what_its_run_will(tmp_path, monkeypatch):
-    warning = "results were shown after 6 blocks"
-    monkeypatch.setattr(plan_preview, "exploratory_warning", lambda cell: warning)
-    assert warning in planned(tmp_path).warnings
+@pytest.fixture
+def begun(tmp_path):
+    """A cell of 8 blocks, none of which is run, in the folder that its plan looks into."""
+    study_composer.register()
+    overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
+
+    def composed(*typed):
+        (cell,) = study_composer.compose_cells(hydra_arguments.parse([*overrides, *typed]))
+        return replace(cell, name="cell")
+
+    (cell,) = to_cells(composed("design.blocks=8"), tmp_path / "cell")
+    write_manifest(cell, 8)
+
+    def plan(*typed):
+        history = StudyHistory(tmp_path)
+        (plan,) = plan_preview.plan_cells(composed(*typed), tmp_path, history)
+        return plan
+
+    return cell, plan
 
 
-def test_a_plan_has_the_blocks_that_are_repeated(tmp_path, monkeypatch):
-    redone = []
+def test_a_plan_of_a_continued_study_says_what_its_run_will(begun, monkeypatch):
+    cell, plan = begun
+    monkeypatch.setattr(cell_runner, "_another_host", lambda cell, records: "from another host")
+    assert "from another host" in plan("design.blocks=8").warnings
+    manifest = read_cell(cell.dir)
+    manifest["design"]["shown"] = [8]
+    write_json(cell.dir / "cell.json", manifest)
+    assert any("is exploratory" in line for line in plan("design.blocks=30").warnings)
+
+
+def test_a_plan_has_the_blocks_that_are_repeated(begun, monkeypatch):
+    (_, plan), redone = begun, []
     repeat = lambda cell, redo_failed: redone.append(redo_failed) or []  # noqa: E731
     monkeypatch.setattr(plan_preview, "unfinished", repeat)
-    folder = tmp_path / planned(tmp_path).cell.name
-    folder.mkdir()
-    (folder / "cell.json").write_text("{}")
-    monkeypatch.setattr(plan_preview, "exploratory_warning", lambda cell: None)
-    planned(tmp_path), planned(tmp_path, "redo=failed")
+    plan("design.blocks=8"), plan("design.blocks=8", "redo=failed")
     assert redone == [False, True]
+
+
+def test_a_plan_leaves_out_the_arms_that_looks_have_dropped(begun):
+    cell, plan = begun
+    manifest = read_cell(cell.dir)
+    look = {"blocks": 4, "alpha": 0.01, "decided": False, "kept": ["binary_search", "control"]}
+    manifest["design"]["looks_taken"] = [look]
+    write_json(cell.dir / "cell.json", manifest)
+    assert plan("design.blocks=8").runs == 4 * 3 + 4 * 2
 
 
 def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):

@@ -26,8 +26,8 @@ from labkit.experiment.schedule.blocks_per_cell import (
     lines_of,
     with_allocation,
 )
-from labkit.experiment.schedule.cell_manifest import exploratory_warning
-from labkit.experiment.schedule.cell_runner import unfinished
+from labkit.experiment.schedule.cell_manifest import kept_arms
+from labkit.experiment.schedule.cell_runner import unfinished, warnings_before
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
@@ -92,7 +92,12 @@ class CellPlan:
     @property
     def runs(self) -> int:
         """The number of all runs of the design."""
-        return len(self.cell.schedule())
+        return len(_schedule(self.cell))
+
+
+def _schedule(cell: ReadyCell) -> list[Run]:
+    """Return all runs of a cell, without those of arms that looks have dropped."""
+    return cell.schedule_after_looks(kept_arms(cell))
 
 
 def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
@@ -135,7 +140,7 @@ def _plan(
         separate_processes_reason=composed.separate_processes_reason,
         timing=tuple(_unlimited(cell, seconds)) if timing is None else timing.lines,
         warnings=(
-            *filter(None, [exploratory_warning(cell)]),
+            *(warnings_before(cell) if begun and to_run else ()),
             *_growth(cell, composed),
             *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
         ),
@@ -349,7 +354,7 @@ def _schedule_table(cell: ReadyCell) -> Table:
     table = Table()
     table.add_column("block", justify="right")
     table.add_column("runs, in this order", overflow="fold")
-    for block, runs in groupby(cell.schedule(), key=lambda run: run.block):
+    for block, runs in groupby(_schedule(cell), key=lambda run: run.block):
         table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
     return table
 
