@@ -16,6 +16,7 @@ from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import hydra_arguments, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
+from labkit.experiment.compose.cell_composer import to_cells
 from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
 
@@ -271,6 +272,20 @@ def test_a_search_ends_when_one_setting_is_left(run_search):
     cell = run_search(Planted({4: 600.0}))
     assert cell["best"][0]["possibly_best"] == ["threads=4"]
     assert cell["design"]["looks_taken"] == [{"blocks": 8, "alpha": 0.0125, "decided": True}]
+
+
+def test_a_search_may_be_confirmed_and_needs_a_look_before_its_end(tmp_path):
+    study_composer.register()
+    words = ["engine.kv.block_size=8,16", "design=search", "-m"]
+
+    def composed(*more):
+        command = study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, *more]))
+        return study_composer.compose_cells(command)[0]
+
+    searched, confirming = to_cells(composed("design.confirm=8"), tmp_path / "cell")
+    assert searched.design.eliminate and not confirming.design.eliminate
+    with pytest.raises(ConfigError, match="none comes before the last block"):
+        to_cells(composed("design.blocks=6"), tmp_path / "cell")
 
 
 def test_a_search_needs_a_sweep_and_looks():

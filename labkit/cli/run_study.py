@@ -28,6 +28,7 @@ def run(command: Command, pictures: bool = True) -> int:
     from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
     from labkit.experiment.hydra.job_launchers import is_lost_job
+    from labkit.experiment.progress_display import format_duration
     from labkit.machine import cache_dir
 
     typed, command = command, with_sweep_as_arms(command)
@@ -55,7 +56,13 @@ def run(command: Command, pictures: bool = True) -> int:
             from labkit.experiment.schedule.plan_preview import print_plan
 
             check_imports(cells)
-            print_plan(cells, StudyHistory(out), out, written)
+            seconds = print_plan(cells, StudyHistory(out), out, written)
+            if launcher.is_search:
+                trials = launcher.trials
+                each = (
+                    f"; {trials} take about {format_duration(trials * seconds)}" if trials else ""
+                )
+                say(f"this is one trial of a search by hydra/sweeper={launcher.sweeper}{each}")
             return 0
     if named_folder(command) is None:
         study.out, overrides = study_folder(command, not launcher.is_local, create=True)

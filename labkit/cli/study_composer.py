@@ -153,7 +153,8 @@ def with_sweep_as_arms(command: Command) -> Command:
     """Return the command with its swept options turned into arms of one cell, where possible.
 
     A command with ``hydra/launcher=...`` or ``hydra/sweeper=...`` is returned unchanged, because
-    these plugins distribute or choose cells: every combination of values must stay a cell.
+    these plugins distribute or choose cells: every combination of values must stay a cell. So is
+    one whose experiment sets them, or sweeps one of the command's options itself.
     """
     from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
     from labkit.experiment.hydra.hydra_composer import Composer
@@ -167,12 +168,29 @@ def with_sweep_as_arms(command: Command) -> Command:
     task = [o for o in command.overrides if o not in hydra]
     with initialized():
         try:
+            if _experiment_makes_cells(hydra, task):
+                return command
             swept = sweep_as_arms(task, Composer(), hydra)
         except ConfigError:
             raise
         except Exception as error:
             raise ConfigError(explain_config_error(error, command.overrides)) from None
     return replace(command, overrides=(*hydra, *swept))
+
+
+def _experiment_makes_cells(hydra: Sequence[str], task: Sequence[str]) -> bool:
+    """Return whether the command's experiment chooses, distributes or sweeps its cells."""
+    from hydra import compose
+
+    from labkit.experiment.hydra.hydra_composer import first_cell
+    from labkit.experiment.hydra.job_launchers import JobLauncher
+
+    keys = {override.split("=", 1)[0] for override in task}
+    if "experiment" not in keys:
+        return False
+    chosen = compose("config", overrides=[*hydra, *first_cell(task)], return_hydra_config=True)
+    launcher, swept = JobLauncher.of(chosen.hydra), chosen.hydra.sweeper.params or {}
+    return launcher.is_search or not launcher.is_local or not keys.isdisjoint(swept)
 
 
 def launcher_of(command: Command) -> JobLauncher:

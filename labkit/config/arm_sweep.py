@@ -29,7 +29,7 @@ def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
             f"{place}: {key}: must be an option of {' or '.join(SWEPT_GROUPS)}",
         )
         require(
-            isinstance(values, list) and len({override_text(value) for value in values}) > 1,
+            isinstance(values, list) and len(set(map(_whole_text, values))) > 1,
             f"{place}: {key}: must be a list of two or more different values, not {values!r}",
         )
 
@@ -79,5 +79,18 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
 
 
 def _value_name(value: Any) -> str:
-    text = override_text(value).rstrip("/").rpartition("/")[2]
+    text = _whole_text(value).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "_", text)
+
+
+def _whole_text(value: Any) -> str:
+    """Return a value as text, a list with all its items.
+
+    >>> _whole_text([4, 16]), _whole_text([])
+    ('4-16', 'none')
+    """
+    return (
+        "-".join(map(override_text, value)) or "none"
+        if isinstance(value, list)
+        else (override_text(value))
+    )

@@ -110,8 +110,8 @@ class Design(Group, place="design"):
         super().__post_init__()
         require(
             bool(self.looks) or not self.eliminate,
-            "design.eliminate=true: settings are dropped at looks; set design.looks or "
-            "design=search",
+            "design.eliminate=true: settings are dropped at looks, and none comes before the last "
+            "block; set design.looks or design=search, or more design.blocks",
         )
         require(
             self.blocks > 0 or (self.time is not None and not self.looks),

@@ -181,6 +181,45 @@ def test_a_stopped_case_keeps_the_result_of_its_look(make):
     )
 
 
+def test_a_block_that_is_repeated_measures_what_looks_have_decided_since(make):
+    run(make(), Piloted())
+    before = AnalysisCache().cell(make().dir).cell
+    for path in make().paths.runs.glob("b02-*.json"):
+        path.unlink()
+    launcher = Piloted()
+    run(make(), launcher)
+    assert {case: set(counts) for case, counts in launcher.rounds.items()} == {
+        case: {2} for case in COSTS
+    }
+    for old, new in zip(before.rows, AnalysisCache().cell(make().dir).cell.rows, strict=True):
+        now, then = new.comparison("seq_map"), old.comparison("seq_map")
+        assert (now.verdict, now.blocks) == (then.verdict, then.blocks)
+
+
+def test_a_study_that_was_suspended_measures_every_block(make):
+    class Suspended(Piloted):
+        def launch(self, runs, cell):
+            self.clock.now += 100.0 * (runs[0].block == 2)
+            return super().launch(runs, cell)
+
+    launcher = Suspended()
+    run(make(), launcher)
+    blocks = {block for counts in launcher.rounds.values() for block in counts}
+    assert blocks == set(range(with_allocation(make()).design.blocks))
+
+
+def test_a_sweep_does_not_test_what_is_out_of_reach(make):
+    cell = make()
+    arms = tuple(replace(arm, overrides={"n": arm.name}) for arm in cell.arms)
+    cell = replace(cell, arms=arms, sweep={"n": ["base", "seq_map"]})
+    run(cell, Piloted())
+    best = {one.case: one for one in AnalysisCache().cell(cell.dir).best}
+    assert {case for case, one in best.items() if one.withheld} == {"heavy"}
+    assert "longer than design.time" in best["heavy"].withheld
+    *_, last = with_allocation(cell).design.looks
+    assert best["clear"].level == pytest.approx(1 - last.alpha / 2)  # two rows are tested
+
+
 def test_a_case_that_the_pilot_skips_is_in_every_run(make):
     run(make(skipped=["huge"]), Piloted())
     records = read_runs(make().dir)

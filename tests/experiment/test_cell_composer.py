@@ -1,9 +1,12 @@
 """The cell composer: arms and their overrides, errors in one line."""
 
+import json
+
 import pytest
 
 from labkit.config import ConfigError, DType
 from labkit.experiment.compose.cell_composer import to_cell
+from labkit.experiment.schedule.blocks_per_cell import with_allocation
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
@@ -134,3 +137,13 @@ def test_the_question_is_about_the_arms(composed, tmp_path, overrides, question)
     """``ablation=none`` asks about noise only while nothing is compared."""
     cell = to_cell(composed("ablation=none", "workload=ragged", *overrides), tmp_path)
     assert cell.question == question
+
+
+def test_blocks_that_are_added_serve_as_many_requests_as_the_first_ones(composed, tmp_path):
+    cell = composed("ablation=none", "workload=chat", "design.blocks=20")
+    assert not to_cell(cell, tmp_path).follows_time  # a new study serves all of them
+    share = {"case": "all", "blocks": 8, "rounds": 34, "p_decided": 0.9, "needed_s": 0.0}
+    found = {"time_s": 120, "blocks": 8, "looks": [], "seconds": 99, "cases": [share]}
+    (tmp_path / "allocation.json").write_text(json.dumps({**found, "pilot": None}))
+    added = with_allocation(to_cell(cell, tmp_path))
+    assert (added.units, added.design.blocks) == (34, 20)

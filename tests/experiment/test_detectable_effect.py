@@ -51,10 +51,21 @@ def forecast(design, tmp_path, arms=1, cases=10, metrics=()):
 def known(monkeypatch, tmp_path):
     def give(**facts):
         monkeypatch.setattr(
-            StudyHistory, "studies", lambda self, c: iter([(tmp_path, cell_json(**facts))])
+            StudyHistory, "studies", lambda self, c, way: iter([(tmp_path, cell_json(**facts))])
         )
 
     return give
+
+
+def test_the_noise_is_that_of_the_cell_s_own_isolation(monkeypatch, tmp_path):
+    """``design.confirm`` adds a cell of separate processes to an interleaved one."""
+    sds = {Isolation.in_process: 0.01, Isolation.process: 0.1}
+    monkeypatch.setattr(
+        StudyHistory, "studies", lambda self, c, way: iter([(tmp_path, cell_json(sd=sds[way]))])
+    )
+    turns, apart = (forecast(Design(blocks=12, isolation=way), tmp_path) for way in sds)
+    found = [float(line.split("detects ")[1].split(" %")[0]) for line in (turns, apart)]
+    assert found[1] > 5 * found[0]
 
 
 def test_an_earlier_study_gives_a_row_s_share_of_alpha(known, tmp_path):
@@ -82,7 +93,7 @@ def test_a_look_detects_with_its_own_alpha(known, tmp_path):
 
 
 def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_path):
-    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
     message = forecast(Design(blocks=12), tmp_path, arms=2, cases=5)
@@ -92,7 +103,7 @@ def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_pat
 
 
 def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
     pilots = {
         "kernels": PilotNoise(5, 0.01, 0.05, 2.0, 1.5),
@@ -134,14 +145,14 @@ def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
     pilot = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
-    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
     design = Design(blocks=8, isolation=Isolation.in_process)
     assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
     assert "is not known" in forecast(design, tmp_path, metrics=("total_tok_s", "e2e_p50_ms"))
 
 
 def test_noise_too_large_to_plan_with_is_unknown(monkeypatch, tmp_path):
-    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.8)
     pilot = PilotNoise(5, interleaved_sd=0.8, separate_sd=0.8, interleaved_s=2.0, separate_s=1.5)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)

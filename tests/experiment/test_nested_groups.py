@@ -71,6 +71,20 @@ def test_choices_of_a_nested_group_are_swept_as_arms(own):
     assert "/" not in cell.name and cell.name.endswith("engine_scheduler=vllm,mine")
 
 
+def test_the_baseline_of_swept_files_is_the_one_that_the_experiment_chooses(own, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [override /engine/scheduler: mine, override /engine: fast]\n"
+    )
+    (tmp_path / "engine" / "fast.yaml").write_text("defaults: [paged]\nthreads: 3\n")
+    words = [*own, "experiment=mine"]
+    (cell,) = cells_of(*words, "engine/scheduler=vllm,mine")
+    assert cell.arms[0].name == "scheduler=mine"
+    (cell,) = cells_of(*words, "engine=paged,fast")  # both files have the name "paged"
+    assert cell.arms[0].name == "engine=fast"
+
+
 def test_a_file_that_labkit_has_itself_is_refused_in_a_nested_group(own, tmp_path):
     (tmp_path / "engine" / "scheduler" / "vllm.yaml").touch()
     with pytest.raises(ConfigError, match=r"labkit has engine/scheduler/vllm\.yaml itself"):

@@ -45,6 +45,16 @@ def done(make_cell, tmp_path, monkeypatch):
     return cell
 
 
+def test_arms_are_those_of_a_cell_if_their_options_are(done, tmp_path):
+    first, *others = done.arms
+    assert noise_history.has_arms(done.dir, [*others, first])
+    assert not noise_history.has_arms(done.dir, others)
+    engine = {**first.config["engine"], "threads": 3}
+    other = replace(first, config={**first.config, "engine": engine})
+    assert not noise_history.has_arms(done.dir, [other, *others])
+    assert not noise_history.has_arms(tmp_path / "nothing", done.arms)
+
+
 def test_start_up_is_a_run_s_time_beyond_its_measurement(done, tmp_path):
     (study,) = StudyHistory(tmp_path / "outputs" / "two").studies(configured())
     assert study[0].resolve() == done.dir
@@ -106,6 +116,11 @@ def test_requests_of_another_model_are_another_workload():
     ours.model = config.Model(name="small", **tiny)
     assert not noise_history._same_workload(kept, ours)
     ours.model = config.Model(name="tiny", **tiny)
+    plain["model"]["shape"] = {"num_layers": tiny["shape"].num_layers}
+    assert noise_history._same_workload(kept, ours)
+    plain["model"]["shape"] = {"num_layers": 48}  # of the same name, as all of model=local are
+    assert not noise_history._same_workload(kept, ours)
+    del plain["model"]["shape"]
     del plain["workload"]["concurrency"]  # a record from before that option
     assert noise_history._same_workload(kept, ours)
     del plain["workload"]["prompts"]["path"]  # nothing read it, so the record lacks it

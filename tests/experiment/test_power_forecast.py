@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,20 @@ from labkit import config
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.config import Isolation
-from labkit.experiment.compose.cell_composer import ComposedCell
-from labkit.experiment.schedule import doctor_noise, noise_history, plan_preview, power_forecast
+from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
+from labkit.experiment.schedule import (
+    cell_runner,
+    doctor_noise,
+    noise_history,
+    plan_preview,
+    power_forecast,
+)
+from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise import PilotNoise
 from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
-from labkit.records import Arm
+from labkit.experiment.schedule.time_allocation import CasePilot, CaseShare, CellPilot
+from labkit.records import Arm, read_cell, write_json
 from labkit.workload.workload_protocols import START_SECONDS
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -181,6 +192,22 @@ def test_a_plan_says_that_starting_its_servers_takes_longer_than_its_time(
     assert any(line.startswith(late) for line in plan.timing) is (seconds > time_s)
 
 
+def test_a_plan_of_a_study_that_is_continued_has_the_seconds_of_its_allocation(tmp_path):
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=1800"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    (cell,) = to_cells(composed, tmp_path / composed.name)
+    shares = [CaseShare(case, 12, 40, 0.9, 100.0) for case in cell.cases]
+    pilot = CellPilot(1.0, tuple(CasePilot(case, 0.1, 0.1, 0.05, 9) for case in cell.cases))
+    found = {"time_s": 1800, "blocks": 12, "looks": [], "seconds": 1710.0}
+    found |= {"cases": list(map(asdict, shares)), "pilot": asdict(pilot)}
+    cell.dir.mkdir()
+    (cell.dir / "allocation.json").write_text(json.dumps(found))
+    write_manifest(with_allocation(cell), 12)
+    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    assert plan.to_run == 36 and plan.seconds == pytest.approx(1710)
+
+
 def planned(tmp_path, *typed):
     study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
@@ -192,22 +219,96 @@ def planned(tmp_path, *typed):
 
 def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, monkeypatch):
     def studies(self, cell, way=None):
-        for folder, *arms in (
-            ("others", "binary_search", "linear", "control"),
-            ("unfinished", "binary_search", "seq_map", "control"),
-            ("newest", "binary_search", "seq_map", "control"),
-            ("older", "binary_search", "seq_map", "control"),
-        ):
-            yield (
-                Path(folder),
-                {"arms": [{"name": arm} for arm in arms], "design": {"runs_per_block": 2}},
-            )
+        for folder in block_s:
+            design = {"runs_per_block": 2}
+            yield Path(folder), {"design": design | {"units": 32} if folder == "fewer" else design}
 
-    block_s = {"others": 1.0, "unfinished": None, "newest": 12.0, "older": 1.0}
+    block_s = {"others": 1.0, "fewer": 1.0, "unfinished": None, "newest": 12.0, "older": 1.0}
+    monkeypatch.setattr(noise_history, "has_arms", lambda path, arms: str(path) != "others")
     monkeypatch.setattr(StudyHistory, "studies", studies)
     monkeypatch.setattr(noise_history, "median_block_s", lambda path: block_s[str(path)])
     plan = planned(tmp_path)
     assert plan.seconds == pytest.approx(6 * 12.0 / 2) and plan.measured_in == "newest"
+
+
+def test_a_plan_says_that_fixed_runs_take_longer_than_the_time(tmp_path):
+    line = "longer than design.time=0:01: design.blocks and the workload fix the runs"
+    assert planned(tmp_path, "design.time=1").timing == (line,)
+    assert planned(tmp_path, "design.time=6000").timing == ()
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A cell of 8 blocks, none of which is run, in the folder that its plan looks into."""
+    study_composer.register()
+    overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
+
+    def composed(*typed):
+        (cell,) = study_composer.compose_cells(hydra_arguments.parse([*overrides, *typed]))
+        return replace(cell, name="cell")
+
+    (cell,) = to_cells(composed("design.blocks=8"), tmp_path / "cell")
+    write_manifest(cell, 8)
+
+    def plan(*typed):
+        history = StudyHistory(tmp_path)
+        (plan,) = plan_preview.plan_cells(composed(*typed), tmp_path, history)
+        return plan
+
+    return cell, plan
+
+
+def test_a_plan_of_a_continued_study_says_what_its_run_will(begun, monkeypatch):
+    cell, plan = begun
+    monkeypatch.setattr(cell_runner, "_another_host", lambda cell, records: "from another host")
+    assert "from another host" in plan("design.blocks=8").warnings
+    manifest = read_cell(cell.dir)
+    manifest["design"]["shown"] = [8]
+    write_json(cell.dir / "cell.json", manifest)
+    assert any("is exploratory" in line for line in plan("design.blocks=30").warnings)
+
+
+def test_a_plan_has_the_blocks_that_are_repeated(begun, monkeypatch):
+    (_, plan), redone = begun, []
+    repeat = lambda cell, redo_failed: redone.append(redo_failed) or []  # noqa: E731
+    monkeypatch.setattr(plan_preview, "unfinished", repeat)
+    plan("design.blocks=8"), plan("design.blocks=8", "redo=failed")
+    assert redone == [False, True]
+
+
+def test_a_plan_leaves_out_the_arms_that_looks_have_dropped(begun):
+    cell, plan = begun
+    manifest = read_cell(cell.dir)
+    look = {"blocks": 4, "alpha": 0.01, "decided": False, "kept": ["binary_search", "control"]}
+    manifest["design"]["looks_taken"] = [look]
+    write_json(cell.dir / "cell.json", manifest)
+    assert plan("design.blocks=8").runs == 4 * 3 + 4 * 2
+
+
+def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design=quick", "design.confirm=8"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    _, confirming = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    assert confirming.cell.design.blocks == 8
+    assert not any("instead of" in line for line in confirming.warnings)
+
+
+def test_a_plan_counts_the_rounds_of_its_own_arms(tmp_path, monkeypatch):
+    """A pilot's round is one of all arms of its study."""
+    study_composer.register()
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=60"]
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    pilot = CellPilot(1.0, tuple(CasePilot(c, 5.0, 5.0, 0.05, 9) for c in ("a", "b")))
+    monkeypatch.setattr(plan_preview, "earlier_pilot", lambda folder: pilot)
+    blocks = []
+    for arms in (3, 6):
+        manifest = {"arms": [{}] * arms, "design": {"runs_per_block": 1}, "rows": []}
+        study = Path("o"), manifest
+        monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way, it=study: iter([it]))
+        (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+        blocks.append(plan.seconds)
+    assert blocks[1] < 0.7 * blocks[0]
 
 
 def test_a_process_that_arms_share_starts_once(tmp_path):

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.resumed_legacy_cell import rounds_as_begun
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.schedule import blocks_per_cell
+from labkit.experiment.schedule import blocks_per_cell, plan_preview
 from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits
@@ -112,7 +113,9 @@ def test_a_pilot_block_gives_the_requests_of_a_run(make, now, isolation):
     said = f"every run has the first {served} requests or windows, a number that a pilot found"
     assert said in list(caveats(AnalysisCache().cell(cell.dir)))
     (line,) = [line for line in notes.lines if "per run" in line]
-    assert f"{served} of 64 requests per run, about 1:" in line and "decided with" in line
+    assert f"{served} of 64 requests per run, about 1:" in line and ("decided with" in line) == (
+        isolation != "process"
+    )
     data = json.loads((cell.dir / "allocation.json").read_text())
     assert data["cases"][0]["rounds"] == served and data["pilot"]["start_s"] == pytest.approx(3.0)
     again = Served(now)
@@ -291,5 +294,8 @@ def test_windows_are_scored_until_a_declared_look_decides_the_limits(
     assert analysis.data.design.quality_confidence == pytest.approx(1 - 0.05 / 3)
     (one,) = [q for q in analysis.cell.quality if q.arm == "new"]
     assert one.windows == windows
+    history = SimpleNamespace(studies=lambda *_: iter([(cell.dir, read_cell(cell.dir))]))
+    planned, timing = plan_preview._timing(cell, None, history)
+    assert f"{planned.design.blocks} blocks with {windows} of 64 windows per run" in timing.lines[0]
     wider = text_qualities(["base", "new"], analysis.data.records)[1].metrics["kl_mean"]
     assert one.metrics["kl_mean"].low < wider.low < wider.high < one.metrics["kl_mean"].high

@@ -68,7 +68,7 @@ class Study:
 
     def run(self, blocks=None, stopped=()):
         for block in range(len(self.plans), blocks or self.cell.design.blocks):
-            plan = self.planner.plan(stopped, arms=3)
+            plan = self.planner.plan(block, stopped, arms=3)
             seconds = self.slowness * (plan.fixed_s + plan.rounds_s)
             self.now[0] += seconds
             self.planner.ended(plan, self.records(block, plan.rounds), seconds)
@@ -148,16 +148,40 @@ def test_a_continued_study_plans_as_the_one_that_was_not_interrupted(now):
         [one for block, of_block in enumerate(rounds) for one in records.records(block, of_block)]
     )
     again.planner.deadline = study.planner.deadline
-    assert again.planner.plan((), arms=3).rounds == pytest.approx(
-        study.planner.plan((), arms=3).rounds, rel=0.4
+    assert again.planner.plan(5, (), arms=3).rounds == pytest.approx(
+        study.planner.plan(5, (), arms=3).rounds, rel=0.4
     )
 
 
 def test_a_failed_block_ends_no_case(now):
     study = Study(now, PILOT, 60, SDS)
     study.run(7)
-    study.planner.ended(study.planner.plan((), arms=3), [SimpleNamespace(block=7, cases=[])], 4.0)
-    assert study.planner.plan((), arms=3).rounds.keys() == {"light", "heavy"}
+    plan = study.planner.plan(7, (), arms=3)
+    study.planner.ended(plan, [SimpleNamespace(block=7, cases=[])], 4.0)
+    study.plans.append(plan)
+    assert all(one.keys() == {"light", "heavy"} for one in study.run()[7:])
+
+
+@pytest.mark.parametrize(("start_s", "time_s"), [(6, 120), (2.5, 60)])
+def test_every_block_has_a_case_when_the_time_is_over(now, start_s, time_s):
+    study = Study(now, CellPilot(start_s, (LIGHT, HEAVY)), time_s, SDS, slowness=2.0)
+    assert all(study.run()) and study.plans[-1].rounds.keys() == {"light", "heavy"}
+    assert study.planner.estimates == {}  # what has all blocks is tested
+
+
+def test_a_block_that_is_repeated_has_the_cases_that_it_had(now):
+    sds = {"light": 0.04, "heavy": 0.3}
+    study = Study(now, PILOT, 20, sds, blocks=12)
+    rounds = study.run()
+    again, records = (Study(now, PILOT, 20, sds, blocks=12) for _ in range(2))
+    again.planner.deadline = now[0]
+    again.planner.estimates = dict(study.planner.estimates)
+    for block, of_block in enumerate(rounds):
+        if block != 2:
+            again.planner.add_finished(records.records(block, of_block))
+    assert again.planner.plan(2, (), arms=3).rounds.keys() == rounds[2].keys()
+    assert again.planner.plan(11, (), arms=3).rounds.keys() == rounds[11].keys() == {"light"}
+    assert again.planner.estimates.keys() == {"heavy"}
 
 
 def test_the_time_of_dropped_arms_goes_to_the_rest(now):
@@ -166,6 +190,6 @@ def test_the_time_of_dropped_arms_goes_to_the_rest(now):
         now[0] = 100.0
         study = Study(now, PILOT, 40, {"light": 0.12, "heavy": 0.3}, blocks=12)
         study.run(8)
-        rounds.append(study.planner.plan((), arms=arms).rounds["light"])
+        rounds.append(study.planner.plan(8, (), arms=arms).rounds["light"])
     assert rounds[1] > 2 * rounds[0]
-    assert all(count % 2 == 0 for count in study.planner.plan((), arms=2).rounds.values())
+    assert all(count % 2 == 0 for count in study.planner.plan(8, (), arms=2).rounds.values())

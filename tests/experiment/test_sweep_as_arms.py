@@ -30,7 +30,7 @@ def cells_of(*words):
 
 def test_the_docstrings_of_sweeps_hold():
     results = doctest.testmod(arm_sweep)
-    assert results.attempted == 3 and results.failed == 0
+    assert results.attempted == 4 and results.failed == 0
 
 
 def test_swept_options_become_one_sweep_of_arms():
@@ -94,6 +94,47 @@ def test_other_sweeps_are_left_as_they_are(words):
     assert study_composer.with_sweep_as_arms(command) == command
 
 
+SEARCH = """
+# @package _global_
+defaults:
+  - override /hydra/sweeper: own
+hydra: {sweeper: {params: {engine.threads: "1,2"}}}
+"""
+PARAMS = """
+# @package _global_
+hydra: {sweeper: {params: {engine.kv.block_size: "8,16"}}}
+"""
+
+
+@pytest.fixture
+def experiments(tmp_path):
+    """The words of experiments with a sweeper of their own, and with a sweep."""
+    for folder in ("experiment", "hydra/sweeper"):
+        (tmp_path / folder).mkdir(parents=True)
+    sweeper = "_target_: own.Sweeper\nn_trials: 12\nparams: null\n"
+    (tmp_path / "hydra" / "sweeper" / "own.yaml").write_text(sweeper)
+    (tmp_path / "experiment" / "search.yaml").write_text(SEARCH)
+    (tmp_path / "experiment" / "params.yaml").write_text(PARAMS)
+    return ["--config-dir", str(tmp_path)]
+
+
+def test_a_search_or_a_sweep_of_an_experiment_makes_the_cells(experiments):
+    block_sizes = "engine.kv.block_size=16,32"
+    search = hydra_arguments.parse([*experiments, "experiment=search", block_sizes, "-m"])
+    assert study_composer.with_sweep_as_arms(search) == search
+    cells = cells_of(*experiments, "experiment=params", block_sizes, "workload=ragged")
+    assert [cell.experiment.engine.kv.block_size for cell in cells] == [16, 32]
+    assert {len(cell.arms) for cell in cells} == {2}
+
+
+def test_the_plan_of_a_search_says_how_many_trials_there_are(experiments, monkeypatch, capsys):
+    words = [*experiments, "experiment=search", "workload=ragged", "plan=true", "-m"]
+    monkeypatch.chdir(experiments[-1])
+    assert run_study.run(hydra_arguments.parse(words)) == 0
+    said = "".join(capsys.readouterr())
+    assert "this is one trial of a search by hydra/sweeper=own; 12 take about " in said
+
+
 def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload" / "mine.yaml").write_text("defaults:\n  - chat\n\nnum_requests: 4\n")
@@ -116,6 +157,25 @@ def test_groups_and_files_are_swept_by_name(tmp_path):
     paths = f"{tmp_path}/a,{tmp_path}/b"
     arms = arm_sweep.swept_overrides({"model.path": paths.split(",")})
     assert list(arms) == ["path=a", "path=b"]
+
+
+def test_options_that_are_valid_only_with_a_swept_one_are_those_of_its_arms():
+    backend, engines = "engine.attention.backend=sdpa", "engine=contiguous,padded"
+    (cell,) = cells_of(backend, engines, "workload=ragged")
+    assert [arm.name for arm in cell.arms] == ["engine=contiguous", "engine=padded", "control"]
+    backends = {arm.engine.attention.backend for arm in cell.experiments.values()}
+    assert backends == {"sdpa"}
+    with study_composer.initialized():
+        overrides = sweep_as_arms(["model=local", "model.path=a,b"], Composer())
+    assert overrides == ["model=local", "ablation=sweep", "++ablation.sweep={model.path:[a,b]}"]
+
+
+def test_lists_are_swept_and_named_by_their_items():
+    sizes = "++ablation.sweep={engine.decode_sizes:[[4,16],[8]]}"
+    (cell,) = cells_of("engine.decode_shape=captured", sizes, "workload=ragged")
+    assert [arm.name for arm in cell.arms] == ["decode_sizes=4-16", "decode_sizes=8", "control"]
+    arms = arm_sweep.swept_overrides({"engine.server.requirements": [[], ["vllm==0.31"]]})
+    assert list(arms) == ["requirements=none", "requirements=vllm__0.31"]
 
 
 def test_values_with_the_same_name_make_different_arms():

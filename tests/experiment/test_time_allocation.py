@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.config import Design
+from labkit.config import Design, Isolation
 from labkit.experiment.compose.reachable_looks import fewest_blocks, planned_looks
+from labkit.experiment.schedule.blocks_per_cell import lines_of
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
     MIN_ROUNDS_TO_DECIDE,
@@ -40,6 +42,32 @@ def test_cheap_cases_are_decided_and_the_one_out_of_reach_gets_a_few_rounds():
     assert by_case["heavy"].blocks == fewest_blocks(DESIGN, 1) < allocation.blocks
     assert by_case["heavy"].rounds == 1 and by_case["heavy"].needed_s > 60
     assert {by_case[case.case].blocks for case in LIGHT} == {allocation.blocks}
+
+
+def test_arms_in_processes_of_their_own_vary_more_and_need_more_blocks():
+    pilot = CellPilot(1.0, (CasePilot("noisy", 0.02, 0.02, 0.1, 50),))
+    shared, apart = (
+        allocate(pilot, replace(DESIGN, isolation=isolation), 1, 60)
+        for isolation in (Isolation.in_process, Isolation.live)
+    )
+    assert shared.cases[0].p_decided > 0.9 and apart.cases[0].p_decided < 0.8
+    assert apart.blocks > shared.blocks and apart.cases[0].rounds < shared.cases[0].rounds
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_no_decision_of_separate_processes_is_forecast(isolation):
+    design = replace(DESIGN, blocks=12, isolation=isolation)
+    cell = SimpleNamespace(design=design, counts_units=False)
+    line, *_ = lines_of(cell, allocate(CellPilot(1.0, tuple(LIGHT)), design, 1, 60), 60)
+    assert ("expected to be decided" in line) == (isolation is not Isolation.process)
+
+
+@pytest.mark.parametrize("time_s", [8 * 3600, None])
+def test_no_block_takes_longer_than_its_processes_may(time_s):
+    heavies = tuple(CasePilot(f"heavy {i}", 0.4, 0.5, 0.02 * (i + 1), 9) for i in range(10))
+    design = replace(DESIGN, timeout_s=100)
+    allocation = allocate(CellPilot(1.0, heavies), design, 1, time_s)
+    assert allocation.seconds / allocation.blocks <= 3 * 100 / 2
 
 
 def test_with_enough_time_every_case_is_decided():

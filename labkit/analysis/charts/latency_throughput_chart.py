@@ -12,7 +12,7 @@ from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_cl
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, unit_name, value_text
-from labkit.analysis.studies.serving_capacity import LoadCurve, LoadPoint
+from labkit.analysis.studies.serving_capacity import LoadCurve, LoadPoint, unequal_requests
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 T = TypeVar("T")
@@ -53,7 +53,14 @@ def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | N
         Column("E2E p99 (ms)", median_of("e2e_p99_ms"), value_text),
         Column("", lambda line: "knee" if line[1] is line[0].knee else "", numeric=False),
     )
-    return Table(columns, tuple(lines), (KNEE_NOTE,))
+    return Table(columns, tuple(lines), tuple(curve_notes(curves)))
+
+
+def curve_notes(curves: Sequence[LoadCurve]) -> Iterator[str]:
+    """Yield what a knee is and, if the loads of a curve have other requests, how many."""
+    yield KNEE_NOTE
+    notes = (unequal_requests([load.requests for load in curve.loads]) for curve in curves)
+    yield from dict.fromkeys(filter(None, notes))
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:

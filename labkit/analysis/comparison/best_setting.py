@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.analysis.comparison.arm_comparison import DecisionCriteria
+from labkit.analysis.comparison.arm_comparison import OUT_OF_REACH, DecisionCriteria
 from labkit.analysis.comparison.observations import (
     MetricRow,
     arm_values,
@@ -143,15 +143,15 @@ def _withheld_reason(criteria: DecisionCriteria, blocks: int) -> str | None:
     return criteria.withheld_reason
 
 
-def tested_settings(analysis: CellAnalysis) -> list[BestInRow]:
-    """Return the best setting of every row that is more than an estimate."""
-    estimates = analysis.data.estimates_at(None)
-    return [one for one in analysis.best if one.case not in estimates]
-
-
 def is_decided(settings: Sequence[BestInRow]) -> bool:
-    """Return whether every row's best setting is known."""
-    return bool(settings) and all(one.is_decided for one in settings)
+    """Return whether the best setting of every row that is tested is known."""
+    tested = tested_rows(settings)
+    return bool(tested) and all(one.is_decided for one in tested)
+
+
+def tested_rows(settings: Sequence[BestInRow]) -> list[BestInRow]:
+    """Return the rows that are not mere estimates, because ``design.time`` is too short."""
+    return [one for one in settings if one.withheld != OUT_OF_REACH]
 
 
 def setting_text(arm: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from labkit.analysis.comparison.best_setting import is_decided
+from labkit.analysis.comparison.best_setting import is_decided, tested_rows
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
 from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
@@ -258,11 +258,11 @@ def _share(part: int, total: int, findings: Findings) -> str:
 def _of_sweep(findings: Findings) -> SummaryVerdict:
     if all(one.best is None for one in findings.best):
         return SummaryVerdict(*TEXTS[Answer.none])
-    claims = [one for one in findings.best if one.withheld is None]
-    if not claims:
+    tested = tested_rows(findings.best)
+    if not tested or any(one.withheld is not None for one in tested):
         return SummaryVerdict(*TEXTS[Answer.estimate])
-    if is_decided(claims):
-        part, total = len(claims), len(findings.best)
+    if is_decided(tested):
+        part, total = len(tested), len(findings.best)
         where = f" in {part} of {total} rows" if part < total else ""
         return SummaryVerdict("better", f"best setting known{where}")
     return SummaryVerdict(*TEXTS[Answer.undecided])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.charts.latency_throughput_chart import (
-    KNEE_NOTE,
     LATENCY_THROUGHPUT_STEM,
     curve_keys,
+    curve_notes,
     latency_throughput_chart,
     latency_throughput_table,
 )
@@ -73,7 +73,7 @@ class MachineOverview:
     def load_chart(self) -> ChartPart:
         """The load curves as a chart."""
         chart = latency_throughput_chart(self.curves)
-        return ChartPart(chart, KNEE_NOTE, curve_keys(self.curves))
+        return ChartPart(chart, " ".join(curve_notes(self.curves)), curve_keys(self.curves))
 
     @property
     def tables(self) -> list[tuple[str, Table[Any]]]:

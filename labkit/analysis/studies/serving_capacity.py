@@ -67,7 +67,8 @@ class ServingCapacity:
             return f"Not decided: the capacity of {self.arm} within {self.limits}: {self.cause}."
         rates = ", ".join(f"{rate:g}" for rate in self.unsustained)
         not_sustained = f" Not sustained: the load at {rates} requests/s." if rates else ""
-        return self._answer + not_sustained
+        numbers = [int(load.requests.max()) for load in self.loads]
+        return f"{self._answer}{not_sustained} {unequal_requests(numbers)}".rstrip()
 
     @property
     def _answer(self) -> str:
@@ -208,6 +209,17 @@ def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     return LoadCounts(rate, np.array(good), np.array(requests), spent)
 
 
+def unequal_requests(numbers: Sequence[int | None]) -> str:
+    """Return a note if loads differ in their requests of a run (None: all), or an empty text."""
+    if len(set(numbers)) < 2:
+        return ""
+    each = ", ".join("all" if number is None else f"{number}" for number in numbers)
+    return (
+        f"The loads differ in their requests as well: a run had {each} (in the order of the "
+        "loads). With workload.num_requests=N all have the same."
+    )
+
+
 def _limits(limits: dict[str, float | None]) -> str:
     """Return the limits in words: ``TTFT 500 ms and TPOT 50 ms``."""
     known = [f"{name} {limits[key]:g} ms" for key, name in LIMITS.items() if limits.get(key)]
@@ -216,10 +228,14 @@ def _limits(limits: dict[str, float | None]) -> str:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """One load of a curve: its size (a rate or a number of clients), and the medians by metric."""
+    """One load of a curve: its size (a rate or a number of clients), and the medians by metric.
+
+    ``requests``: those of a run, if a pilot found their number; None: all.
+    """
 
     size: float
     medians: Mapping[str, float]
+    requests: int | None = None
 
     @property
     def power(self) -> float:
@@ -266,7 +282,8 @@ def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
     for arm in analysis.data.arms:
         load, rest = load_of(arm.config)
         if load is not None and arm.role != "control" and arm.name in medians:
-            yield ArmLoad(arm.name, rest, load[0], LoadPoint(load[1], medians[arm.name]))
+            point = LoadPoint(load[1], medians[arm.name], analysis.data.design.units)
+            yield ArmLoad(arm.name, rest, load[0], point)
 
 
 def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[LoadCurve]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from labkit.analysis.comparison.best_setting import is_decided, tested_settings
+from labkit.analysis.comparison.best_setting import is_decided, tested_rows
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
 from labkit.analysis.comparison.text_quality import limits_decided
@@ -92,7 +92,7 @@ class AnalysisCache:
         analysis = self.cell(cell_dir)
         primary = [row.case for row in analysis.rows if row.primary]
         if analysis.data.sweep:
-            return [] if is_decided(tested_settings(analysis)) else primary
+            return [] if is_decided(analysis.best) else primary
         if rate_is_decided(analysis) is False:
             return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
@@ -150,7 +150,7 @@ class AnalysisCache:
         If nothing may be claimed in some row yet, all arms are returned.
         """
         analysis = self.cell(cell_dir)
-        tested = tested_settings(analysis)
+        tested = tested_rows(analysis.best)
         if not tested or any(one.withheld is not None for one in tested):
             return [arm.name for arm in analysis.data.arms]
         return list(dict.fromkeys(arm for one in tested for arm in one.possibly_best))
@@ -320,7 +320,7 @@ def study_family(cells: Sequence[CellSummary]) -> list[FamilyMember]:
 
 
 def objective(analysis: CellAnalysis) -> float | None:
-    """Return a cell's objective, or None if it has no measured value.
+    """Return a cell's objective, or None if it has no measured value or a gate forbids a verdict.
 
     The objective is the effect of the first arm under test on the first primary metric, in percent.
     Without an arm under test, it is the baseline's median of this metric, in the metric's unit.
@@ -336,6 +336,8 @@ def objective(analysis: CellAnalysis) -> float | None:
     metric = analysis.rows[primary[0]].metric
     rows = [index for index in primary if analysis.rows[index].metric == metric]
     arms = analysis.data.treatment_arms
+    if any(analysis.causes(arm, metric) for arm in (analysis.data.baseline, *arms[:1])):
+        return None
     if arms:
         effects = [analysis.comparisons[index][arms[0]].effect_pct for index in rows]
         ratios = [None if effect is None else 1 + effect / 100 for effect in effects]

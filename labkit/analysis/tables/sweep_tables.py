@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -54,17 +55,23 @@ class SweptOption:
 def swept_options(cell: Cell) -> list[SweptOption]:
     """Return the options of a sweep."""
     short = short_names(list(cell.sweep or ()))
-    options = [SweptOption(key, short[key], tuple(vs)) for key, vs in (cell.sweep or {}).items()]
+    sweep = {key: tuple(map(_hashable, values)) for key, values in (cell.sweep or {}).items()}
+    options = [SweptOption(key, short[key], values) for key, values in sweep.items()]
     return [replace(o, values=tuple(sorted(o.values))) if o.is_number else o for o in options]
 
 
 def settings_of(cell: Cell, options: Sequence[SweptOption]) -> dict[Values, str]:
     """Return the arms of a sweep, by their values of ``options``."""
     return {
-        tuple(arm.overrides[option.key] for option in options): arm.name
+        tuple(_hashable(arm.overrides[option.key]) for option in options): arm.name
         for arm in cell.arms
         if arm.role != "control"
     }
+
+
+def _hashable(value: Any) -> Any:
+    """Return a value of an option; lists and maps as text."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def settings_tables(cell: Cell) -> list[Table[Values]]:

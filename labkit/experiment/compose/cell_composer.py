@@ -30,7 +30,7 @@ from labkit.config.engine.former_options import with_former_values
 from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
-from labkit.experiment.cell import ReadyCell, fixed_numbers, with_units
+from labkit.experiment.cell import ALLOCATION, ReadyCell, fixed_numbers, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, named_overrides
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
@@ -124,7 +124,7 @@ def compose_cell(
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment)
+        experiment = with_swept_arms(experiment, composer.choices(cell))
     require(
         bool(experiment.ablation.sweep) or not experiment.design.eliminate,
         "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
@@ -236,7 +236,7 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment)
+        experiment = with_swept_arms(experiment, composer.choices(cell))
     OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
 
 
@@ -398,6 +398,7 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
         isolation=Isolation.process,
         blocks=confirm,
         looks=[],
+        eliminate=False,
         confirm=0,
     )
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
@@ -432,7 +433,8 @@ def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
         arms=rounds_as_begun(composed.arms, folder),
         design=with_reachable_looks(design, arms, folder, given and not from_time),
         blocks_from_time=from_time,
-        units_from_time=from_time or not given,
+        # Blocks that are added serve what a pilot found for the first ones.
+        units_from_time=from_time or not given or (folder / ALLOCATION).exists(),
         seed=experiment.seed,
         question=to_plain(experiment.ablation.question) or _default_question(experiment.ablation),
         sweep=experiment.ablation.sweep,

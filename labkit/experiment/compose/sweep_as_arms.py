@@ -9,14 +9,14 @@ together, so no test compares them. Arms of one cell share random blocks. So swe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
 from labkit.config.arm_sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
-from labkit.config.option import Group
 from labkit.config.unit_text import in_units_of_option
 from labkit.experiment.compose.cell_name import cell_name
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep
@@ -48,14 +48,26 @@ def sweep_as_arms(
     if keys.isdisjoint(("ablation", "experiment")) or "ablation=none" in given:
         others = [o for o in others if o != "ablation=none"]
         others.append(f"ablation={SWEEP_ABLATION}")
-    try:
-        ablation = composer.compose([*hydra, *expand_sweep(others)[0]]).ablation
-    except ConfigError:
-        return given  # composing the cells will raise the error
-    if len(ablation.arms) != 1 or ablation.sweep:
+    # Other options may be valid only with the swept ones.
+    firsts = [f"{key}={texts[0]}" for key, texts in swept.items()]
+    ablation = _ablation_of([others, [*others, *firsts]], composer, hydra)
+    if ablation is None or len(ablation.arms) != 1 or ablation.sweep:
         return given
     values = ",".join(f"{key}:[{','.join(texts)}]" for key, texts in swept.items())
     return [*others, f"++ablation.sweep={{{values}}}"]
+
+
+def _ablation_of(
+    choices: Sequence[Sequence[str]], composer: Composer, hydra: Sequence[str]
+) -> Ablation | None:
+    """Return the ablation of the first overrides that are valid.
+
+    Returns None if none are: composing the cells will raise the error.
+    """
+    for overrides in choices:
+        with suppress(ConfigError):
+            return composer.compose([*hydra, *expand_sweep(overrides)[0]]).ablation
+    return None
 
 
 def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -89,11 +101,12 @@ def _folders(overrides: Sequence[str]) -> list[Path]:
     return [Path(name.strip("'\"")) for name in named]
 
 
-def with_swept_arms(experiment: Experiment) -> Experiment:
+def with_swept_arms(experiment: Experiment, choices: Mapping[str, str]) -> Experiment:
     """Return an experiment whose ablation has an arm for every combination of its sweep.
 
     The baseline is the combination of the values that the experiment has without the sweep. If the
-    sweep does not contain it, the first combination is the baseline.
+    sweep does not contain it, the first combination is the baseline. ``choices``: the files that
+    the experiment chooses, by group.
 
     Raises
     ------
@@ -108,7 +121,9 @@ def with_swept_arms(experiment: Experiment) -> Experiment:
     )
     ((name, own),) = ablation.arms.items()
     combinations = swept_overrides(ablation.sweep)
-    configured = (arm for arm, overrides in combinations.items() if _has(experiment, overrides))
+    configured = (
+        arm for arm, overrides in combinations.items() if _has(experiment, overrides, choices)
+    )
     engaged = ablation.claims.engaged.get(name)
     claims = ablation.claims
     if engaged is not None:
@@ -129,10 +144,13 @@ def _question(ablation: Ablation) -> str:
     return f"Which {' and '.join(short_names(list(ablation.sweep)).values())} is best?"
 
 
-def _has(experiment: Experiment, overrides: dict[str, Any]) -> bool:
+def _has(experiment: Experiment, overrides: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
     """Return whether an experiment's options already have the values that ``overrides`` set."""
     return all(
-        _configured(experiment, key) == _in_unit(key, value) for key, value in overrides.items()
+        choices[key] == value
+        if key in choices
+        else _configured(experiment, key) == _in_unit(key, value)
+        for key, value in overrides.items()
     )
 
 
@@ -143,8 +161,8 @@ def _in_unit(key: str, value: Any) -> Any:
 
 
 def _configured(experiment: Experiment, key: str) -> Any:
-    """Return the value of an option, or the name of a group's choice; None if there is none."""
+    """Return the value of an option; None if there is none."""
     value: Any = experiment
     for part in key_parts(key):
         value = getattr(value, part, None)
-    return to_plain(getattr(value, "name", None) if isinstance(value, Group) else value)
+    return to_plain(value)

@@ -89,14 +89,26 @@ class Composer:
             return compose("config", overrides=list(overrides))  # Hydra's own error names the key
         return tree
 
+    def choices(self, overrides: Sequence[str]) -> dict[str, str]:
+        """Return the names of the files that a list of overrides chooses, by group."""
+        from hydra import compose
+
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        return dict(config.hydra.runtime.choices)
+
     def baseline_overrides(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return the overrides of the baseline arm; empty if the config has none or is wrong."""
+        """Return the overrides of the baseline arm; empty if the config has none or is wrong.
+
+        The baseline of a sweep has the first value of each option.
+        """
         from omegaconf import OmegaConf
 
         try:
             tree = self.tree(overrides).ablation
             arms: Any = OmegaConf.to_container(tree.arms, resolve=False)
             own = arms.get(tree.baseline or next(iter(arms), None)) or {}
+            sweep: Any = OmegaConf.to_container(tree.sweep, resolve=False)
+            own |= {key: values[0] for key, values in sweep.items()}
         except Exception:  # composing the config has raised the error already
             return {}
         return {key: value for key, value in own.items() if key != "environment"}

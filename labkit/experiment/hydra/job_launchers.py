@@ -58,12 +58,14 @@ class JobLauncher:
 
     ``target``: the path of the class. ``sweeper``: the name of the sweeper that makes the cells.
     ``is_search``: whether the sweeper chooses each cell by the results of earlier cells.
+    ``trials``: the number of these cells, if the sweeper has an option for it.
     """
 
     name: str
     target: str
     sweeper: str = "basic"
     is_search: bool = False
+    trials: int | None = None
 
     @staticmethod
     def of(hydra: Any) -> JobLauncher:
@@ -74,6 +76,7 @@ class JobLauncher:
             hydra.launcher["_target_"],
             choices["hydra/sweeper"],
             is_search(hydra),
+            hydra.sweeper.get("n_trials"),
         )
 
     @property

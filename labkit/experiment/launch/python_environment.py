@@ -289,7 +289,7 @@ class PythonEnvironment:
         with cache_dir.building_directory(self._tree) as folder:
             archive = _git(self.repository, "archive", "--format=tar", revision, *own)
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                # Links may lead out of the checkout. Python before 3.11.4 (Debian 12) has no filters.
+                # Links may lead out of the checkout. Python before 3.11.4 has no filters.
                 tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 tar.extractall(folder)
             # Workers read their commit from this file (labkit.machine.facts.code_revision).

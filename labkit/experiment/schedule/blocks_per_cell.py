@@ -125,7 +125,7 @@ class CellAllocator:
             share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
             return _contents(cell, Allocation(cell.design.blocks, (share,), 0.0), None)
         allocation = allocation_of(cell, pilot, left_s, limits)
-        for line in unit_lines(allocation, limits, left_s):
+        for line in lines_of(cell, allocation, left_s, limits):
             self.progress.note(line)
         return _contents(cell, allocation, pilot)
 
@@ -213,6 +213,14 @@ def earlier_pilot(cell_dir: StudyPath) -> CellPilot | None:
         return None
 
 
+def earlier_limits(cell: ReadyCell, cell_dir: StudyPath) -> UnitLimits | None:
+    """Return the windows that looks found in an earlier cell with a pilot; None: no looks do."""
+    if not cell.window_looks:
+        return None
+    (share,) = json.loads((cell_dir / ALLOCATION).read_bytes())["cases"]
+    return UnitLimits.of(cell).fixed(share["rounds"])
+
+
 def with_allocation(cell: ReadyCell) -> ReadyCell:
     """Return a cell with the allocation in its folder; the cell itself if there is none.
 
@@ -256,6 +264,12 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     )
 
 
+def allocated_block_s(cell: ReadyCell) -> float:
+    """Return the seconds that a cell's allocation gives a block; 0 if its pilot failed."""
+    data = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))
+    return float(data["seconds"]) / int(data["blocks"])
+
+
 def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> RoundPlanner | None:
     """Return the time of the ``blocks`` that are left; None if their sizes are fixed.
 
@@ -264,9 +278,8 @@ def planner_of(cell: ReadyCell, records: Sequence[Record], blocks: int) -> Round
     pilot = earlier_pilot(cell.dir)
     if pilot is None or not cell.plans or cell.counts_units:
         return None
-    seconds = json.loads((cell.dir / ALLOCATION).read_text("utf-8"))["seconds"]
-    left_s = float(seconds) * blocks / cell.design.blocks
-    planner = RoundPlanner(cell, pilot, time.monotonic() + left_s, cell.estimates)
+    deadline = time.monotonic() + allocated_block_s(cell) * blocks
+    planner = RoundPlanner(cell, pilot, deadline, cell.estimates)
     planner.add_finished(records)
     return planner
 
@@ -302,28 +315,40 @@ def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
     if cell.design.isolation is Isolation.in_process:
         return pilot
     arms = len(cell.arms) * cell.design.runs_per_block
-    cases = (
-        replace(case, round_s=arms * case.round_s, warm_up_s=arms * case.warm_up_s)
-        for case in pilot.cases
-    )
-    return CellPilot(arms * pilot.start_s, tuple(cases))
+    return pilot.for_share(arms, starts=arms)
 
 
-def lines_of(cell: ReadyCell, allocation: Allocation, time_s: float | None) -> Iterator[str]:
-    """Return lines on what will be measured and decided, and how long it takes."""
+def lines_of(
+    cell: ReadyCell,
+    allocation: Allocation,
+    time_s: float | None,
+    limits: UnitLimits | None = None,
+) -> Iterator[str]:
+    """Return lines on what will be measured and decided, and how long it takes.
+
+    ``limits``: those of the units of a run, by default the workload's.
+    """
+    # Separate processes vary by more than a pilot sees, and how much is each machine's own.
+    forecasts = cell.design.isolation is not Isolation.process
     if cell.counts_units:
-        return unit_lines(allocation, UnitLimits.of(cell), time_s)
-    return allocation_lines(allocation, time_s)
+        return unit_lines(allocation, limits or UnitLimits.of(cell), time_s, forecasts)
+    return _allocation_lines(allocation, time_s, forecasts)
 
 
-def allocation_lines(allocation: Allocation, time_s: float | None) -> Iterator[str]:
+def _allocation_lines(
+    allocation: Allocation, time_s: float | None, forecasts: bool
+) -> Iterator[str]:
     """Yield what will be decided, and which cases are out of reach, one line each."""
     cases, blocks = allocation.cases, allocation.blocks
     likely = [share for share in cases if share.p_decided >= LIKELY]
+    decided = (
+        f"{len(likely)} of {count_text(len(cases), 'row')} are expected to be decided if the arms "
+        f"do not differ ({LIKELY:.0%} or more each)"
+    )
     yield (
         f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
-        f"{format_duration(allocation.seconds)}: {len(likely)} of {count_text(len(cases), 'row')} "
-        f"are expected to be decided if the arms do not differ ({LIKELY:.0%} or more each)"
+        f"{format_duration(allocation.seconds)}: "
+        f"{decided if forecasts else 'how many rows separate processes decide is not known'}"
     )
     out_of_reach = [
         f"{share.case} (would take {format_duration(share.needed_s)})"

@@ -287,7 +287,7 @@ class _BlockRunner:
         plan, stopped = self.cell.plan(_index(block)), stopped_cases(self.cell, _index(block))
         if planner is None:
             return None if plan is None else plan.without(stopped)
-        planned = planner.plan(stopped, len({run.arm for run in block}))
+        planned = planner.plan(_index(block), stopped, len({run.arm for run in block}))
         write_estimates(self.cell, planner.estimates)
         return planned
 
@@ -309,6 +309,16 @@ def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
     Otherwise every run is launched alone.
     """
     return [[run] for run in block] if isolation is Isolation.process else [block]
+
+
+def warnings_before(cell: ReadyCell) -> list[str]:
+    """Return what :func:`run_cell` would say of a cell before it runs the missing blocks."""
+    finished = list[Record]()
+    for block in _scheduled_blocks(cell):
+        status = _block_status(block, cell, redo_failed=False)
+        finished += status.records if status.run_reason is None else []
+    said = exploratory_warning(cell), _another_host(cell, finished)
+    return [line for line in said if line is not None]
 
 
 def unfinished(cell: ReadyCell, *, redo_failed: bool = False) -> list[Run]:
@@ -378,8 +388,8 @@ def _prepare_blocks(
         else:
             blocks.append(block)
             _abandon_block(block, cell, progress, status.run_reason)
-    if blocks:
-        _refuse_another_host(cell, records)
+    if blocks and (refusal := _another_host(cell, records)):
+        raise StudyError(refusal)
     output_array_files.drop_equal(cell.dir, records)
     return blocks, records
 
@@ -403,17 +413,18 @@ def _abandon_block(block: Block, cell: ReadyCell, progress: Progress, reason: st
         progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
 
 
-def _refuse_another_host(cell: ReadyCell, records: Sequence[Record]) -> None:
-    """Refuse to continue a cell on another host, unless its design allows several."""
+def _another_host(cell: ReadyCell, records: Sequence[Record]) -> str | None:
+    """Return why a cell with these records cannot be continued on this host, or None."""
     this_host = fingerprint.host_hash()
     hosts = {str(record.environment.get("host", this_host)) for record in records}
     others = sorted(hosts - {this_host})
-    if others and not cell.design.across_hosts:
-        raise StudyError(
-            f"the cell's runs are from host {', '.join(others)}, but this is host {this_host}; "
-            "continue there (a container keeps its host name with --hostname), or set "
-            "design.across_hosts=true (each block stays on one host)"
-        )
+    if not others or cell.design.across_hosts:
+        return None
+    return (
+        f"the cell's runs are from host {', '.join(others)}, but this is host {this_host}; "
+        "continue there (a container keeps its host name with --hostname), or set "
+        "design.across_hosts=true (each block stays on one host)"
+    )
 
 
 @contextmanager

@@ -92,7 +92,17 @@ def _same_workload(old: Arm, experiment: Experiment) -> bool:
     """Return whether workload and model are the same, but for options that ``old`` lacks."""
     same = _has(to_plain(experiment.workload), old.config["workload"])
     loads_model = experiment.workload.loads_model
-    return same and (not loads_model or old.config["model"]["name"] == experiment.model.name)
+    return same and (not loads_model or _has(to_plain(experiment.model), old.config["model"]))
+
+
+def has_arms(folder: StudyPath, arms: Sequence[Arm]) -> bool:
+    """Return whether the cell in a folder has these arms, whatever its seed."""
+    try:
+        old = {arm.name: {**arm.config, "seed": 0} for arm in read_arms(folder)}
+    except RecordError:
+        return False
+    new = {arm.name: {**arm.config, "seed": 0} for arm in arms}
+    return old.keys() == new.keys() and all(_has(new[name], old[name]) for name in new)
 
 
 def _has(options: Any, old: Any) -> bool:

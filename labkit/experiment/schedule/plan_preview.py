@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.config import CONTROL, Isolation, count_text
+from labkit.config import CONTROL, Isolation, Redo, count_text
 from labkit.config.option import override_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
@@ -18,17 +18,20 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
 from labkit.experiment.schedule.blocks_per_cell import (
+    allocated_block_s,
     allocation_of,
     blocks_within,
+    earlier_limits,
     earlier_pilot,
     lines_of,
     with_allocation,
 )
-from labkit.experiment.schedule.cell_runner import unfinished
+from labkit.experiment.schedule.cell_manifest import kept_arms
+from labkit.experiment.schedule.cell_runner import unfinished, warnings_before
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
-from labkit.records import Arm, StudyPath
+from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
 from labkit.records.metric_registry import metric_definition
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS
@@ -89,7 +92,12 @@ class CellPlan:
     @property
     def runs(self) -> int:
         """The number of all runs of the design."""
-        return len(self.cell.schedule())
+        return len(_schedule(self.cell))
+
+
+def _schedule(cell: ReadyCell) -> list[Run]:
+    """Return all runs of a cell, without those of arms that looks have dropped."""
+    return cell.schedule_after_looks(kept_arms(cell))
 
 
 def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
@@ -106,13 +114,17 @@ def _plan(
     arms = {id(arm): arm for arm in composed.experiments.values()}  # the control is the baseline
     estimates = {key: workload.estimate(arm) for key, arm in arms.items()}
     costs = {name: estimates[id(arm)] for name, arm in composed.experiments.items()}
-    to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
+    redo_failed = composed.experiment.redo is Redo.failed
+    begun = (cell.dir / "cell.json").exists()
+    to_run = unfinished(cell, redo_failed=redo_failed) if begun else cell.schedule()
     combine = sum if cell.design.isolation.takes_turns else max
     seconds, measured_in = _measured_run_s(cell, composed, history)
     if seconds is None:
         seconds = _modelled_s(cell, costs, to_run)
     else:
         seconds *= len(to_run)
+    if cell.timed and (block_s := allocated_block_s(cell)):
+        seconds, measured_in = block_s * len({run.block for run in to_run}), None
     if timing is not None and timing.seconds is not None:
         timing = timing.at_least(_fewest_s(cell, costs), cell)
         seconds, measured_in = timing.seconds or 0.0, timing.folder
@@ -124,10 +136,11 @@ def _plan(
         measured_in=None if measured_in is None else history.source(measured_in),
         detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
         one_minute=one_minute,
-        start_up=power_forecast.start_up_line(composed, history),
+        start_up=power_forecast.start_up_line(cell, composed, history),
         separate_processes_reason=composed.separate_processes_reason,
-        timing=() if timing is None else timing.lines,
+        timing=tuple(_unlimited(cell, seconds)) if timing is None else timing.lines,
         warnings=(
+            *(warnings_before(cell) if begun and to_run else ()),
             *_growth(cell, composed),
             *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
         ),
@@ -168,15 +181,18 @@ def _timing(
     if not cell.follows_time:
         return cell, None
     time_s = cell.design.time
-    for folder, _ in history.studies(composed, cell.design.isolation):
+    for folder, manifest in history.studies(composed, cell.design.isolation):
+        share = len(cell.arms) / len(manifest["arms"])
         pilot = earlier_pilot(folder) if cell.rounds_from_time else None
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
-            allocation = allocation_of(cell, pilot, time_s)
+            starts = 1.0 if cell.design.isolation is Isolation.in_process else share
+            limits = earlier_limits(cell, folder)
+            allocation = allocation_of(cell, pilot.for_share(share, starts), time_s, limits)
             lines = tuple(lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
-            allocation = blocks_within(cell, block_s)
-            lines = (f"a block takes {block_s:.2g} s",)
+            allocation = blocks_within(cell, share * block_s)
+            lines = (f"a block takes {share * block_s:.2g} s",)
         else:
             continue
         design = replace(
@@ -199,9 +215,18 @@ def _timing(
     return cell, _Timing((f"{source} will find the {found}{limit}{fewest}",), time_s)
 
 
+def _unlimited(cell: ReadyCell, seconds: float) -> Iterator[str]:
+    """Yield a line if fixed runs take longer than ``design.time``, which then sets nothing."""
+    time_s = cell.design.time
+    if time_s is not None and not cell.timed and seconds > 1.05 * time_s:
+        limit = format_duration(time_s)
+        yield f"longer than design.time={limit}: design.blocks and the workload fix the runs"
+
+
 def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
     """Yield a line if the cell has more blocks than its design, for its number of arms."""
-    declared, blocks = composed.experiment.design.blocks, cell.design.blocks
+    design, blocks = composed.experiment.design, cell.design.blocks
+    declared = design.confirm if cell.name.endswith(PROCESSES_SUFFIX) else design.blocks
     if blocks > declared > 0 and cell.design.runs_per_block == 1 and not composed.blocks_given:
         arms = count_text(composed.tested_arms, "arm")
         yield f"{blocks} blocks instead of {declared}: {arms} could claim nothing with fewer"
@@ -214,12 +239,12 @@ def _measured_run_s(
 
     Returns None twice if there is none.
     """
-    names = [arm.name for arm in cell.arms]
     for path, manifest in history.studies(composed, cell.design.isolation):
-        if [arm["name"] for arm in manifest["arms"]] == names:
+        design = manifest["design"]
+        if design.get("units") == cell.units and noise_history.has_arms(path, cell.arms):
             block_s = noise_history.median_block_s(path)
             if block_s is not None:
-                return block_s / (len(names) * int(manifest["design"]["runs_per_block"])), path
+                return block_s / (len(cell.arms) * int(design["runs_per_block"])), path
     return None, None
 
 
@@ -329,7 +354,7 @@ def _schedule_table(cell: ReadyCell) -> Table:
     table = Table()
     table.add_column("block", justify="right")
     table.add_column("runs, in this order", overflow="fold")
-    for block, runs in groupby(cell.schedule(), key=lambda run: run.block):
+    for block, runs in groupby(_schedule(cell), key=lambda run: run.block):
         table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
     return table
 

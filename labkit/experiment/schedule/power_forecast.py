@@ -96,7 +96,7 @@ class _KnownNoise:
 
 
 def _noise(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
-    for path, manifest in history.studies(composed):
+    for path, manifest in history.studies(composed, cell.design.isolation):
         if (noise := noise_history.cell_noise(manifest, composed.metrics)) is not None:
             source = history.source(path)
             return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, source)
@@ -172,9 +172,9 @@ def _effect_text(effect_pct: float | None) -> str:
     return "nothing (too few blocks fit)" if effect_pct is None else f"{effect_pct:.1f} %"
 
 
-def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
+def start_up_line(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the seconds that a run takes outside its measurement."""
-    for path, _ in history.studies(composed):
+    for path, _ in history.studies(composed, cell.design.isolation):
         seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
             source = history.source(path)

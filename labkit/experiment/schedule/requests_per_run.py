@@ -153,15 +153,20 @@ def allocate_units(
     return best_allocation([fitting(count) for count in counts], time_s)
 
 
-def unit_lines(allocation: Allocation, limits: UnitLimits, time_s: float | None) -> Iterator[str]:
-    """Yield what a run serves, how many blocks there are and how long they take."""
+def unit_lines(
+    allocation: Allocation, limits: UnitLimits, time_s: float | None, forecasts: bool
+) -> Iterator[str]:
+    """Yield what a run serves, how many blocks there are and how long they take.
+
+    ``forecasts``: whether it is known how likely a row is decided.
+    """
     (share,) = allocation.cases
     part = "all" if share.rounds >= limits.total else f"{share.rounds} of"
     units = f"{part} {count_text(limits.total, limits.noun)}"
     chance = f"; decided with {share.p_decided:.0%} if the arms do not differ"
     yield (
         f"{count_text(allocation.blocks, 'block')} with {units} per run, about "
-        f"{format_duration(allocation.seconds)}{chance if share.p_decided else ''}"
+        f"{format_duration(allocation.seconds)}{chance if forecasts and share.p_decided else ''}"
     )
     if time_s is not None and allocation.seconds > 1.05 * time_s:
         yield (

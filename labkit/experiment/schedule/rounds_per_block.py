@@ -4,7 +4,9 @@ The pilot's few rounds know neither how noisy a heavy case is nor how noisy the 
 After each block, a case's noise is that of all its rounds so far, and the time left is divided
 again (:func:`labkit.experiment.schedule.time_allocation.divide`). Only costs and noise count, never
 means, so the design does not follow the results. A case that has the blocks of an estimate and is
-out of reach ends for good: its blocks are the first ones.
+out of reach ends for good: its blocks are the first ones. If the time is over for all cases, those
+that were in reach until then keep a round, because a block without cases cannot run. A block that
+is repeated after later ones measures what it measured before.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from numpy.typing import NDArray
 
 from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
-from labkit.experiment.schedule.time_allocation import CellPilot, Measured, balanced, divide
+from labkit.experiment.schedule.time_allocation import (
+    MIN_ROUNDS,
+    CellPilot,
+    Measured,
+    balanced,
+    divide,
+)
 from labkit.records import CaseRecord, Record
 from labkit.workload.kernels.kernel_pilot import NORMAL_SD
 from labkit.workload.measurement import CasePilot
@@ -51,7 +59,8 @@ class RoundPlanner:
     estimates: Mapping[str, float] = field(default_factory=dict)
     _ratios: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     _rounds: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _ended: set[str] = field(default_factory=set)
+    _last: dict[str, int] = field(default_factory=dict)  # the last block that measured a case
+    _measuring: list[int] = field(default_factory=list)  # the blocks that did not fail
     _blocks: int = 0
     _planned_s: float = 0.0
     _spent_s: float = 0.0
@@ -61,27 +70,30 @@ class RoundPlanner:
         for _, block in groupby(records, key=lambda record: record.block):
             self._add_block(list(block))
 
-    def plan(self, stopped: Collection[str], arms: int) -> BlockPlan:
-        """Return the plan of the next block.
+    def plan(self, block: int, stopped: Collection[str], arms: int) -> BlockPlan:
+        """Return the plan of a block.
 
-        ``stopped``: the cases that a look has decided. ``arms``: how many arms the block has.
+        ``stopped``: the cases that a look before it has decided. ``arms``: how many arms it has.
         """
         left_s = (self.deadline - time.monotonic()) / self._slowness
         pilot = self._pilot_now(arms / len(self.cell.arms))
-        ended = self._ended | set(stopped)
+        ended = self._ended_before(block) | set(stopped)
         measured = Measured(self._blocks, self._rounds, ended)
         design = self.cell.design
         allocation = divide(pilot, design, self.cell.tested_arms, left_s, design.blocks, measured)
         rounds = {
             share.case: balanced(share.rounds, arms)
             for share in allocation.cases
-            if share.blocks > self._blocks
+            if share.blocks > len(self._rounds.get(share.case, ()))
         }
-        ended_early = {case: s for case, s in self.estimates.items() if case in ended}
+        is_repeated = block < max(self._measuring, default=block)
+        kept = self._kept(ended, stopped) if is_repeated or not rounds else []
         few = fewest_blocks(design, self.cell.tested_arms)
-        self.estimates = ended_early | allocation.estimates(few)
+        ended_early = {case: s for case, s in self.estimates.items() if case in ended}
+        estimates = ended_early | allocation.estimates(few)
+        self.estimates = {case: s for case, s in estimates.items() if case not in kept}
         return BlockPlan(
-            rounds,
+            dict.fromkeys(kept, MIN_ROUNDS) | rounds,
             pilot.start_s,
             {case.case: case.round_s for case in pilot.cases},
             {case.case: case.warm_up_s for case in pilot.cases},
@@ -97,6 +109,20 @@ class RoundPlanner:
     def _slowness(self) -> float:
         return self._spent_s / self._planned_s if self._planned_s > 0 else 1.0
 
+    def _ended_before(self, block: int) -> set[str]:
+        """Return the cases that blocks up to this one have left out for good."""
+        return {
+            case
+            for case, last in self._last.items()
+            if any(last < other <= block for other in self._measuring)
+        }
+
+    def _kept(self, ended: Collection[str], stopped: Collection[str]) -> list[str]:
+        """Return the cases that a block measures even if there is no time for them."""
+        cases = [case.case for case in self.pilot.cases if case.case not in stopped]
+        left = [case for case in cases if case not in ended]
+        return [case for case in left if case not in self.estimates] or left or cases
+
     def _add_block(self, records: Sequence[Record]) -> None:
         """Add the rounds of a finished block."""
         self._blocks += 1
@@ -110,17 +136,15 @@ class RoundPlanner:
         for name, by_state in states.items():
             counts = [len(_times(case)) for cases in by_state.values() for case in cases]
             self._rounds[name].append(min(counts))
+            self._last[name] = max(records[0].block, self._last.get(name, 0))
             self._ratios[name] += [_log_ratios(cases) for cases in by_state.values()]
         if states:  # else the block failed, which ends no case
-            self._ended |= self._rounds.keys() - states.keys()
+            self._measuring.append(records[0].block)
 
     def _pilot_now(self, share: float) -> CellPilot:
         """Return the pilot with the noise of all rounds so far, for a share of the arms."""
-        cases = (
-            replace(case, round_s=share * case.round_s, warm_up_s=share * case.warm_up_s)
-            for case in map(self._case_now, self.pilot.pooled.cases)
-        )
-        return replace(self.pilot, cases=tuple(cases))
+        cases = tuple(map(self._case_now, self.pilot.pooled.cases))
+        return replace(self.pilot, cases=cases).for_share(share)
 
     def _case_now(self, case: CasePilot) -> CasePilot:
         blocks = _centred(self._ratios[case.case])

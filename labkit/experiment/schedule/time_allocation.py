@@ -8,12 +8,12 @@ difference, the first happens with a probability that follows from the half-widt
 The half-width after ``b`` processes of ``r`` rounds is ``critical(b)`` standard errors. A process's
 value has two parts of variance: that of the mean of the middle half of its rounds, ``(1.15 sd)^2 /
 r``, and one that more rounds do not average out, which a single pilot cannot see and committed
-records show (``PROCESS_SD``). So many short processes decide more than few long ones, as long as
-starting one is cheap. For each number of processes, the cases that need least time get what they
-need; then the next one gets what is left, if that is a good part of what it needs. The number that
-decides most cases is chosen. A case out of reach gets a single round in a few processes: an
-estimate. The time that remains is divided again after each block, with the noise of all rounds so
-far (:mod:`labkit.experiment.schedule.rounds_per_block`).
+records show (``PROCESS_SD``, ``APART_SD``). So many short processes decide more than few long ones,
+as long as starting one is cheap. For each number of processes, the cases that need least time get
+what they need; then the next one gets what is left, if that is a good part of what it needs. The
+number that decides most cases is chosen. A case out of reach gets a single round in a few
+processes: an estimate. The time that remains is divided again after each block, with the noise of
+all rounds so far (:mod:`labkit.experiment.schedule.rounds_per_block`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from scipy.special import ndtr, ndtri, stdtrit
 
 from labkit.analysis.statistics.power import attained_alpha
-from labkit.config import Design
+from labkit.config import Design, Isolation
 from labkit.experiment.cell import MAX_ROUNDS
 from labkit.experiment.compose.reachable_looks import (
     LOOK_ALPHA_SHARE,
@@ -37,12 +37,15 @@ from labkit.experiment.compose.reachable_looks import (
 from labkit.workload.measurement import CasePilot
 
 PROCESS_SD = 0.008  # log ratio: 0.5 to 1 % in processes of 20 to 1,000 rounds
+APART_SD = 0.024  # of arms in processes of their own that take turns; the least if they do not
+APART = (Isolation.live, Isolation.process)
 POOLED_ROUNDS = 5
 ESTIMATE_ERROR = 1.15  # standard error of the mean of the middle half over that of the mean
 MIN_ROUNDS, MIN_ROUNDS_IN_REACH = 1, 2  # of a case that is only estimated, and of others
 MIN_ROUNDS_TO_DECIDE = 6  # fewer have no middle half to speak of
 LEFT_BY_ROUNDS = 0.25  # of a process's own variance: rounds that leave less are of no use
 BISECTIONS = 20
+TIMEOUT_SHARE = 0.5  # of what a launch may take: it may turn out to be slower
 SPARE = 2.0  # rounds per round needed before cases out of reach get any
 WORTHWHILE = 1 / 3  # of the rounds that a case needs: with fewer it stays an estimate
 MAX_BLOCKS, USUAL_BLOCKS = 24, 12
@@ -77,6 +80,14 @@ class CellPilot:
             for case in self.cases
         )
         return replace(self, cases=tuple(cases))
+
+    def for_share(self, share: float, starts: float = 1.0) -> CellPilot:
+        """Return the pilot of a cell with a share of the arms (above 1: more) and the starts."""
+        cases = (
+            replace(case, round_s=share * case.round_s, warm_up_s=share * case.warm_up_s)
+            for case in self.cases
+        )
+        return CellPilot(starts * self.start_s, tuple(cases))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellPilot:
@@ -185,13 +196,19 @@ def divide(
         if case.case not in measured.ended
     ]
     least_s = left * pilot.start_s + sum(need.estimate_s for need in needs)
-    rounds = _rounds(needs, math.inf if time_s is None else time_s - least_s, errors.turns)
+    # A launch has a run of every arm, and is killed after design.timeout_s for each of them.
+    most_s = left * TIMEOUT_SHARE * design.timeout_s * errors.turns
+    budget_s = math.inf if time_s is None else min(time_s, most_s) - least_s
+    rounds = _rounds(needs, budget_s, errors.turns)
     shares = [need.share(rounds.get(need.case.case), errors, blocks) for need in needs]
     costs = (
         need.seconds(rounds[need.case.case]) if need.case.case in rounds else need.estimate_s
         for need in needs
     )
-    return Allocation(blocks, tuple(shares), left * pilot.start_s + sum(costs))
+    seconds = left * pilot.start_s + sum(costs)
+    if time_s is None and seconds > most_s:
+        return divide(pilot, design, arms, most_s, blocks, measured)
+    return Allocation(blocks, tuple(shares), seconds)
 
 
 def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, int]:
@@ -330,7 +347,7 @@ class _Errors:
     """The errors of a design: ``critical`` standard errors are the half-width of an interval.
 
     ``runs``: number of an arm's runs in all blocks. ``turns``: of a round; in as many rounds every
-    arm has every position once.
+    arm has every position once. ``process_sd``: what rounds do not average out, as a log ratio.
     """
 
     runs: int
@@ -338,6 +355,7 @@ class _Errors:
     critical: float
     margin: float  # log ratio
     turns: int
+    process_sd: float
 
     @classmethod
     def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:
@@ -346,10 +364,9 @@ class _Errors:
         runs = blocks * design.runs_per_block
         df = blocks * (2 * design.runs_per_block - 1) - 1
         critical = float(stdtrit(df, 1 - level / 2)) if level > 0 else math.inf
-        turns = arms + 1 + design.control
-        return cls(
-            runs, design.runs_per_block, critical, math.log1p(design.margin_pct / 100), turns
-        )
+        turns, margin = arms + 1 + design.control, math.log1p(design.margin_pct / 100)
+        process_sd = APART_SD if design.isolation in APART else PROCESS_SD
+        return cls(runs, design.runs_per_block, critical, margin, turns, process_sd)
 
     def p_decided(self, sd: float, rounds: Sequence[int]) -> float:
         """Return the probability that the interval lies inside the margin without a difference.
@@ -369,12 +386,12 @@ class _Errors:
 
     def _variance(self, sd: float, rounds: Sequence[int]) -> float:
         """Return the variance of the sum of the values of all runs."""
-        of_runs = (PROCESS_SD**2 + (ESTIMATE_ERROR * sd) ** 2 / count for count in rounds)
+        of_runs = (self.process_sd**2 + (ESTIMATE_ERROR * sd) ** 2 / count for count in rounds)
         return self.runs_per_block * sum(of_runs)
 
     def most_rounds(self, sd: float) -> int:
         """Return the rounds of a process whose variance is small beside the process's own."""
-        rounds = (ESTIMATE_ERROR * sd) ** 2 / (LEFT_BY_ROUNDS * PROCESS_SD**2)
+        rounds = (ESTIMATE_ERROR * sd) ** 2 / (LEFT_BY_ROUNDS * self.process_sd**2)
         return self._whole_turns(max(SPARE * MIN_ROUNDS_TO_DECIDE, rounds))
 
     def _whole_turns(self, rounds: float) -> int:
@@ -390,7 +407,7 @@ class _Errors:
         errors = self.critical + float(ndtri((1 + WANTED) / 2))
         whole = (self.runs * self.margin / errors) ** 2 - self._variance(sd, done)
         # The variance that the rounds of a process may leave.
-        variance = whole / (self.runs_per_block * left) - PROCESS_SD**2
+        variance = whole / (self.runs_per_block * left) - self.process_sd**2
         if variance <= 0:
             return MAX_ROUNDS
         rounds = (ESTIMATE_ERROR * sd) ** 2 / variance

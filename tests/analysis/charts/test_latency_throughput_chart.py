@@ -19,7 +19,7 @@ from labkit.analysis.studies.serving_capacity import LOAD_OPTIONS, METRICS, arm_
 from labkit.records import Arm
 
 
-def cell(load, served, latency, by="rate", overrides=(), **config):
+def cell(load, served, latency, by="rate", overrides=(), units=None, **config):
     workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
     if by == "rate":
         workload["arrivals"]["rate"] = load
@@ -29,7 +29,8 @@ def cell(load, served, latency, by="rate", overrides=(), **config):
     values = {"request_s": served, "e2e_p50_ms": latency}
     rows = [{"metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}} for m in METRICS]
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
-    analysis = SimpleNamespace(cell=planted_cell(rows), data=SimpleNamespace(arms=arms))
+    data = SimpleNamespace(arms=arms, design=SimpleNamespace(units=units))
+    analysis = SimpleNamespace(cell=planted_cell(rows), data=data)
     listed, folder = [f"{option}={load}", *overrides], f"load={load}"
     return SimpleNamespace(
         loads=list(arm_loads(analysis)), overrides=listed, entry=SimpleNamespace(dir=folder)
@@ -92,6 +93,15 @@ def test_no_two_of_many_curves_look_alike_and_each_is_in_the_legend():
     assert len(set(dots)) == len(set(lines)) == NUM_STYLES
     overview = MachineOverview(None, None, curves, "stem")
     assert overview.charts[0].keys == tuple((str(i), s, "line") for i, s in enumerate(lines))
+
+
+def test_loads_that_served_other_requests_say_so():
+    study = [cell(n, n, 500.0, units=units) for n, units in ((8, 64), (1, 32), (4, 64))]
+    note = "a run had 32, 64, 64 (in the order of the loads)"
+    assert note in " ".join(latency_throughput_table(curves_of(study)).notes)
+    assert note in MachineOverview(None, None, curves_of(study), "stem").charts[0].caption
+    equal = [cell(n, n, 500.0, units=64) for n in (1, 4, 8)]
+    assert len(latency_throughput_table(curves_of(equal)).notes) == 1
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():

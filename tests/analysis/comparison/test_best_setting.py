@@ -1,6 +1,7 @@
 """The best setting of a sweep: rows that are only estimated, and values of 0 or below."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import summary_verdict
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.studies.study_analysis import AnalysisCache
 
 WASTE, LEFT = ("kv_waste_pct", "%", "lower"), ("left_pct", "% of RAM", "higher")
@@ -109,3 +111,19 @@ def test_a_measured_0_leaves_out_its_own_setting_only_where_it_cannot_be_the_bes
         "one": "a value of three is not above 0", "two": "a value of three is not above 0",
         "three": "a value is not above 0",
     }  # fmt: skip
+
+
+def test_a_row_that_is_out_of_reach_keeps_no_sweep_from_its_answer():
+    decided = BestInRow(
+        "light",
+        "us",
+        "us",
+        "lower",
+        best="a",
+        possibly_best=("a",),
+        ci_low_pct=1.0,
+        ci_high_pct=2.0,
+    )
+    heavy = replace(decided, case="heavy", possibly_best=(), withheld=OUT_OF_REACH)
+    assert is_decided([heavy, decided]) and not is_decided([heavy])
+    assert not is_decided([decided, replace(decided, possibly_best=("a", "b"))])

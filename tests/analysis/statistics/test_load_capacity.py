@@ -119,3 +119,11 @@ def test_counts_are_checked(good, requests):
 )
 def test_a_capacity_is_a_sentence(capacity, text):
     assert text in ServingCapacity("a", 0.95, "TTFT 9 ms", 0.05, (), capacity).sentence
+
+
+@pytest.mark.parametrize(("numbers", "said"), [((32, 64), True), ((64, 64), False)])
+def test_a_capacity_says_that_its_rates_had_other_requests(numbers, said):
+    loads = (LoadCounts(1.0, np.ones(6), np.full(6, float(number))) for number in numbers)
+    capacity = Capacity(None, 2.0, None)
+    one = ServingCapacity("a", 0.95, "TTFT 9 ms", 0.05, tuple(loads), capacity)
+    assert ("a run had 32, 64 (in the order of the loads)" in one.sentence) == said

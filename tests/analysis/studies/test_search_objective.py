@@ -17,7 +17,7 @@ def row(case, metric, primary, **arms):
     return MetricRow(case, metric, "us", "lower", primary, arms=values)
 
 
-def cell(rows, treatment_arms=(), effects=()):
+def cell(rows, treatment_arms=(), effects=(), invalid=()):
     data = SimpleNamespace(baseline="base", treatment_arms=list(treatment_arms))
     comparisons = [
         {
@@ -26,7 +26,8 @@ def cell(rows, treatment_arms=(), effects=()):
         }
         for one in effects
     ]
-    return SimpleNamespace(rows=rows, data=data, comparisons=comparisons)
+    causes = lambda arm, metric: ["outputs differ"] * (arm in invalid)  # noqa: E731
+    return SimpleNamespace(rows=rows, data=data, comparisons=comparisons, causes=causes)
 
 
 def test_without_arms_it_is_the_baseline_s_median_of_the_first_primary_metric():
@@ -52,7 +53,9 @@ def test_with_arms_it_is_the_first_arm_s_effect():
         cell([row("a", "us", True, base=[])]),
         cell([row("a", "us", True, base=[0.0])]),
         cell([row("a", "us", True)], ("arm",), [(None,)]),
+        cell([row("a", "us", True, base=[1.0])], invalid=["base"]),
+        cell([row("a", "us", True)], ("arm",), [(2.0,)], invalid=["arm"]),
     ],
 )
-def test_there_is_none_where_nothing_was_measured(broken):
+def test_there_is_none_where_nothing_was_measured_or_a_gate_failed(broken):
     assert objective(broken) is None
