@@ -227,14 +227,13 @@ class Findings:
 
     @property
     def of_lead_metric(self) -> tuple[Finding, ...]:
-        """The findings in the most important metric that has a valid finding, invalid ones too."""
-        metrics = (one.metric for one in self.findings if one.word != "invalid")
-        lead = next(metrics, None)
-        return tuple(one for one in self.findings if lead in (None, one.metric))
+        """The findings in the leading metric (:func:`leading_metrics`), invalid ones too."""
+        metrics = leading_metrics(self.findings)
+        return tuple(one for one in self.findings if not metrics or one.metric == metrics[-1])
 
     @property
     def lead(self) -> tuple[Finding, ...]:
-        """The valid findings in the most important metric that has any."""
+        """The valid findings in the leading metric."""
         return tuple(one for one in self.of_lead_metric if one.word != "invalid")
 
     @property
@@ -247,6 +246,19 @@ class Findings:
         if not self.arms:
             return Answer.nothing_to_compare
         return answer_of(self.findings)
+
+
+def leading_metrics(findings: Iterable[Finding]) -> list[MetricDefinition]:
+    """Return the metric that leads the answer, after the more important ones that are undecided.
+
+    It is the first with a decided or computed finding, else the first with a valid one.
+    """
+    valid = [one for one in findings if one.word != "invalid"]
+    metrics = list(dict.fromkeys(one.metric for one in valid))
+    decided = {one.metric for one in valid if one.word in (*CHANGED, *SAME)}
+    if not metrics or valid[0].is_computed or not decided:
+        return metrics[:1]
+    return metrics[: 1 + min(map(metrics.index, decided))]
 
 
 def answer_of(findings: Sequence[Finding]) -> Answer:
@@ -346,8 +358,9 @@ def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings
 
     None unless all cells compare the same arms in the same metric and have an answer.
     """
-    leads = [cell.of_lead_metric for cell in cells]
-    rows = [len({one.place for one in lead}) for lead in leads]
+    metrics = leading_metrics(one for cell in cells for one in cell.findings)
+    leads = [[one for one in cell.findings if one.metric in metrics] for cell in cells]
+    rows = [len({one.place for one in lead if one.metric == metrics[-1]}) for lead in leads]
     merged = [
         replace(one, place=f"{label}, {one.place}" if count > 1 else label)
         for lead, label, count in zip(leads, labels, rows, strict=True)
@@ -355,10 +368,9 @@ def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings
     ]
     special = {Answer.best_setting, Answer.outputs, Answer.nothing_to_compare}
     if (
-        any(cell.answer in special or not cell.findings for cell in cells)
+        any(cell.answer in special for cell in cells)
         or len({(cell.baseline, cell.arms) for cell in cells}) > 1
-        or len({one.metric for one in merged}) != 1
-        or all(one.word == "invalid" for one in merged)
+        or not all(rows)
     ):
         return None
     noun = "cells" if sum(rows) == len(cells) else f"rows of {len(cells)} cells"

@@ -23,6 +23,7 @@ from labkit.analysis.findings.cell_findings import (
     answer_of,
     differences_of,
     group_by_arm,
+    leading_metrics,
 )
 from labkit.analysis.findings.effect_wording import (
     NO_BASELINE,
@@ -94,7 +95,18 @@ def short_pieces(findings: Findings) -> Pieces:
 
 
 def _compared(findings: Findings) -> Pieces:
-    """Return the findings on arms, in the most important metric that has any."""
+    """Return the findings on arms in the leading metric, and which more important are undecided."""
+    *before, _ = leading_metrics(findings.findings)
+    undecided = dict.fromkeys(
+        one.metric.short_label
+        for one in findings.findings
+        if one.metric in before and one.word in UNDECIDED
+    )
+    text = f"; {join_names(list(undecided))} undecided" if undecided else ""
+    return [*_in_leading_metric(findings), optional(text, NO_COUNT)]
+
+
+def _in_leading_metric(findings: Findings) -> Pieces:
     lead = findings.lead if findings.out_of_memory else findings.of_lead_metric
     groups, answer = group_by_arm(lead), answer_of(lead)
     if answer is Answer.computed and len({one.place for one in lead}) == 1:

@@ -333,6 +333,18 @@ CASES = {  # findings, the long text, the short text, the chip
         "Map and plan: no difference from search in time per launch beyond 1.2 %.",
         "equivalent: no difference",
     ),
+    "an undecided metric before a decided one": (
+        cell(
+            unseen(place=None, metric=REQUESTS),
+            better(-12.0, -14.0, -10.0, place=None, metric=WAIT, base=100.0),
+        ),
+        "On this machine map is undecided in throughput; the smallest detectable effect is 6.8 %; "
+        "it waits 12.00 ms less for the first token at the median (12.0 %; 95 % interval 10.0 to "
+        "14.0 %).",
+        "Map waits 12.00 ms less for the first token at the median than search (12.0 %); "
+        "throughput undecided.",
+        "better: waits less in 1 of 2 rows",
+    ),
     "estimates": (
         rows(few(-50.2), few(3.0)),
         "Estimate only (2 blocks of 2: a claim needs 3): map takes 50.2 % less time per launch "
@@ -536,6 +548,14 @@ def test_cells_of_the_same_arms_and_metric_are_merged():
     )
     assert short_answer(merge_findings(cells, labels)) == (
         "Map takes 50.0 % less (n=2) to 25.0 % more (n=4) time per launch than search."
+    )
+    second = (
+        [unseen(metric=REQUESTS), better(metric=WAIT)],
+        [unseen(metric=REQUESTS), same(metric=WAIT)],
+    )
+    assert short_answer(merge_findings([cell(*own) for own in second], labels[:2])) == (
+        "No difference in TTFT p50 beyond 1.2 % in 1 of 2 cells; 4.1 % less in 1; throughput "
+        "undecided."
     )
     broken = replace(cell(invalid()), cause="the gate engaged failed")
     assert short_answer(merge_findings([cells[0], broken], labels[:2])) == (
