@@ -347,6 +347,15 @@ def test_every_schedule_alone_gives_the_same_bits(compiler):
     assert all(mx.array_equal(out, outs[0]) for out in outs)
 
 
+def test_hosts_of_two_architectures_share_no_program(monkeypatch):
+    gxx = cpp_compilation.Compiler("/usr/bin/g++", "g++ (Debian 12.2.0-14) 12.2.0")
+    digests = set()
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(cpp_compilation.platform, "machine", lambda machine=machine: machine)
+        digests.add(cpp_compilation._digest(gxx, cpp_compilation.FLAGS, "source"))
+    assert len(digests) == 2
+
+
 def test_program_is_compiled_once(compiler, no_cache):
     kernel_call = call(
         "out[thread_position_in_grid.x] = a[0];", A64, {"out": floats(64)}, threads=64

@@ -1,13 +1,14 @@
 """Compile kernels for the emulator, and cache the programs.
 
-Programs are stored in the user's cache folder under a digest of source, runtime, compiler and
-flags. The emulator's runtime is compiled once per compiler, without sanitizers.
+Programs are stored in the user's cache folder under a digest of source, runtime, compiler, flags
+and architecture. The emulator's runtime is compiled once per compiler, without sanitizers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -150,6 +151,7 @@ def _resource(name: str) -> str:
 
 def _digest(compiler: Compiler, flags: tuple[str, ...], *texts: str) -> str:
     digest = hashlib.sha256()
-    for text in (compiler.path, compiler.version, *flags, *texts):
+    # The architecture, because compilers of two have the same path and version in Debian.
+    for text in (platform.machine(), compiler.path, compiler.version, *flags, *texts):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:32]
