@@ -1,5 +1,6 @@
 """The emulator computes as Metal does, and raises on what Metal does not allow."""
 
+import subprocess
 from dataclasses import replace
 
 import mlx.core as mx
@@ -345,6 +346,27 @@ def test_every_schedule_alone_gives_the_same_bits(compiler):
         for s in (*PROOF_SCHEDULES, Schedule(FiberOrder.random, 0, 99))
     ]
     assert all(mx.array_equal(out, outs[0]) for out in outs)
+
+
+def test_memory_is_guarded_with_pages_of_64_kib(compiler, tmp_path):
+    source = """
+    #include <stdio.h>
+    #include <unistd.h>
+    #define sysconf(name) 65536
+    #include "memory.h"
+    void emulator::fault(const char* kind, const char*, ...) { puts(kind), _exit(1); }
+    int main() {
+      emulator::Region region("a", 100, emulator::Place::end, 0);
+      region.check();
+      printf("%zu", emulator::kPage);
+    }
+    """
+    (tmp_path / "guard.cpp").write_text(source)
+    cpp_compilation._compile(
+        compiler, ["-std=c++17", str(tmp_path / "guard.cpp")], tmp_path / "guard"
+    )
+    done = subprocess.run([tmp_path / "guard"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 65536
 
 
 def test_hosts_of_two_architectures_share_no_program(monkeypatch):
