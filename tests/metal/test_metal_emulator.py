@@ -1,6 +1,7 @@
 """The emulator computes as Metal does, and raises on what Metal does not allow."""
 
 import subprocess
+import sys
 from dataclasses import replace
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ from labkit.metal.emulator.kernel_emulator import Emulator
 from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, FiberOrder, Schedule
 from labkit.metal.emulator.source_capture import _parse, capture_kernel
 from labkit.metal.kernel_call import KernelCall, executor_for
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the emulator")
 
 HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
 
@@ -76,15 +79,54 @@ def test_a_tuple_of_another_form_is_refused(arguments):
         _parse(arguments)
 
 
-def test_a_missing_compiler_is_reported_in_one_line(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
+@pytest.fixture
+def search():
+    """Return the function that looks for g++, which knows of none yet and forgets it afterwards."""
     cpp_compilation.find_compiler.cache_clear()
+    yield cpp_compilation.find_compiler
+    cpp_compilation.find_compiler.cache_clear()
+
+
+@linux_only
+def test_a_missing_compiler_is_reported_in_one_line(monkeypatch, search):
+    monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
         EmulatorUnavailable, match=r"^device=emulated: there is no g\+\+ on PATH"
     ) as error:
         executor_for("emulated")
     assert "\n" not in str(error.value)
-    cpp_compilation.find_compiler.cache_clear()
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("machine", "version", "needed"),
+    [
+        ("x86_64", "11.4.0", "12"),
+        ("x86_64", "12", None),
+        ("aarch64", "12", "13"),
+        ("aarch64", "13.2.0", None),
+        ("x86_64", "", "12"),
+    ],
+)
+def test_a_compiler_without_half_precision_is_refused(
+    machine, version, needed, monkeypatch, search, tmp_path
+):
+    gxx = tmp_path / "g++"
+    gxx.write_text(f"#!/bin/sh\n[ $1 = -dumpversion ] && echo {version} || echo 'g++ (Some 1)'\n")
+    gxx.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(cpp_compilation.platform, "machine", lambda: machine)
+    if needed is None:
+        assert search() == cpp_compilation.Compiler(str(gxx), "g++ (Some 1)")
+        return
+    with pytest.raises(EmulatorUnavailable, match=rf"g\+\+ \(Some 1\); install g\+\+ {needed} "):
+        search()
+
+
+def test_a_mac_s_compiler_is_not_tried(monkeypatch, search):
+    monkeypatch.setattr(cpp_compilation.sys, "platform", "darwin")
+    with pytest.raises(EmulatorUnavailable, match=r"^device=emulated needs Linux; set device="):
+        search()
 
 
 def test_unknown_device_is_refused():
