@@ -13,8 +13,13 @@ from labkit.metal.emulator import cpp_compilation
 from labkit.metal.emulator.cpp_translation import translate
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, FiberOrder, Schedule
-from labkit.metal.emulator.source_capture import _parse, capture_kernel
+from labkit.metal.emulator.kernel_process import (
+    PROOF_SCHEDULES,
+    FiberOrder,
+    Schedule,
+    run_kernel,
+)
+from labkit.metal.emulator.source_capture import CapturedKernel, _parse, capture_kernel
 from labkit.metal.kernel_call import KernelCall, executor_for
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the emulator")
@@ -358,6 +363,16 @@ def test_fast_maths_takes_finite_values_only(value, compiler):
         threads=64,
     )
     prover()(precise)
+
+
+def test_a_program_finds_its_compiler_s_libraries(monkeypatch, tmp_path):
+    program = tmp_path / "kernel"
+    program.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" >&2\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/gcc-13/lib64")
+    captured = CapturedKernel("name", "", (1, 1, 1), (1, 1, 1))
+    with pytest.raises(KernelFault, match="/opt/gcc-13/lib64"):
+        run_kernel(program, captured, [], [], PROOF_SCHEDULES, cpu_seconds=1.0)
 
 
 def test_launch_limits(compiler):
