@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,11 @@ class InstallError(ValueError):
 
 
 def folder_of(*described: object) -> Path:
-    """Return the cache's folder for an environment, which is named by what describes it."""
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    """Return the cache's folder for an environment, which is named by what describes it.
+
+    The architecture is part of the name: hosts of two may share the cache.
+    """
+    digest = hashlib.sha256(json.dumps((platform.machine(), *described)).encode()).hexdigest()
     return cache_dir.root() / "environments" / digest[:16]
 
 

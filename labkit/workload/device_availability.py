@@ -43,11 +43,11 @@ def check(experiment: Experiment) -> None:
             "leave it null",
         )
     if device is Device.emulated:
-        from labkit.metal.emulator.cpp_compilation import find_gxx
+        from labkit.metal.emulator.cpp_compilation import find_compiler
         from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
         try:
-            find_gxx()
+            find_compiler()
         except EmulatorUnavailable as error:
             raise ConfigError(f"engine.attention.{error}") from None
 

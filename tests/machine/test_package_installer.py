@@ -33,6 +33,14 @@ def installs(monkeypatch, tmp_path):
     return make
 
 
+def test_hosts_of_two_architectures_share_no_environment(monkeypatch):
+    folders = set()
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(package_installer.platform, "machine", lambda machine=machine: machine)
+        folders.add(package_installer.folder_of("/usr/bin/python3", "3.11.2", ("a==1",)))
+    assert len(folders) == 2
+
+
 @pytest.mark.parametrize(
     ("uv", "starts"),
     [

@@ -1,5 +1,7 @@
 """The emulator computes as Metal does, and raises on what Metal does not allow."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import mlx.core as mx
@@ -11,9 +13,16 @@ from labkit.metal.emulator import cpp_compilation
 from labkit.metal.emulator.cpp_translation import translate
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, FiberOrder, Schedule
-from labkit.metal.emulator.source_capture import _parse, capture_kernel
+from labkit.metal.emulator.kernel_process import (
+    PROOF_SCHEDULES,
+    FiberOrder,
+    Schedule,
+    run_kernel,
+)
+from labkit.metal.emulator.source_capture import CapturedKernel, _parse, capture_kernel
 from labkit.metal.kernel_call import KernelCall, executor_for
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the emulator")
 
 HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
 
@@ -75,15 +84,54 @@ def test_a_tuple_of_another_form_is_refused(arguments):
         _parse(arguments)
 
 
-def test_a_missing_compiler_is_reported_in_one_line(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
+@pytest.fixture
+def search():
+    """Return the function that looks for g++, which knows of none yet and forgets it afterwards."""
     cpp_compilation.find_compiler.cache_clear()
+    yield cpp_compilation.find_compiler
+    cpp_compilation.find_compiler.cache_clear()
+
+
+@linux_only
+def test_a_missing_compiler_is_reported_in_one_line(monkeypatch, search):
+    monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
         EmulatorUnavailable, match=r"^device=emulated: there is no g\+\+ on PATH"
     ) as error:
         executor_for("emulated")
     assert "\n" not in str(error.value)
-    cpp_compilation.find_compiler.cache_clear()
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("machine", "version", "needed"),
+    [
+        ("x86_64", "11.4.0", "12"),
+        ("x86_64", "12", None),
+        ("aarch64", "12", "13"),
+        ("aarch64", "13.2.0", None),
+        ("x86_64", "", "12"),
+    ],
+)
+def test_a_compiler_without_half_precision_is_refused(
+    machine, version, needed, monkeypatch, search, tmp_path
+):
+    gxx = tmp_path / "g++"
+    gxx.write_text(f"#!/bin/sh\n[ $1 = -dumpversion ] && echo {version} || echo 'g++ (Some 1)'\n")
+    gxx.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(cpp_compilation.platform, "machine", lambda: machine)
+    if needed is None:
+        assert search() == cpp_compilation.Compiler(str(gxx), "g++ (Some 1)")
+        return
+    with pytest.raises(EmulatorUnavailable, match=rf"g\+\+ \(Some 1\); install g\+\+ {needed} "):
+        search()
+
+
+def test_a_mac_s_compiler_is_not_tried(monkeypatch, search):
+    monkeypatch.setattr(cpp_compilation.sys, "platform", "darwin")
+    with pytest.raises(EmulatorUnavailable, match=r"^device=emulated needs Linux; set device="):
+        search()
 
 
 def test_unknown_device_is_refused():
@@ -317,6 +365,16 @@ def test_fast_maths_takes_finite_values_only(value, compiler):
     prover()(precise)
 
 
+def test_a_program_finds_its_compiler_s_libraries(monkeypatch, tmp_path):
+    program = tmp_path / "kernel"
+    program.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" >&2\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/gcc-13/lib64")
+    captured = CapturedKernel("name", "", (1, 1, 1), (1, 1, 1))
+    with pytest.raises(KernelFault, match="/opt/gcc-13/lib64"):
+        run_kernel(program, captured, [], [], PROOF_SCHEDULES, cpu_seconds=1.0)
+
+
 def test_launch_limits(compiler):
     assert faulty("threadgroup float x[8193]; x[0] = 1; out[0] = x[0];").kind == "launch"
     assert faulty("out[0] = a[0];", threads=1025).kind == "launch"
@@ -345,6 +403,36 @@ def test_every_schedule_alone_gives_the_same_bits(compiler):
         for s in (*PROOF_SCHEDULES, Schedule(FiberOrder.random, 0, 99))
     ]
     assert all(mx.array_equal(out, outs[0]) for out in outs)
+
+
+def test_memory_is_guarded_with_pages_of_64_kib(compiler, tmp_path):
+    source = """
+    #include <stdio.h>
+    #include <unistd.h>
+    #define sysconf(name) 65536
+    #include "memory.h"
+    void emulator::fault(const char* kind, const char*, ...) { puts(kind), _exit(1); }
+    int main() {
+      emulator::Region region("a", 100, emulator::Place::end, 0);
+      region.check();
+      printf("%zu", emulator::kPage);
+    }
+    """
+    (tmp_path / "guard.cpp").write_text(source)
+    cpp_compilation._compile(
+        compiler, ["-std=c++17", str(tmp_path / "guard.cpp")], tmp_path / "guard"
+    )
+    done = subprocess.run([tmp_path / "guard"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 65536
+
+
+def test_hosts_of_two_architectures_share_no_program(monkeypatch):
+    gxx = cpp_compilation.Compiler("/usr/bin/g++", "g++ (Debian 12.2.0-14) 12.2.0")
+    digests = set()
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(cpp_compilation.platform, "machine", lambda machine=machine: machine)
+        digests.add(cpp_compilation._digest(gxx, cpp_compilation.FLAGS, "source"))
+    assert len(digests) == 2
 
 
 def test_program_is_compiled_once(compiler, no_cache):

@@ -9,6 +9,7 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
 from labkit.config.engine.attention import ATTENTION_BACKENDS
+from labkit.metal.emulator import cpp_compilation
 from labkit.workload import device_availability
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
@@ -290,13 +291,14 @@ def test_a_window_reaches_the_kernel():
         ("cuda", r"engine.attention.device=cuda: there is no NVIDIA driver or no mlx\[cuda13\]"),
         (
             "emulated",
-            r"engine.attention.device=emulated: there is no g\+\+ on PATH; install a C\+\+17",
+            r"engine.attention.device=emulated(: there is no g\+\+ on PATH; install| needs Linux)",
         ),
     ],
 )
 def test_an_unavailable_device_is_refused(monkeypatch, device, message):
     monkeypatch.setattr(device_availability, "mlx_gpu", lambda: None)
     monkeypatch.setenv("PATH", "")
+    cpp_compilation.find_compiler.cache_clear()
     with pytest.raises(ConfigError, match=message) as raised:
         device_availability.check(experiment(make(DECODE), attention={"device": device}))
     assert "\n" not in str(raised.value)

@@ -1,15 +1,17 @@
 """Compile kernels for the emulator, and cache the programs.
 
-Programs are stored in the user's cache folder under a digest of source, runtime, compiler and
-flags. The emulator's runtime is compiled once per compiler, without sanitizers.
+Programs are stored in the user's cache folder under a digest of source, runtime, compiler, flags
+and architecture. The emulator's runtime is compiled once per compiler, without sanitizers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from enum import Enum
@@ -64,28 +66,29 @@ class Compiler:
     version: str
 
 
-def find_gxx() -> str:
-    """Return the path of g++. Raises ``EmulatorUnavailable`` if it is not on ``PATH``."""
-    path = shutil.which("g++")
-    if path is None:
-        raise EmulatorUnavailable(
-            "device=emulated: there is no g++ on PATH; install a C++17 compiler (g++ 12 or later) "
-            "or set device=cpu"
-        )
-    return path
-
-
 @cache
 def find_compiler() -> Compiler:
     """Return g++ with its version.
 
-    Raises ``EmulatorUnavailable`` if there is no g++. The message says which compiler to install.
+    Raises ``EmulatorUnavailable`` if this is not Linux, or there is no g++ that has half precision.
+    The message says which compiler to install.
     """
-    path = find_gxx()
-    version = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, check=False
-    ).stdout.split("\n")[0]
+    if sys.platform != "linux":
+        raise EmulatorUnavailable("device=emulated needs Linux; set device=metal or cpu")
+    oldest = 12 if platform.machine() == "x86_64" else 13  # the first that has _Float16 there
+    remedy = f"install g++ {oldest} or later, or set device=cpu"
+    path = shutil.which("g++")
+    if path is None:
+        raise EmulatorUnavailable(f"device=emulated: there is no g++ on PATH; {remedy}")
+    version = _first_line(path, "--version")
+    if int(_first_line(path, "-dumpversion").split(".")[0] or 0) < oldest:
+        raise EmulatorUnavailable(f"device=emulated: {path} is {version}; {remedy}")
     return Compiler(path, version)
+
+
+def _first_line(program: str, option: str) -> str:
+    result = subprocess.run([program, option], capture_output=True, text=True, check=False)
+    return result.stdout.split("\n")[0]
 
 
 def compile_kernel(translation: Translation, kind: BuildKind) -> Path:
@@ -150,6 +153,7 @@ def _resource(name: str) -> str:
 
 def _digest(compiler: Compiler, flags: tuple[str, ...], *texts: str) -> str:
     digest = hashlib.sha256()
-    for text in (compiler.path, compiler.version, *flags, *texts):
+    # The architecture, because compilers of two have the same path and version in Debian.
+    for text in (platform.machine(), compiler.path, compiler.version, *flags, *texts):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
@@ -83,12 +84,15 @@ def run_kernel(
     for data, size in zip(inputs, sizes, strict=True):
         job.append(struct.pack("<Q", size))
         job.append(data or b"")
+    # Where compilers come from modules or conda, the program finds their libraries by this path.
+    libraries = {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
+    options = {"UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0", "TSAN_OPTIONS": "halt_on_error=1"}
     completed = subprocess.run(
         [str(program)],
         input=b"".join(job),
         capture_output=True,
         check=False,
-        env={"UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0", "TSAN_OPTIONS": "halt_on_error=1"},
+        env=libraries | options,
     )
     if completed.returncode or completed.stderr:
         raise _fault(completed.returncode, completed.stderr.decode(errors="replace"))

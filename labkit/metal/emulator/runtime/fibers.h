@@ -91,7 +91,7 @@ inline std::vector<Fiber> make_fibers(size_t count) {
   for (size_t i = 0; i < count; ++i) {
     fibers[i].watched = watched_fiber();
     fibers[i].stack = static_cast<unsigned char*>(map) + i * each;
-    mprotect(fibers[i].stack, kPage, PROT_NONE);
+    protect(fibers[i].stack, kPage, PROT_NONE);
   }
   return fibers;
 }

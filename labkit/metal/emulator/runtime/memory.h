@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -12,7 +13,12 @@
 
 namespace emulator {
 
-constexpr size_t kPage = 16384;  // a multiple of every page size in use
+// Bytes of a guard: a page, which is 64 KiB on some ARM systems, and at least 16 KiB.
+static const size_t kPage = std::max<size_t>(16384, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+
+inline void protect(void* pages, size_t bytes, int access) {
+  if (mprotect(pages, bytes, access)) fault("memory", "mprotect: %m");
+}
 
 // Which guard page a region touches: the one after it (within 16 bytes) or the one before it.
 enum class Place { end, start };
@@ -32,7 +38,7 @@ struct Region {
     void* base = mmap(nullptr, span + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) fault("memory", "no memory for %s (%zu bytes)", name.c_str(), bytes);
     map = static_cast<unsigned char*>(base) + kPage;
-    mprotect(map, span, PROT_READ | PROT_WRITE);
+    protect(map, span, PROT_READ | PROT_WRITE);
     data = place == Place::start ? map : map + span - rounded;
     memset(map, canary, span);
   }

@@ -42,6 +42,10 @@ T read_value() {
   return value;
 }
 
+std::string running_thread() {
+  return machine.running ? where(*machine.running) : "the emulator itself";
+}
+
 void on_signal(int number, siginfo_t* info, void*) {
   const char* verb = "access outside";
   for (const auto* regions : {&machine.buffers, &machine.array_regions}) {
@@ -50,15 +54,15 @@ void on_signal(int number, siginfo_t* info, void*) {
       const auto offset = static_cast<unsigned char*>(info->si_addr) - region.data;
       if (offset >= 0 && static_cast<size_t>(offset) < region.size) verb = "write to read-only";
       fault("bounds", "%s %s, at byte %td of %zu, by %s", verb, region.name.c_str(), offset,
-            region.size, where(*machine.running).c_str());
+            region.size, running_thread().c_str());
     }
   }
   fault("crash", "%s at address %p, by %s", strsignal(number), info->si_addr,
-        where(*machine.running).c_str());
+        running_thread().c_str());
 }
 
 void on_alarm(int) {
-  fault("timeout", "not done in its processor time; now in %s", where(*machine.running).c_str());
+  fault("timeout", "not done in its processor time; now in %s", running_thread().c_str());
 }
 
 void set_alarm(double seconds) {
@@ -118,7 +122,7 @@ void prepare_run(const Job& job) {
     Region region(kParameters[i].name, job.sizes[i], machine.place(), machine.schedule.seed);
     if (kParameters[i].role == Role::input) {
       memcpy(region.data, job.data[i].data(), job.sizes[i]);
-      mprotect(region.map, region.span, PROT_READ);
+      protect(region.map, region.span, PROT_READ);
     } else {
       fill_garbage(region.data, region.size, machine.schedule.fill, machine.random);
     }
