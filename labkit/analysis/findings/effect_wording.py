@@ -151,6 +151,8 @@ def effect_pieces(
             quantity = "" if quantity == "time" else quantity
             if not metric.unit.startswith("%"):
                 notes.append(f"{magnitude_text(effects[0])} %")
+            elif interval:  # it is in percent of the other arm's share
+                interval = f"relative: {magnitude_text(effects[0])} %; {interval}"
         notes = notes or ratio_text(metric, effects)
     first = f"({notes[0]})" if notes else ""
     full = "; ".join([*notes, *filter(None, [interval])])

@@ -130,6 +130,14 @@ CASES = {  # findings, the long text, the short text, the chip
         "Map processes 12.0 % more tokens per second than search (interval 8.0 to 16.0 %).",
         "better: more tokens",
     ),
+    "a share, in points, with its interval in percent": (
+        cell(better(5.5, 2.2, 9.3, metric="shape_repeated_pct", place=None, base=71.25)),
+        "On this machine map repeats 3.9 points more of its shapes than search (relative: 5.5 %; "
+        "95 % interval 2.2 to 9.3 %).",
+        "Map repeats 3.9 points more of its shapes than search (relative: 5.5 %; interval 2.2 to "
+        "9.3 %).",
+        "better: repeats more",
+    ),
     "seven times the tokens": (
         cell(better(660.0, 594.0, 796.0, metric="output_tok_s", place=None)),
         "On this machine map serves 660 % more output tokens per second than search (7.6 times "
