@@ -42,10 +42,9 @@ def run_and_bundle(
         folder.mkdir(parents=True)
         facts = report_bundle.surroundings()
         steps = make_steps(folder, memory_capacity.this_machine().total)
+        redactor = report_bundle.Redactor.for_this_computer()
         outcomes = run_steps(steps, folder, _show, timeout_s)
-        path = report_bundle.write_bundle(
-            folder, facts, outcomes, report_bundle.Redactor.for_this_computer()
-        )
+        path = report_bundle.write_bundle(folder, facts, outcomes, redactor)
     except OSError as error:
         print_error(prog, error)
         return 1

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,10 +42,15 @@ class Redactor:
     @classmethod
     def for_this_computer(cls) -> Redactor:
         """Return a redactor for the working, temporary and home folders, the user and the host."""
-        places = ((Path.cwd(), "."), (Path(tempfile.gettempdir()), "TMP"), (Path.home(), "~"))
-        paths = [(str(p), alias) for path, alias in places for p in {path, path.resolve()}]
+        places = [(Path.cwd(), "."), (Path(tempfile.gettempdir()), "TMP")]
         host = socket.gethostname()
-        names = [(getpass.getuser(), "USER"), (host, "HOST"), (host.partition(".")[0], "HOST")]
+        names = [(host, "HOST"), (host.partition(".")[0], "HOST")]
+        # In a container, the user's id may have neither a home nor a name.
+        with suppress(RuntimeError):
+            places.append((Path.home(), "~"))
+        with suppress(KeyError, OSError):
+            names.append((getpass.getuser(), "USER"))
+        paths = [(str(p), alias) for path, alias in places for p in {path, path.resolve()}]
         return cls(
             tuple(sorted((p for p in paths if len(Path(p[0]).parts) > 1), key=_longest_first)),
             tuple(sorted((n for n in names if n[0]), key=_longest_first)),

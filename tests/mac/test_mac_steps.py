@@ -5,10 +5,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -351,6 +353,14 @@ def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     hide = report_bundle.Redactor.for_this_computer().redact
     assert hide(f"{inside}/outputs and {inside}/someone/x", names=False) == "./outputs and ~/x"
     assert hide("someone else", names=True) == "USER else"
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found: 1234"), OSError("no username set")])
+def test_a_container_s_user_without_name_and_home_is_no_error(inside, monkeypatch, error):
+    monkeypatch.setattr(report_bundle.getpass, "getuser", Mock(side_effect=error))
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
+    hide = report_bundle.Redactor.for_this_computer().redact
+    assert hide(f"{inside}/outputs on {socket.gethostname()}", names=True) == "./outputs on HOST"
 
 
 def test_an_interrupt_exits_with_130_and_writes_the_file(inside, monkeypatch):
