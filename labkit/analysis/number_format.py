@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MINUS = "−"
@@ -136,10 +136,24 @@ def slug(text: str, longest: int = 80) -> str:
     """Turn a name into a file stem of at most ``longest`` characters.
 
     The stem has only ASCII letters, digits, dots, underscores and dashes. A longer name is cut and
-    ends in a digest of the whole name.
+    ends in a digest of the whole name, and so does one with other letters or signs, except for the
+    × of labkit's own cases.
     """
     stem = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
-    if len(stem) > longest:
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        stem = f"{stem[: longest - 9].strip('-.')}-{digest}"
+    if len(stem) > longest or re.search(r"[^\x00-\x7f×]", text):
+        return _with_digest(stem, text, longest)
     return stem or "unnamed"
+
+
+def distinct_slugs(names: Iterable[str]) -> dict[str, str]:
+    """Return the stem of each name; if only signs distinguish names, later ones get a digest."""
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = slug(name)
+        stems[name] = _with_digest(stem, name) if stem in stems.values() else stem
+    return stems
+
+
+def _with_digest(stem: str, text: str, longest: int = 80) -> str:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{stem[: longest - 9].strip('-.')}-{digest}".lstrip("-")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.row_model import Comparison, Row
-from labkit.analysis.number_format import magnitude_text, slug
+from labkit.analysis.number_format import magnitude_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Arm, Record
 from labkit.records.measurement_notes import RequestNote, TrafficNote
@@ -68,8 +69,10 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 if not values:
                     continue
                 units.update((m.name, m.better) for m in case.metrics)
-                # benchstat cuts a number at the end of a name (the cores): arm=chunk-256 needs one.
-                name = f"BenchmarkLabkit/case={slug(case.case)}/arm={record.arm}-{cores}"
+                # A name has no spaces, and slashes separate its parts. benchstat cuts a number at
+                # its end (the cores): arm=chunk-256 needs one.
+                words = re.sub(r"\s", "_", case.case).replace("/", "÷")
+                name = f"BenchmarkLabkit/case={words}/arm={record.arm}-{cores}"
                 numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
                 lines.append(f"{name} 1 {numbers}")
     if not units:

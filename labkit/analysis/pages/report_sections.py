@@ -38,7 +38,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.findings.output_quality_sentences import quality_phrases
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import slug
+from labkit.analysis.number_format import distinct_slugs
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.tables.counter_tables import dispatch_section, engine_counters_section
 from labkit.analysis.tables.kernel_launch_tables import (
@@ -159,8 +159,8 @@ def _runs_in_order(report: CellReport) -> Iterator[ReportPart]:
                 parts.append(part)
     if parts:
         yield RowCharts(shown, parts)
-    for case, charts in by_case.items():
-        yield PictureFile(cell.stem(slug(case)), case, charts, min(3, len(charts)))
+    for case, stem in distinct_slugs(by_case).items():
+        yield PictureFile(cell.stem(stem), case, by_case[case], min(3, len(by_case[case])))
 
 
 @section("Drift and probe")

@@ -408,6 +408,21 @@ def test_benchstat_lines_are_one_per_run(study, capsysbinary):
     assert "arm=binary_search" in lines[0]
 
 
+def test_names_that_differ_in_letters_or_signs_are_different_files_and_benchmarks(
+    make_cell, capsysbinary
+):
+    """Else a cell's tables are another's, and benchstat compares the runs of two cases."""
+    make_cell("study/workload=чат", cases=("n ≤ 8", "n ≥ 8", "a?", "a!"))
+    study = make_cell("study/workload=рваный", cases=("n ≤ 8",)).parent
+    main([str(study)])
+    assert len(list((study / "tables").glob("*.csv"))) == 2
+    pictures = re.findall(r"plots/(\S+?)\.png", (study / "report.md").read_text())
+    assert len(pictures) == len(set(pictures)) and all(one.isascii() for one in pictures)
+    capsysbinary.readouterr()
+    text = printed(capsysbinary, study, "benchstat")
+    assert set(re.findall(r"case=(\S+)/arm=", text)) == {"n_≤_8", "n_≥_8", "a?", "a!"}
+
+
 @pytest.mark.skipif(not shutil.which("benchstat"), reason="no benchstat on this machine")
 def test_benchstat_reads_its_export(study, capsysbinary, tmp_path):
     (tmp_path / "b.txt").write_text(printed(capsysbinary, study, "benchstat"))
