@@ -229,7 +229,8 @@ def _computed(findings: Findings) -> Iterator[str]:
         label = own[0].metric.label
         start = f"{label[:1].upper()}{label[1:]} (computed)"
         if own[0].place == own[0].metric.name:
-            base = value_with_unit(own[0].base or 0.0, own[0].metric.unit)
+            known, unit = own[0].base, own[0].metric.unit
+            base = "none" if known is None else value_with_unit(known, unit)
             values = [f"{one.arm} {_value_and_difference(one)}" for one in own]
             yield f"{start}: {', '.join([f'{findings.baseline} {base}', *values])}."
         else:
@@ -241,28 +242,32 @@ def _value_and_difference(one: Finding) -> str:
     """Return a computed value and its difference: ``9.7 % (50.2 points less)``."""
     if one.value is None:
         return "unknown"
-    return f"{value_with_unit(one.value, one.metric.unit)} ({computed_difference(one, '')})"
+    value = value_with_unit(one.value, one.metric.unit)
+    return value if one.base is None else f"{value} ({_difference(one, one.base, one.value, '')})"
 
 
 def _computed_range(group: Group) -> str:
     """Return an arm's differences over cases: ``189 steps (95.0 %) fewer (a), the same (b)``."""
     names: dict[str, list[str]] = {}
-    for one in sorted(group.all, key=lambda each: (each.value or 0.0) - (each.base or 0.0)):
-        size = value_with_unit(abs((one.value or 0.0) - (one.base or 0.0)), one.metric.unit)
-        names.setdefault(computed_difference(one, size), []).append(one.place)
+    pairs = [(one, one.base, one.value) for one in group.all]
+    known = [(o, base, value) for o, base, value in pairs if base is not None and value is not None]
+    for one, base, value in sorted(known, key=lambda each: each[2] - each[1]):
+        size = value_with_unit(abs(value - base), one.metric.unit)
+        names.setdefault(_difference(one, base, value, size), []).append(one.place)
     few = [
         f"{text} ({places[0] if len(places) == 1 else count_text(len(places), 'row')})"
         for text, places in names.items()
     ]
-    return f"{few[0]} to {few[-1]}" if len(few) > MAX_NAMED_ROWS else ", ".join(few)
+    few = [f"{few[0]} to {few[-1]}"] if len(few) > MAX_NAMED_ROWS else few
+    unknown = len(pairs) - len(known)
+    return ", ".join([*few, *([f"unknown in {count_text(unknown, 'row')}"] if unknown else [])])
 
 
-def computed_difference(one: Finding, size: str) -> str:
+def _difference(one: Finding, base: float, value: float, size: str) -> str:
     """Return the difference of two computed values: ``50.2 points less``, ``the same``.
 
     ``size``: the difference with its unit. It is given beside a percentage; empty: it is left out.
     """
-    base, value = one.base or 0.0, one.value or 0.0
     if value == base:
         return "the same"
     word = one.metric.words.more if value > base else one.metric.words.less

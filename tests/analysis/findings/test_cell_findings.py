@@ -87,6 +87,14 @@ def computed(values, metric, place=None):
     return cell(*findings)
 
 
+def without_base(place=None, **values):
+    """Return a cell of computed values by arm, of which the baseline has none."""
+    return cell(*(
+        one("computed", None, None, place, "kv_waste_pct", arm, value=value)
+        for arm, value in values.items()
+    ))  # fmt: skip
+
+
 def setting(**options):
     known = {"case": "all", "metric": REQUESTS, "unit": "tok/s", "better": "higher", "level": 0.95,
              "values": {"n=1": 900.0, "n=2": 1000.0, "n=4": 990.0}, "excluded": {}, "best": "n=2",
@@ -415,6 +423,21 @@ CASES = {  # findings, the long text, the short text, the chip
         "Wasted KV memory (computed): search 59.9 %, a 9.7 % (50.2 points less), b 59.9 % (the "
         "same).",
         "Wasted KV memory: search 59.9, a 9.70, b 59.9 %.",
+        "computed: computed",
+    ),
+    "computed, of a baseline without a value": (
+        without_base(a=1.7, b=None),
+        "Wasted KV memory (computed): search none, a 1.7 %, b unknown.",
+        "Wasted KV memory: a 1.70 %.",
+        "computed: computed",
+    ),
+    "computed rows, some without a value": (
+        cell(
+            *computed({"search": 5.0, "a": 1.7}, "kv_waste_pct", "x").findings,
+            *without_base("y", a=1.7).findings, *without_base("z", a=None).findings,
+        ),
+        "Wasted KV memory (computed), against search: a 3.3 points less (x), unknown in 2 rows.",
+        "A wastes up to 66.0 % less of its KV memory than search in all 3 rows.",
         "computed: computed",
     ),
     "computed rows": (
