@@ -114,7 +114,7 @@ def run(
 def last_line(stderr: bytes) -> str:
     """Return the last error in a program's messages, without the prefix of pip or git."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
+    errors = [line for line in lines if "error" in line.lower() or line.startswith("fatal: ")]
     line = (errors or lines or ["it ended without a message"])[-1]
     return line.removeprefix("ERROR: ").removeprefix("fatal: ")
 

@@ -122,6 +122,18 @@ def test_an_identity_is_read_back(checkout):
     assert PythonEnvironment.of({}).variables({"A": "b"}) == {"A": "b"}
 
 
+def test_a_checkout_that_git_refuses_is_not_one_without_the_revision(checkout, monkeypatch):
+    said = b"""fatal: detected dubious ownership in repository at '/labkit'
+    To add an exception for this directory, call:
+
+    \tgit config --global --add safe.directory /labkit
+    """
+    refused = subprocess.CompletedProcess([], 128, b"", said)
+    monkeypatch.setattr(python_environment.package_installer, "run", lambda *_: refused)
+    with pytest.raises(ConfigError, match="revision=HEAD: detected dubious ownership in repo"):
+        PythonEnvironment.resolve({"revision": "HEAD"})
+
+
 @pytest.mark.parametrize(
     ("plain", "line"),
     [

@@ -48,6 +48,15 @@ def test_files_beside_the_code_are_no_changes(checkout):
     assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a checkout to another user")
+def test_changes_are_found_in_another_user_s_checkout(checkout):
+    for path in (checkout, *checkout.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert code_revision.uncommitted_changes(checkout) == "clean"
+    (checkout / "labkit" / "a.py").write_text("two\n")
+    assert code_revision.uncommitted_changes(checkout) not in ("clean", None)
+
+
 @pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
 def test_a_worktree_may_name_its_folder_by_any_path(checkout, gitdir):
     def git(*words):

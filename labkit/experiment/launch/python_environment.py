@@ -372,14 +372,15 @@ def _commit(revision: str, repository: str | None) -> str:
 def _git(repository: str | None, *arguments: str, of: str | None = None) -> bytes:
     """Return the output of a Git command in a checkout (``repository``; None: labkit's own).
 
-    ``of``: a revision that the command looks up. If the command fails, the error message says
-    that this revision does not exist; without ``of`` it is Git's own message.
+    ``of``: a revision that the command looks up. If the command fails, the error message is Git's
+    own or, if Git is silent, that this revision does not exist.
     """
     checkout = Path(repository) if repository is not None else code_revision.CHECKOUT
     where = "environment.repository" if repository is not None else "environment.revision"
     require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")
     result = _run(["git", "-C", str(checkout), *arguments], GIT_TIMEOUT_S, _without_git_variables())
-    reason = package_installer.last_line(result.stderr) if of is None else "no such revision"
+    unknown = of is not None and not result.stderr
+    reason = "no such revision" if unknown else package_installer.last_line(result.stderr)
     require(result.returncode == 0, f"environment.revision={of or arguments[-1]}: {reason}")
     return result.stdout
 
