@@ -35,7 +35,7 @@ SAMPLED = {
         "test_interleaved_arms_without_an_effect_seldom_differ",
     ): 4,
     (
-        "analysis/studies/test_study_diff.py",
+        "analysis/studies/test_study_comparison.py",
         "test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change",
     ): 3,
     (
@@ -106,7 +106,7 @@ SAMPLED = {
     ("test_docs.py", "test_the_tables_of_sensitivity_are_those_of_the_committed_records"): 3,
     ("test_experiments.py", "test_every_arm_composes_at_every_scale"): 6,
     ("test_experiments.py", "test_it_runs_tiny"): 4,
-    ("test_launcher_requirements.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
+    ("test_job_launchers.py", "test_a_missing_extra_is_named_and_no_file_written"): 3,
     ("test_post.py", "test_committed_articles_agree_with_their_records"): 5,
     ("test_published.py", "test_every_published_row_of_an_ablation_meets_a_case_and_a_metric"): 4,
     ("test_published.py", "test_every_published_row_of_an_experiment_meets_a_case_and_a_metric"): 4,

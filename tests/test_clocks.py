@@ -26,6 +26,7 @@ DATES = {
     "labkit/engine/runner/self_test_logits_cache.py:get": {
         "time.time"
     },  # beside a file's time of change
+    "labkit/machine/cache_dir.py:_remove_abandoned": {"st_mtime", "time.time"},
     "labkit/machine/file_digest.py:sha256": {"time.time"},
     "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
     "labkit/machine/facts/macos.py:state": {

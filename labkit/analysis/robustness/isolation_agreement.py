@@ -130,15 +130,16 @@ def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
         return (
             "Separate processes: too few blocks to tell whether they agree with interleaved runs."
         )
+    noun = "row" if len({a.arm for a in known}) == 1 else "comparison"
     apart = [a for a in known if not a.agrees]
     undetected = max(a.undetected_pct or 0.0 for a in known)
     could = f"a difference below {undetected:.1f} % could have gone undetected in some row"
     if not apart:
-        number = "the only comparison" if len(known) == 1 else f"all {len(known)} comparisons"
+        number = f"the only {noun}" if len(known) == 1 else f"all {len(known)} {noun}s"
         return f"Separate processes agree with interleaved runs in {number} ({could})."
     worst = max(apart, key=lambda a: abs(a.difference_pct or 0.0) / (a.undetected_pct or 1.0))
     return (
         f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} "
-        f"comparisons, most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % "
+        f"{noun}s, most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % "
         f"interleaved, {worst.separate_pct:+.1f} % in separate processes."
     )

@@ -262,14 +262,16 @@ def _conclude(
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     """Yield a note on the undecided rows, if any: how many, and the change each could detect."""
+    undecided = [item for item in changes if item.comparison.verdict == "inconclusive"]
     detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
-        for item in changes
-        if item.comparison.verdict == "inconclusive" and item.comparison.mde_pct is not None
+        for item in undecided
+        if item.comparison.mde_pct is not None
     ]
     if detectable:
         (low, low_row), (high, high_row) = min(detectable), max(detectable)
-        text = f"Not decided in {count_text(len(detectable), 'comparison')}: the smallest "
+        noun = "row" if len({item.arm for item in undecided}) == 1 else "comparison"
+        text = f"Not decided in {count_text(len(detectable), noun)}: the smallest "
         text += f"detectable change is {magnitude_text(low)} % ({low_row})"
         if len(detectable) > 1:
             text += f" to {magnitude_text(high)} % ({high_row})"

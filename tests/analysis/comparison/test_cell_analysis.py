@@ -218,7 +218,10 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     certain = replace(flat, p=0.01, p_adjusted=0.01)
     assert judge(certain, "lower", criteria, [], flat).word == "trivial"
     assert judge(certain, "lower", criteria, [], loud).word == "inconclusive"
-    far = replace(certain, effect_pct=9.0, equivalence=Equivalence(0.9, 9.9))
+    far = replace(
+        certain, effect_pct=9.0, ci_low_pct=8.0, ci_high_pct=9.9,
+        equivalence=Equivalence(0.9, 9.9),
+    )  # fmt: skip
     assert judge(far, "lower", criteria, [], loud).word == "worse"
     assert judge(far, "higher", criteria, [], None).word == "better"
 
@@ -326,7 +329,7 @@ def test_the_run_that_failed_is_named_and_not_those_in_its_process():
         return SimpleNamespace(
             run=name, arm=arm, outcome="crashed", detail="KeyError: 'x' (mine.py:3)",
             known_notes=notes, environment={}, environment_end={}, counters={}, block=0,
-        )  # fmt: skip
+    )  # fmt: skip
 
     records = [
         run("b00-p00-base", "base", {"failed_by": "b00-p01-mine", "log": "runs/b00-p00-base.log"}),

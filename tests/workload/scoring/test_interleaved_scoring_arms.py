@@ -48,7 +48,9 @@ def measure(arms, baseline=0):
 
 
 def divergences(windows):
-    return np.concatenate([decode_histogram(window["kl_histogram"]) for window in windows])
+    return np.concatenate(
+        [decode_histogram(window["kl_histogram"], window["tokens"]) for window in windows]
+    )
 
 
 def with_kv(experiment, dtype):

@@ -73,7 +73,9 @@ def with_half_kv(experiment):
 
 def divergences(note):
     windows = note["windows"]
-    return np.concatenate([decode_histogram(window["kl_histogram"]) for window in windows])
+    return np.concatenate(
+        [decode_histogram(window["kl_histogram"], window["tokens"]) for window in windows]
+    )
 
 
 def test_an_arm_in_another_process_has_the_quality_of_one_process(experiment):
