@@ -295,6 +295,10 @@ BROKEN = [
     ("arm,run,latency:ms:lower\nx,1,nan\n", "latency:ms:lower: is nan, not a number"),
     ("arm,run,latency:ms:lower\nx,1," + "5" * 200_000, "field larger than field limit"),
     ("arm,run,time,ms:ms:lower\nx,1,1700000000000,5\n", "times must be in seconds since 1970"),
+    *(  # two calls that wrote to one file
+        ("\n".join(2 * [json.dumps(FAMILIES[tool][0])]), f"{case} comes twice; write each call of")
+        for tool, case in (("llama-bench", "pp16"), ("llama-batched-bench", "pp16 tg8 pl1"))
+    ),
     ("# started on Wed Jan  1 00:00:00 2026\n\n", "it is not a result of a tool"),  # perf, killed
     ("x" * 200_000, "it is not a result of a tool"),
 ]
