@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -62,6 +63,12 @@ class ImportedRun:
     unjudged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        counts = Counter(case.case for case in self.cases)
+        twice = next((name for name, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ResultFileError(
+                f"{self.file}: {twice} comes twice; write each call of the tool to its own file"
+            )
         if self.started is not None and not 0 <= self.started < END_OF_TIME_S:
             raise ResultFileError(
                 f"{self.file}: a run began at {self.started:g}; times must be in seconds since 1970"

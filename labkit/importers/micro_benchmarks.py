@@ -15,7 +15,6 @@ from typing import Any
 from labkit.importers.imported_run import (
     Fields,
     ImportedRun,
-    ResultFileError,
     ResultFormat,
     first_item,
     metric,
@@ -130,18 +129,10 @@ def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     yield ImportedRun(
         "pytest-benchmark",
         file,
-        _distinct(cases, file),
+        tuple(cases),
         started=seconds(report, "datetime"),
         environment=_machine(facts, "node", "cpu_model", "cores", "system"),
     )
-
-
-def _distinct(cases: list[CaseRecord], file: Path) -> tuple[CaseRecord, ...]:
-    names = [case.case for case in cases]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ResultFileError(f"{file}: {twice} comes twice")
-    return tuple(cases)
 
 
 def _is_google_benchmark(document: Any) -> bool:
@@ -246,7 +237,7 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
     yield ImportedRun(
         "asv",
         file,
-        _distinct(cases, file),
+        tuple(cases),
         started=min(starts, default=None),
         settings={"commit": report.text("commit_hash")},
         environment=_machine(report.data.get("params") or {}, "machine", "cpu", "num_cpu", "os"),

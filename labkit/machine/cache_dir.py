@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 ABANDONED_S = 600.0  # an older folder without a lock: processes of earlier versions take none
+NAMES_FILE = ".labkit-files"  # in a folder, what was written into it
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The list that ``recorded_entries`` has yielded in this context; None outside of it.
 _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
@@ -105,6 +106,8 @@ def building_directory(path: Path) -> Iterator[Path]:
     try:
         with full_disk_named(path):
             yield temporary
+            names = os.fsencode("\0".join(sorted(os.listdir(temporary))))
+            (temporary / NAMES_FILE).write_bytes(names)
         for item in temporary.iterdir():
             if not item.is_symlink():
                 _fsync(item)
@@ -145,6 +148,24 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def has_directory(path: Path) -> bool:
+    """Return whether an entry that is a folder exists. One that lost a file is removed.
+
+    Programs that clean the user's cache folder remove single files that are old.
+    """
+    try:
+        names = os.fsdecode((path / NAMES_FILE).read_bytes()).split("\0")
+    except OSError:
+        return path.is_dir()  # written by an earlier version, without the list
+    if all((path / name).exists() for name in names):
+        return True
+    rest = _temporary(path)
+    with suppress(OSError):  # another process has removed it
+        path.rename(rest)
+    shutil.rmtree(rest, ignore_errors=True)
+    return False
 
 
 def entry_bytes(path: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, PackagedFile, require
-from labkit.machine import file_digest
+from labkit.machine import cache_dir, file_digest
 from labkit.models import model_json, safetensors_header
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -73,7 +73,7 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
         model_dir = convert(path, digest=digest, name=name)
     except GGUFError as error:
         raise ConfigError(f"{option}: {error}") from None
-    return inspect(model_dir, name=name, option=option)
+    return inspect(model_dir, name=name, option=f"{option} ({model_dir})")
 
 
 def inspect(path: Path, *, name: str, option: str) -> ModelDir:
@@ -156,8 +156,8 @@ def from_package(packaged: PackagedFile, *, name: str) -> ModelDir:
 
     option = f"model={name}"
     model_dir = converted_path(digest=packaged.sha256, name=name)
-    if model_dir.is_dir():
-        return inspect(model_dir, name=name, option=option)
+    if cache_dir.has_directory(model_dir):
+        return inspect(model_dir, name=name, option=f"{option} ({model_dir})")
     path = _installed_file(packaged, option)
     digest = file_digest.sha256(path)
     require(

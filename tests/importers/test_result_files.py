@@ -298,6 +298,10 @@ BROKEN = [
     ("arm,run,ms:ms:lower,ms:s:lower\nx,1,5,6\n", "two columns are named 'ms'"),
     ("arm,run,ms:ms:lower,run\nx,1,5,6\n", "two columns are named 'run'"),
     (edited(HYPERFINE, "results.0.exit_codes", 3), "it is not as hyperfine writes it"),
+    *(  # two calls that wrote to one file
+        ("\n".join(2 * [json.dumps(FAMILIES[tool][0])]), f"{case} comes twice; write each call of")
+        for tool, case in (("llama-bench", "pp16"), ("llama-batched-bench", "pp16 tg8 pl1"))
+    ),
     ("# started on Wed Jan  1 00:00:00 2026\n\n", "it is not a result of a tool"),  # perf, killed
     ("x" * 200_000, "it is not a result of a tool"),
 ]

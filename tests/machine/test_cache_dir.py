@@ -48,6 +48,21 @@ def test_a_failed_directory_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_that_lost_a_file_is_built_again(tmp_path):
+    path = tmp_path / "d"
+    assert not cache_dir.has_directory(path)
+    for _ in range(2):
+        with cache_dir.building_directory(path) as temporary:
+            (temporary / "a").touch()
+            (temporary / "b").touch()
+        assert cache_dir.has_directory(path)
+        (path / "b").unlink()
+        assert not cache_dir.has_directory(path)
+        assert list(tmp_path.iterdir()) == []
+    path.mkdir()  # by an earlier version, without a list of its files
+    assert cache_dir.has_directory(path)
+
+
 @pytest.mark.parametrize("building", [cache_dir.building_file, cache_dir.building_directory])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, building):
     message = r"cannot write .*: No space left on device; free space there, or set LABKIT_CACHE"
@@ -82,7 +97,7 @@ def test_recorded_entries_are_those_written_in_the_context(tmp_path):
             (folder / "file").touch()
     cache_dir.write_file(tmp_path / "c", b"")
     assert outer == [tmp_path / "a", tmp_path / "d"]
-    assert [cache_dir.entry_bytes(path) for path in outer] == [4, 5]
+    assert [cache_dir.entry_bytes(path) for path in outer] == [4, 5 + len("below\0file")]
 
 
 def _write_many(path: Path, letter: bytes) -> None:

@@ -109,6 +109,20 @@ def test_a_header_whose_offsets_are_no_numbers_is_one_line(tmp_path, end):
         read_header(tmp_path / "m.safetensors")
 
 
+def test_a_converted_model_that_lost_a_file_is_converted_again(tmp_path, no_cache):
+    """Programs that clean the user's cache remove single files."""
+    path = gguf_files.model(tmp_path / "m.gguf")
+    whole = local(path)
+    for name in ("tokenizer.json", "generation_config.json", "model-00000.safetensors"):
+        (whole.path / name).unlink()
+        assert local(path) == whole and (whole.path / name).is_file()
+    assert [folder.name for folder in whole.path.parent.iterdir()] == [whole.path.name]
+    (whole.path / "config.json").write_text("")
+    with pytest.raises(ConfigError) as error:
+        local(path)
+    assert str(error.value).startswith(f"model.path={path} ({whole.path}): config.json is not")
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 

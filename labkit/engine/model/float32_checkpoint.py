@@ -40,7 +40,7 @@ def float32_directory(model_dir: Path) -> Path:
     digest = inspect(model_dir, name=model_dir.name, option="engine.server").digest
     name = f"{model_dir.name[:40]}-{digest[:16]}-float32-{RECIPE_VERSION}"
     copy = cache_dir.root() / "models" / name
-    if not copy.is_dir():
+    if not cache_dir.has_directory(copy):
         with cache_dir.building_directory(copy) as unfinished:
             _write_copy(mlx_lm_directory(model_dir), unfinished)
     return copy

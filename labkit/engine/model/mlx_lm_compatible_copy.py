@@ -39,7 +39,7 @@ def mlx_lm_directory(model_dir: Path) -> Path:
         return model_dir
     # Only converted GGUF files have such layers, and their names in the cache contain a digest.
     copy = cache_dir.root() / "models" / f"{model_dir.name}-mlx-{RECIPE_VERSION}"
-    if not copy.is_dir():
+    if not cache_dir.has_directory(copy):
         with cache_dir.building_directory(copy) as unfinished:
             _write_copy(model_dir, settings, modes, unfinished)
     return copy

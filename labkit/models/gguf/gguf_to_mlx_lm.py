@@ -31,7 +31,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
     be written.
     """
     folder = converted_path(digest=digest, name=name)
-    if not folder.is_dir():
+    if not cache_dir.has_directory(folder):
         file = gguf_header.read_header(path)
         model = gguf_model_config.read_architecture(file)
         with cache_dir.building_directory(folder) as unfinished:

@@ -27,7 +27,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
     """
     recipe = ModelRecipe(shape=shape, seed=seed, texts=corpus_texts())
     path = cache_dir.root() / "models" / f"{name}-{recipe.key}"
-    if not path.is_dir():
+    if not cache_dir.has_directory(path):
         with cache_dir.building_directory(path) as folder:
             recipe.write(folder)
     return path
