@@ -65,10 +65,12 @@ def _compare_isolations(
 def compare_effects(
     case: str, arm: str, interleaved: Comparison | None, separate: Comparison | None
 ) -> IsolationAgreement | None:
-    """Compare an arm's effects under two designs; None if one of them has no effect."""
+    """Compare an arm's effects under two designs; None if one of them has no log ratio."""
     if interleaved is None or separate is None:
         return None
     if interleaved.effect_pct is None or separate.effect_pct is None:
+        return None
+    if min(*interleaved.known_pct, *separate.known_pct) <= -100:
         return None
     one, other = to_log_ratio(interleaved.effect_pct), to_log_ratio(separate.effect_pct)
     undetected = None
