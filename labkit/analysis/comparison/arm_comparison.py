@@ -176,12 +176,14 @@ def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutati
 
 
 def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> Comparison:
-    """Return the difference of two computed values. The effect is None if one is not above 0."""
+    """Return the difference of two computed values: in percent, if it is of a value above 0."""
     blocks = len(complete_blocks(row, (baseline, arm), runs))
-    if not blocks or not row.positive:
-        return Comparison(arm, baseline, blocks=blocks)
-    ratio = row.arms[arm][0].value / row.arms[baseline][0].value
-    return Comparison(arm, baseline, effect_pct=100.0 * (ratio - 1.0), blocks=blocks)
+    if not blocks:
+        return Comparison(arm, baseline)
+    base, value = (row.arms[name][0].value for name in (baseline, arm))
+    if base > 0 and value >= 0:
+        return Comparison(arm, baseline, effect_pct=100.0 * (value / base - 1.0), blocks=blocks)
+    return Comparison(arm, baseline, difference=value - base, blocks=blocks)
 
 
 def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:

@@ -69,8 +69,13 @@ class Finding:
         return self.row.median(self.arm)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether the row is computed, but not for the arm or not for the baseline."""
+        return self.is_computed and None in (self.base, self.value)
+
+    @property
     def effect(self) -> float:
-        """The effect in percent; 0 if it is unknown, infinite from a baseline that is 0."""
+        """The effect in percent; 0 if it is unknown, infinite if it has no percentage."""
         if self.comparison.difference:
             return math.copysign(math.inf, self.comparison.difference)
         return self.comparison.effect_pct or 0.0
@@ -87,7 +92,7 @@ class Finding:
 
 
 def differences_of(findings: Sequence[Finding]) -> list[float | None]:
-    """Return the findings' differences in the metric's unit, where the baseline is 0."""
+    """Return the findings' differences in the metric's unit, where they have no percentage."""
     return [one.comparison.difference for one in findings]
 
 
@@ -106,8 +111,8 @@ class Group:
     all: tuple[Finding, ...]
 
     def those(self, words: Sequence[str]) -> tuple[Finding, ...]:
-        """Return the findings with one of these verdicts."""
-        return tuple(one for one in self.all if one.word in words)
+        """Return the findings with one of these verdicts, without unknown ones."""
+        return tuple(one for one in self.all if one.word in words and not one.is_unknown)
 
     @property
     def changed(self) -> tuple[Finding, ...]:

@@ -44,7 +44,7 @@ def amount_text(
     """Return how much more or less: ``4.1 to 8.0 % more``, ``1.0 % less to 2.0 % more``.
 
     ``places`` name the rows of the effects. They are given if directions differ. ``differences``
-    has, for each infinite effect, the difference from a baseline of 0 in the metric's unit.
+    has, for each infinite effect, the difference in the metric's unit.
     """
     words, order = metric.words, sorted(range(len(effects)), key=effects.__getitem__)
     low, high = (effects[order[end]] for end in (0, -1))
@@ -67,10 +67,12 @@ def sizes_text(
     """Return the sizes of effects: ``4.1 to 8.0 %``, ``4.1 % and 0.2 to 0.5 req/s``."""
     known = [effect for effect in effects if math.isfinite(effect)]
     from_zero = sorted(abs(difference) for difference in differences if difference)
-    texts = [f"{range_text(known)} %"] if known else []
+    only_zeros = bool(known and from_zero) and not any(known)
+    texts = [f"{range_text(known)} %"] if known and not only_zeros else []
     if from_zero:
         low, high = (size_text(metric.unit, from_zero[end]) for end in (0, -1))
-        texts.append(high if low == high else f"{low.split()[0]} to {high}")
+        text = high if low == high or only_zeros else f"{low.split()[0]} to {high}"
+        texts.append(f"up to {text}" if only_zeros else text)
     return " and ".join(texts)
 
 
@@ -132,7 +134,7 @@ def effect_pieces(
         The other arm's value. With it, the phrase gives a single effect in the metric's unit if
         its registered words ask for it.
     differences
-        For each infinite effect, the difference in the metric's unit from a baseline that is 0.
+        For each infinite effect, the difference in the metric's unit.
     interval
         The interval in words, or other notes that follow in parentheses.
     verb
@@ -142,7 +144,8 @@ def effect_pieces(
     quantity, detail = words.quantity, words.detail
     if any(differences):
         amount = amount or amount_text(metric, effects, differences=differences)
-        quantity, detail = metric.short_label, ""
+        if not quantity.startswith("of "):  # of which points are more or less
+            quantity, detail = metric.short_label, ""
     elif amount is None:
         amount = amount_text(metric, effects)
         if base is not None and len(effects) == 1 and words.in_unit:

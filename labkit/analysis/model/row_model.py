@@ -68,8 +68,8 @@ class Comparison(EffectInPercent):
     possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of this
     design would detect it if they tested the row at level ``alpha_row``. ``sd`` is the standard
     deviation between runs, on the log scale. ``wins`` is the number of blocks in which the arm is
-    better. ``difference``, in the metric's unit, takes the place of effect and interval if the
-    baseline is 0 in every run, so that they have no percentage. ``as_measured_pct`` is the effect
+    better. ``difference``, in the metric's unit, takes the place of effect and interval if they
+    have no percentage, as from a baseline that is 0 in every run. ``as_measured_pct`` is the effect
     with stalls, or of the mean of all launches, if it lies outside the interval.
 
     The test of equivalence and the adjusted interval of ``difference`` are not in files.

@@ -437,7 +437,7 @@ CASES = {  # findings, the long text, the short text, the chip
             *without_base("y", a=1.7).findings, *without_base("z", a=None).findings,
         ),
         "Wasted KV memory (computed), against search: a 3.3 points less (x), unknown in 2 rows.",
-        "A wastes up to 66.0 % less of its KV memory than search in all 3 rows.",
+        "A wastes 66.0 % less of its KV memory than search in 1 of 3 rows.",
         "computed: computed",
     ),
     "computed rows": (

@@ -99,8 +99,9 @@ def test_only_primary_rows_of_both_cells_are_compared():
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_row_without_an_effect_or_an_interval_in_either_cell(swapped):
+    nothing = ("one", True, -100.0, -100.0, -98.0)  # of a baseline's goodput; it has no log ratio
     unknown, pointwise = ("one", True, None, None, None), ("one", True, 4.0, None, None)
-    for other in (unknown, pointwise):
+    for other in (unknown, pointwise, nothing):
         cells = (estimated(LARGE), estimated(other))
         agreements = isolation_agreements(paired(*(cells[::-1] if swapped else cells)))
         assert [(a.difference_pct, a.agrees) for a in agreements] == (

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.findings.cell_findings import merge_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.studies.cell_summary import cell_summary, study_answer
 from labkit.analysis.studies.serving_capacity import METRICS, load_curves, serving_capacities
@@ -89,6 +92,35 @@ def test_cells_of_different_metrics_show_the_answer_of_a_decided_one(make_cell):
     ]  # fmt: skip
     answer = study_answer(cells)
     assert answer.startswith("Estimate only in 1 and better in 1 of 2 cells. At seed=1: a takes ")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "answer"),
+    [
+        (((40.0, 0.0), (40.0, 20.0)), "wastes 50.0 to 100 % less of its KV memory than binary se"),
+        (((0.0, 12.0), (0.0, 30.0)), "wastes 12.0 to 30.0 points more of its KV memory than bin"),
+        (((0.0, 12.0), (5.0, 5.0)), "wastes up to 12.0 points more of its KV memory than binar"),
+        (((0.0, 12.0), (5.0, 6.0)), "wastes 20.0 % and 12.0 points more of its KV memory than "),
+    ],
+)
+def test_a_computed_value_of_0_is_no_missing_effect(make_cell, pairs, answer):
+    """One that fell to 0 was told as no difference: "up to 50.0 % less"."""
+
+    def wasting(base, own):
+        def change(record):
+            waste = own if record.arm == "seq_map" else base
+            metrics = (Metric("kv_waste_pct", "%", "lower", True, (waste,)),)
+            cases = tuple(replace(case, metrics=metrics) for case in record.cases)
+            return replace(record, cases=cases)
+
+        return change
+
+    cells = [
+        read(make_cell(f"study/seed={n}", cases=("one",), change=wasting(*pair)))
+        for n, pair in enumerate(pairs)
+    ]
+    text = short_answer(merge_findings([cell.findings for cell in cells], ["a", "b"]))
+    assert text.startswith(f"Seq map {answer}") and text.endswith(" in both cells.")
 
 
 def test_one_cell_answers_for_itself(make_cell):
