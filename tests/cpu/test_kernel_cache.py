@@ -80,6 +80,21 @@ def test_a_kernel_that_fills_the_disk_names_the_folder(tmp_path, monkeypatch):
         kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
 
 
+def test_equal_sources_share_kernels_whenever_they_were_written(tmp_path):
+    """Numba 0.67 and earlier compare the times of files."""
+
+    def written(folder, time):
+        file = tmp_path / folder / "module.py"
+        file.parent.mkdir()
+        file.write_text("one = 1\n")
+        os.utime(file, (time, time))
+        locator = kernel_cache.SourcesLocator(written, str(file))
+        return locator.get_cache_path(), locator.get_source_stamp()
+
+    kernel_cache.install()
+    assert written("clone", 1e9) == written("tree", 2e9)
+
+
 def test_a_kernel_is_cached_nowhere_else(tmp_path, monkeypatch):
     """Elsewhere numba would stamp it with its own file alone."""
 

@@ -1,10 +1,10 @@
 """numba's cache of machine code on disk, one folder per module and state of its sources.
 
-numba (0.68) reuses the machine code of a function as long as the function's own file, numba and the
-CPU are the same. But that code also contains functions and constants of other files. So the folder
-of a module's kernels is named by a digest of all files that the module imports from labkit. A
-changed file then recompiles the kernels that contain it and no others; checkouts and revisions
-whose sources are equal share their kernels.
+numba (0.68) reuses the machine code of a function as long as the content of the function's own
+file, numba and the CPU are the same. But that code also contains functions and constants of other
+files. So the folder of a module's kernels is named by a digest of all files that the module imports
+from labkit. A changed file then recompiles the kernels that contain it and no others; checkouts and
+revisions whose sources are equal share their kernels.
 """
 
 from __future__ import annotations
