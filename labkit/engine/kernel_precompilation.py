@@ -7,7 +7,6 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import hashlib
 import importlib
@@ -24,7 +23,7 @@ from typing import IO, Any
 from labkit import config
 from labkit.config import from_plain, to_plain
 from labkit.engine.model import compute_dtype
-from labkit.machine import numba_sources
+from labkit.machine import cache_dir, numba_sources
 from labkit.machine.processes import parent_death
 from labkit.models import safetensors_header
 
@@ -90,9 +89,13 @@ def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None =
     marker, stream = _marker(arguments), sys.stderr if stream is None else stream
     if marker.exists():
         return
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{marker}.lock", "a", encoding="utf-8") as lock:
-        _wait_for(lock, stream)
+    lock_file = marker.with_suffix(".lock")
+    with cache_dir.one_line_errors(marker):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        lock_file.touch()
+    with lock_file.open("a", encoding="utf-8") as lock:  # two processes do not compile the same
+        waiting = "waiting for another process that compiles the kernels"
+        cache_dir.wait_for_lock(lock, lambda: print(waiting, file=stream, flush=True))
         if not marker.exists() and _compile(arguments, stream):
             marker.touch()
 
@@ -104,15 +107,6 @@ def _formats(options: config.Engine, model_dir: Path) -> list[tuple[str, int, in
     if storage is not compute_dtype.MatrixStorage.as_stored:
         stored = {("float32", 0, 0)}
     return sorted(stored)
-
-
-def _wait_for(lock: IO[str], stream: IO[str]) -> None:
-    """Lock a file. Two processes that need the same kernels do not both compile them."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("waiting for another process that compiles the kernels", file=stream, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _marker(arguments: str) -> Path:

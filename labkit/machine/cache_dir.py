@@ -12,10 +12,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import IO
 
 ABANDONED_S = 600.0  # an older folder without a lock: processes of earlier versions take none
 NAMES_FILE = ".labkit-files"  # in a folder, what was written into it
@@ -25,7 +26,9 @@ _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", 
 
 
 class CacheError(ValueError):
-    """The cache folder cannot be written. The message is one line."""
+    """The cache folder cannot be written or locked. The message is one line."""
+
+    outcome = "refused"  # of a run that raises it (labkit.experiment.worker.run_failures)
 
 
 def root(environ: Mapping[str, str] | None = None) -> Path:
@@ -74,14 +77,14 @@ def building_file(path: Path) -> Iterator[Path]:
 
     An exception inside the context leaves ``path`` unchanged and removes the temporary file.
     """
-    with _one_line_errors(path):
+    with one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         temporary.touch(exist_ok=False)
     try:
         with full_disk_named(path):
             yield temporary
-        with _one_line_errors(path):
+        with one_line_errors(path):
             _fsync(temporary)
             temporary.replace(path)
         _record(path)
@@ -97,7 +100,7 @@ def building_directory(path: Path) -> Iterator[Path]:
     Both have the same content, because entries are named by what they are built from. What a killed
     process left of the same entry is removed.
     """
-    with _one_line_errors(path):
+    with one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
         temporary = _temporary(path)
@@ -111,7 +114,7 @@ def building_directory(path: Path) -> Iterator[Path]:
         for item in temporary.iterdir():
             if not item.is_symlink():
                 _fsync(item)
-        with _one_line_errors(path):
+        with one_line_errors(path):
             try:
                 temporary.rename(path)
             except OSError:
@@ -168,6 +171,24 @@ def has_directory(path: Path) -> bool:
     return False
 
 
+def wait_for_lock(file: IO[str], on_wait: Callable[[], None] = lambda: None) -> None:
+    """Lock an open file; if another process has locked it, call ``on_wait`` and wait.
+
+    Raises ``CacheError`` if the file system has no locks.
+    """
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise CacheError(
+            f"cannot lock {file.name}: {error.strerror or error}; "
+            "set LABKIT_CACHE to a folder on a file system with locks"
+        ) from None
+
+
 def entry_bytes(path: Path) -> int:
     """Return the size of an entry, a file or a folder of files, in bytes."""
     files = path.rglob("*") if path.is_dir() else (path,)
@@ -175,7 +196,8 @@ def entry_bytes(path: Path) -> int:
 
 
 @contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
+def one_line_errors(path: Path) -> Iterator[None]:
+    """Raise ``CacheError`` where the system refuses to write an entry, or its folder."""
     try:
         yield
     except OSError as error:

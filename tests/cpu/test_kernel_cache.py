@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numba
 import pytest
 from numba.core import caching
 from numba.core.registry import CPUDispatcher
@@ -19,6 +20,7 @@ from numba.core.registry import CPUDispatcher
 import labkit.cpu
 from labkit.cpu.layers import norms
 from labkit.cpu.runtime import kernel_cache, thread_pool
+from labkit.experiment.worker import run_failures
 from labkit.machine import cache_dir, numba_sources
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -75,6 +77,46 @@ def test_a_kernel_that_fills_the_disk_names_the_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(kernel_cache, "_save", fill)
     with pytest.raises(cache_dir.CacheError, match=re.escape(f"cannot write {tmp_path}: No space")):
+        kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
+
+
+def test_equal_sources_share_kernels_whenever_they_were_written(tmp_path):
+    """Numba 0.67 and earlier compare the times of files."""
+
+    def written(folder, time):
+        file = tmp_path / folder / "module.py"
+        file.parent.mkdir()
+        file.write_text("one = 1\n")
+        os.utime(file, (time, time))
+        locator = kernel_cache.SourcesLocator(written, str(file))
+        return locator.get_cache_path(), locator.get_source_stamp()
+
+    kernel_cache.install()
+    assert written("clone", 1e9) == written("tree", 2e9)
+
+
+def test_a_kernel_is_cached_nowhere_else(tmp_path, monkeypatch):
+    """Elsewhere numba would stamp it with its own file alone."""
+
+    def read_only(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), dir)
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
+    monkeypatch.setattr(caching.tempfile, "TemporaryFile", read_only)
+    line = f"cannot write {tmp_path / 'numba'}: Read-only file system; set LABKIT_CACHE to a folder"
+    with pytest.raises(cache_dir.CacheError, match=re.escape(line)) as refused:
+        numba.njit(cache=True)(lambda x: x)
+    assert run_failures.failure_of(refused.value, "numba").outcome == "refused"
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        cache_dir.CacheError, match=r"cannot lock .*: No locks available; set LABKIT_"
+    ):
         kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
 
 

@@ -58,6 +58,21 @@ def test_without_a_cgroup_the_address_space_is_limited():
     assert (code, lines, kills) == (1, ["RLIMIT_AS"], 0) and "MemoryError" in errors
 
 
+def test_a_lower_limit_of_the_address_space_is_named():
+    ulimit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+    code = ulimit + TAKE.replace("100 << 20", "4 << 30")
+    command = [sys.executable, "-c", code, "1", "plain"]
+    child = subprocess.run(command, capture_output=True, text=True)
+    (line,) = child.stderr.splitlines()[-1:]
+    assert "MemoryLimitError: engine.memory_limit=4294967296: this process may allocate" in line
+
+
+def test_another_system_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(process_memory_limit.MemoryLimitError, match="on Linux only; leave it null"):
+        process_memory_limit.apply_memory_limit(1 << 30)
+
+
 def test_no_cgroup_is_left_behind():
     child = subprocess.Popen([sys.executable, "-c", TAKE, "1", "best"], stdout=subprocess.PIPE)
     child.communicate(timeout=60)

@@ -152,7 +152,7 @@ class Engine(Group, place="engine"):
     memory_limit: int | None = option(
         None,
         "Memory that the arm's process may allocate, counted from the start of engine loading. It "
-        "is enforced by a cgroup, or else by a limit on the address space.",
+        "is enforced by a cgroup, or else by a limit on the address space (Linux only).",
         ge=1 << 20,
         unit="bytes",
         null_means="no limit",

@@ -1,15 +1,14 @@
 """numba's cache of machine code on disk, one folder per module and state of its sources.
 
-numba (0.68) reuses the machine code of a function as long as the function's own file, numba and the
-CPU are the same. But that code also contains functions and constants of other files. So the folder
-of a module's kernels is named by a digest of all files that the module imports from labkit. A
-changed file then recompiles the kernels that contain it and no others; checkouts and revisions
-whose sources are equal share their kernels.
+numba (0.68) reuses the machine code of a function as long as the content of the function's own
+file, numba and the CPU are the same. But that code also contains functions and constants of other
+files. So the folder of a module's kernels is named by a digest of all files that the module imports
+from labkit. A changed file then recompiles the kernels that contain it and no others; checkouts and
+revisions whose sources are equal share their kernels.
 """
 
 from __future__ import annotations
 
-import fcntl
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,11 @@ class SourcesLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]  #
     def __init__(self, py_func: Any, py_file: str) -> None:
         super().__init__(py_func, py_file)
         self._cache_path = str(_folder(Path(py_file).resolve(), Path(numba.config.CACHE_DIR)))
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder, or raise ``CacheError``: numba would choose one not named by sources."""
+        with cache_dir.one_line_errors(Path(self._cache_path)):
+            super().ensure_cache_path()
 
 
 @cache
@@ -66,5 +70,5 @@ def _save_locked(file: Any, key: Any, data: Any) -> None:
     """
     path = Path(file._cache_path) / "saving"
     with cache_dir.full_disk_named(path), path.open("a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        cache_dir.wait_for_lock(lock)
         _save(file, key, data)

@@ -11,10 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.machine.facts import cgroups
+
+
+class MemoryLimitError(ValueError):
+    """The memory of this process cannot be limited. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,21 @@ CGROUP_VERSIONS = (
 def apply_memory_limit(limit_bytes: int) -> str:
     """Let this process allocate at most ``limit_bytes`` from now on; return the mechanism's name.
 
-    The name is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``. Raises ``OSError`` if the system
-    refuses every kind of limit.
+    The name is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``. Raises ``MemoryLimitError`` if the
+    system is not Linux, or a limit that is set already is lower.
     """
+    if sys.platform != "linux":
+        raise MemoryLimitError("engine.memory_limit: it has an effect on Linux only; leave it null")
     for version in CGROUP_VERSIONS:
         if _join_cgroup(version, limit_bytes):
             return version.name
     current = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY and current + limit_bytes > hard:
+        raise MemoryLimitError(
+            f"engine.memory_limit={limit_bytes}: this process may allocate only {hard - current} "
+            "more bytes (ulimit -Hv)"
+        )
     resource.setrlimit(resource.RLIMIT_AS, (current + limit_bytes, hard))
     return "RLIMIT_AS"
 
