@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from labkit.records import (
     unpack_archive,
     write_archive,
 )
+from labkit.records.study_archive import StudyPath
 
 ENVIRONMENT = "environment.json"
 
@@ -91,7 +92,7 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
     RecordError
         A record is not valid or was edited; a process is working on a cell; the folder holds a
         link; a source or prompt has changed since; or ``target`` does not end with ``.zip``, or
-        exists and is not a study archive.
+        exists and is not an archive of this study.
     OSError
         The file cannot be written.
     """
@@ -99,8 +100,8 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
     from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs
     from labkit.analysis.studies.study_analysis import cell_dirs
 
-    _check_target(target)
     cells = [path for path in cell_dirs(study) if isinstance(path, Path)]
+    _check_target(target, cells)
     if cells == [study]:
         raise RecordError(f"{study} is one cell; archive its study, {study.parent}")
     for cell in cells:
@@ -125,16 +126,31 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
     return ArchivedStudy(target, digest, target.stat().st_size, len(cells), records)
 
 
-def _check_target(target: Path) -> None:
+def _check_target(target: Path, cells: Sequence[Path]) -> None:
+    """Refuse a target that is no archive, or the archive of another study: it would be lost."""
     if target.suffix != ARCHIVE_SUFFIX:
         raise RecordError(f"{target}: the name of an archive must end with {ARCHIVE_SUFFIX}")
     if target.is_dir():
         raise RecordError(f"{target} is a directory")
     if target.exists():
         try:
-            open_study(target)
+            old = open_study(target)
         except RecordError:
             raise RecordError(f"{target} exists and is not a study archive") from None
+        if not _shares_a_record(old, {cell.name: cell for cell in cells}):
+            raise RecordError(f"{target} holds another study; choose another name, or remove it")
+
+
+def _shares_a_record(old: StudyPath, cells: Mapping[str, Path]) -> bool:
+    """Return whether a study's archive holds a record of these cells, or none at all."""
+    from labkit.analysis.studies.study_analysis import cell_dirs
+
+    records = [(cell.name, path) for cell in cell_dirs(old) for path in record_paths(cell)]
+    for name, path in records:
+        same = cells[name] / "runs" / path.name if name in cells else None
+        if same is not None and same.is_file() and same.read_bytes() == path.read_bytes():
+            return True
+    return not records
 
 
 def _sources(cells: Sequence[Path]) -> dict[str, bytes]:

@@ -163,6 +163,16 @@ def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
     assert (tmp_path / "mine.zip").read_text() == "mine"
 
 
+def test_the_archive_of_another_study_is_not_overwritten(study, tmp_path, capsys):
+    """It may be the only copy."""
+    other = tmp_path / "other.zip"
+    shutil.copy(ROOT / "outputs" / "reference" / "chunked_prefill.zip", other)
+    before = other.read_bytes()
+    assert archive_command.main([str(study), str(other)]) == 2
+    assert "other.zip holds another study" in capsys.readouterr().err
+    assert other.read_bytes() == before
+
+
 def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
     path = Path(shutil.copy(archive, tmp_path / "old.zip"))
     folder, overrides = run_study.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
