@@ -278,6 +278,8 @@ def paired_differences(row: MetricRow, arm: str, baseline: str, runs: int) -> di
     row = row.pair(baseline, arm)
     if row.metric is None or row.skipped is not None or row.is_computed or not row.comparable:
         return {}
+    if row.is_zero(baseline):  # no difference from it has a percentage
+        return {}
     blocks = complete_blocks(row, (baseline, arm), runs)
     if not blocks:
         return {}

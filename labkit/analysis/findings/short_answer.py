@@ -115,13 +115,25 @@ def _in_leading_metric(findings: Findings) -> Pieces:
     best = max(changed, key=lambda group: group.gain) if changed else None
     worth = list(worth_clauses(findings, best.arm)) if best is not None else []
     if best is not None and worth:
+        total = next(len(group.all) for group in groups if group.arm == best.arm)
+        where = f"in {_of(len(best.all), total, findings.noun)}" if total > 1 else ""
         clause = Piece(f"; {worth[0]}", tuple((1, f"; {text}") for text in worth[1:]))
-        return [*_effects(best, findings), clause]
+        worse = [group for group in changed if group.gain * best.gain < 0]
+        return [*_effects(best, findings, where), clause, optional(_beside(worse), NO_COUNT)]
     if answer is Answer.estimate:
         return [Piece("Estimate only:"), *_several(groups, findings, UNDECIDED)]
     if len(groups) > 1:
         return _several(groups, findings, (*CHANGED, "computed"))
     return _one_arm(groups[0], findings)
+
+
+def _beside(groups: Sequence[Group]) -> str:
+    """Return the effects of other arms: ``; plan 20.0 % more time``, or nothing."""
+    if not groups:
+        return ""
+    names = arm_text(groups[0].arm) if len(groups) == 1 else "other arms"
+    amount = amount_of([one for group in groups for one in group.all])
+    return f"; {names} {amount} {groups[0].metric.words.quantity}".rstrip()
 
 
 def _effects(group: Group, findings: Findings, where: str = "", verb: str | None = None) -> Pieces:

@@ -51,6 +51,7 @@ from labkit.records import (
     StudyPath,
 )
 
+NO_RATIO = "an effect from or to 0 has no ratio that could be compared"
 MAX_BLOCKS = 200  # that a reader may be expected to run
 FACTS = (*MACHINE_FIELDS, "cores_usable", "os_release", "architecture", "python", "git")
 
@@ -82,11 +83,18 @@ class _Pair:
         return [to_log_ratio(effect) for effect in both if effect is not None and effect > -100]
 
     @property
+    def medians(self) -> list[float | None]:
+        """The medians of the author's baseline and arm, and of the reader's."""
+        names, rows = (self.one.baseline, self.one.arm), (self.row, self.here)
+        return [None if row is None else row.median(name) for row in rows for name in names]
+
+    @property
     def reason(self) -> str | None:
         """Why nothing can be decided, or None."""
         reader, other = self.reader, self.other
-        if reader is None or other is None or self.here is None or self.here.skipped is not None:
-            skipped = self.here.skipped if self.here is not None and other is not None else None
+        values = self.medians[2:]
+        if reader is None or other is None or (None in values and other.verdict == "computed"):
+            skipped = None if self.here is None else self.here.skipped
             return f"not measured here{f': {skipped}' if skipped else ''}"
         causes = reader.causes(self.one.arm, self.row.metric)
         if not causes and reader.data.withheld_reason is not None:
@@ -108,11 +116,14 @@ def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> It
         if cell.data.dir.name.endswith(PROCESSES_SUFFIX):  # it only confirms another
             continue
         other = here.get(cell.data.dir.name)
-        rows = {(r.case, r.metric): r for r in (other.cell.rows if other is not None else ())}
+        found = other.cell.rows if other is not None else ()
+        rows = {(r.case, r.metric): r for r in found}
+        skipped = {r.case: r for r in found if r.skipped is not None}
         for row in cell.cell.primary_rows:
             for one in row.comparisons:
                 if one.arm in cell.data.treatment_arms:
-                    yield _Pair(cell, other, row, one, rows.get((row.case, row.metric)))
+                    same = rows.get((row.case, row.metric)) or skipped.get(row.case)
+                    yield _Pair(cell, other, row, one, same)
 
 
 def _labels(author: Sequence[CellAnalysis]) -> dict[str, str]:
@@ -204,22 +215,41 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
 
 def _untested(pair: _Pair) -> ReplicationDecision:
     """Decide a row without a test: the author claims nothing, or values are computed."""
-    logs, effect = pair.effects, pair.one.effect_pct
-    computed = pair.one.verdict == "computed" and effect is not None and effect > -100
-    word = ReplicationWord.not_decided if pair.claimed or computed else ReplicationWord.no_claim
-    if computed and len(logs) == 2 and pair.reason is None:
+    word, computed = ReplicationWord.no_claim, pair.one.verdict == "computed"
+    if pair.one.verdict in DECIDED_WORDS or (computed and None not in pair.medians[:2]):
+        word = ReplicationWord.not_decided
+    if computed and pair.reason is None and (changes := _computed_changes(pair)) is not None:
+        author, reader, margin = changes
         word = ReplicationWord.not_replicated
-        if abs(logs[1] - logs[0]) <= to_log_ratio(pair.author.data.criteria.margin_pct):
+        if abs(reader - author) <= margin:
             word = ReplicationWord.replicated
-        elif logs[0] * logs[1] > 0:
+        elif author * reader > 0:
             word = ReplicationWord.other_size
     return ReplicationDecision(word, None, 1.0, 0.0)
+
+
+def _computed_changes(pair: _Pair) -> tuple[float, float, float] | None:
+    """Return the author's and the reader's computed effect, and what may be between equal ones.
+
+    They are log ratios or, if a value is 0, in percent or, if a baseline is, in the metric's unit.
+    """
+    margin_pct, logs, other = pair.author.data.criteria.margin_pct, pair.effects, pair.other
+    if len(logs) == 2:
+        return logs[0], logs[1], to_log_ratio(margin_pct)
+    if other is not None and pair.one.effect_pct is not None and other.effect_pct is not None:
+        return pair.one.effect_pct, other.effect_pct, margin_pct
+    known = [value for value in pair.medians if value is not None]
+    if len(known) < len(pair.medians):
+        return None
+    base, arm, base_here, arm_here = known
+    return arm - base, arm_here - base_here, margin_pct / 100 * max(abs(base), abs(arm))
 
 
 def _row(
     pair: _Pair, cell: str, test: ReplicationRow | None, decision: ReplicationDecision
 ) -> ReplicatedRow:
     logs, undecided = pair.effects, decision.word is ReplicationWord.not_decided
+    untested = NO_RATIO if test is None and pair.one.verdict in DECIDED_WORDS else None
     row = ReplicatedRow(
         cell=cell,
         case=pair.row.case,
@@ -229,7 +259,7 @@ def _row(
         author=_measured(pair.row, pair.one.arm),
         reader=_measured(pair.here, pair.one.arm),
         verdict=decision.word.value,
-        reason=pair.reason if undecided else None,
+        reason=(pair.reason or untested) if undecided else None,
         ratio=round_significant(logs[1] / logs[0]) if len(logs) == 2 and logs[0] else None,
     )
     if test is None:

@@ -97,6 +97,8 @@ def test_an_arm_is_compared_with_a_baseline_without_goodput_in_the_metrics_unit(
     assert fast.verdict == word and judged(analysis)["slow"].verdict == "inconclusive"
     (row,) = [row for row in analysis.cell.to_json()["rows"] if row["primary"]]
     (one,) = [one for one in row["comparisons"] if one["arm"] == "fast"]
+    (measured,) = analysis.rows
+    assert paired_differences(measured, "fast", "binary_search", 1) == {}
     unknown = ("effect_pct", "ci_low_pct", "ci_raw_high_pct", "mde_pct", "sd")
     assert [one[name] for name in unknown] == [None] * 5
     assert (one["p_adjusted"] <= 0.05) is (word == "better") and one["blocks"] == 8

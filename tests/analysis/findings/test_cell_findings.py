@@ -476,6 +476,34 @@ CASES = {  # findings, the long text, the short text, the chip
         "Map takes 95.0 % less time than search; it shows 4 of 18 planted events, search 12.",
         "better: less time",
     ),
+    "frames of several clips": (
+        cell(
+            better(-50.0, -51.0, -49.0, metric="decode_ms", place="a"),
+            unseen(metric="decode_ms", place="b"), unseen(metric="decode_ms", place="c"),
+            frames={"search": PickedFrames(0, 0, 67, 70, 0.0),
+                    "map": PickedFrames(0, 0, 44, 70, 0.0)},
+        ),
+        "On this machine map takes 50.0 % less time to decode a clip's frames than search in 1 of "
+        "3 rows (a) (2.0 times as fast); undecided in 2 rows (b; c); the smallest detectable "
+        "effect is 6.8 %. Of 70 questions a model answers correctly: search 67; map 44.",
+        "Map takes 50.0 % less time in 1 of 3 rows; 44 of 70 answers are correct, search 67.",
+        "better: less time in 1 of 3 rows",
+    ),
+    "frames of several arms": (
+        cell(
+            better(-95.0, -96.0, -94.0, metric="decode_ms"),
+            worse(20.0, 19.0, 21.0, metric="decode_ms", arm="plan"),
+            frames={"search": PickedFrames(12, 18, 0, 0, 0.0),
+                    "map": PickedFrames(4, 18, 0, 0, 9.0)},
+        ),
+        "On this machine, against search: map takes 95.0 % less time to decode a clip's frames in "
+        "a (20 times as fast; 95 % interval 94.0 to 96.0 %); plan takes 20.0 % more time to "
+        "decode a clip's frames in a (95 % interval 19.0 to 21.0 %). Of 18 planted events the "
+        "frames show: search 12; map 4.",
+        "Map takes 95.0 % less time; it shows 4 of 18 planted events, search 12; plan 20.0 % more "
+        "time.",
+        "mixed: mixed",
+    ),
     "no arm": (
         Findings((), "search", noise=(one("inconclusive", -14.3, mde=30.0, arm="control"),),
                            alone=one("", metric=REQUESTS, place=None, base=500.0).row),

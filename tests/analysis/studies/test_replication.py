@@ -1,9 +1,14 @@
-"""Replications of studies some of whose rows an earlier look decided."""
+"""Replications: rows that an earlier look decided, and rows that no test decides."""
+
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.studies import replication
+from labkit.analysis.studies.replication import NO_RATIO, replication_of
+from labkit.records import Metric
 
 LOOKS = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
 
@@ -24,3 +29,72 @@ def test_a_row_that_an_earlier_look_decided_spends_that_look_s_alpha(
     )
     assert len(list(replication.forecast_lines(study[1]))) == 2
     assert levels == [alpha / 2] * 2
+
+
+WASTE, LEFT = ("kv_waste_pct", "%", "lower"), ("left_pct", "% of RAM", "higher")
+GOODPUT = ("goodput_req_s", "req/s", "higher")
+OTHER = "same direction, other size"
+
+
+@pytest.fixture
+def pair(make_cell):
+    """Return a function that returns the only row of a replication, by (baseline, arm) values."""
+    numbers = count()
+
+    def replicated(metric, *sides):
+        def measuring(base, own):
+            def change(record):
+                value = own if record.arm == "seq_map" else base
+                metrics = () if value is None else (Metric(*metric, True, (value,)),)
+                cases = tuple(replace(case, metrics=metrics) for case in record.cases)
+                return replace(record, cases=cases)
+
+            return change
+
+        studies = [
+            make_cell(f"{next(numbers)}/cell", blocks=8, cases=("one",), change=measuring(*side))
+            for side in sides
+        ]
+        author, reader = ((path.parent, [analyse(path)]) for path in studies)
+        (row,) = replication_of(author, reader).rows
+        return row.verdict, row.reason
+
+    return replicated
+
+
+@pytest.mark.parametrize(
+    ("metric", "author", "reader", "word"),
+    [
+        (WASTE, (0.0, 30.0), (0.0, 30.2), "replicated"),
+        (WASTE, (0.0, 30.0), (0.0, 20.0), OTHER),
+        (WASTE, (0.0, 30.0), (30.0, 0.0), "not replicated"),
+        (WASTE, (0.0, 0.0), (0.0, 0.0), "replicated"),
+        (WASTE, (0.0, 0.0), (0.0, 1.0), "not replicated"),
+        (WASTE, (40.0, 0.0), (30.0, 0.0), "replicated"),  # all of it is saved
+        (WASTE, (40.0, 0.0), (30.0, 20.0), OTHER),
+        (WASTE, (40.0, 20.0), (30.0, 15.1), "replicated"),
+        (LEFT, (-5.0, 30.0), (-5.1, 30.0), "replicated"),
+        (LEFT, (-5.0, 30.0), (-5.0, -9.0), "not replicated"),
+    ],
+)
+def test_computed_values_without_a_ratio_are_compared_too(pair, metric, author, reader, word):
+    """They were "no claim", whatever the reader had."""
+    assert pair(metric, author, reader) == (word, None)
+
+
+def test_a_computed_value_that_one_study_lacks(pair):
+    assert pair(WASTE, (None, 3.0), (2.0, 3.0)) == ("no claim", None)
+    assert pair(WASTE, (2.0, 3.0), (None, 3.0)) == ("not decided", "not measured here")
+
+
+def test_an_effect_from_0_is_a_claim_that_no_ratio_decides(pair):
+    assert pair(GOODPUT, (0.0, 4.0), (0.0, 4.0)) == ("not decided", NO_RATIO)
+    assert pair(GOODPUT, (4.0, 0.0), (4.0, 2.0)) == ("not decided", NO_RATIO)
+
+
+def test_why_a_row_was_not_measured_is_said(make_cell):
+    skipped = {"prefill, 8 × 512": "its KV pool is too large"}
+    author, reader = make_cell("a/cell"), make_cell("b/cell", skipped=skipped)
+    sides = [(path.parent, [analyse(path)]) for path in (author, reader)]
+    reasons = {row.case: row.reason for row in replication_of(*sides).rows}
+    assert reasons["prefill, 8 × 512"] == "not measured here: its KV pool is too large"
