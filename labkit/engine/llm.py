@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import itertools
 import operator
+import os
 import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -23,6 +25,7 @@ from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
+from labkit.machine import worker_environment
 from labkit.models import model_json
 from labkit.models.tokenizer import Tokenizer
 from labkit.models.tokenizer import load as load_tokenizer
@@ -98,6 +101,8 @@ class LLM:
     def __init__(self, path: str | Path, **options: Any) -> None:
         with _advice_for_llm():
             engine_options, model_dir = _engine_config(options), _model_directory(Path(path))
+            if "numba" not in sys.modules:  # it counts cores, and not how many a container may use
+                os.environ.setdefault("NUMBA_NUM_THREADS", str(worker_environment.core_count()))
             self._tokenizer: Tokenizer = load_tokenizer(model_dir)
             self._engine = create(engine_options, model_dir)
         self._max_context = model_json.max_context(

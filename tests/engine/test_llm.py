@@ -1,8 +1,11 @@
 import itertools
 import json
 import math
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,22 @@ def test_generate_answers_each_prompt_in_order(llm):
         (alone,) = llm.generate(prompt, params)
         assert (alone.token_ids, alone.text) == (out.token_ids, out.text)
         assert alone.text == llm._tokenizer.decode(list(alone.token_ids))
+
+
+def test_kernels_use_the_cores_that_a_container_may_use(tiny):
+    code = f"""
+from labkit.engine import LLM
+from labkit.machine import worker_environment
+worker_environment.core_count = lambda: 1
+LLM({str(tiny)!r}, blocks=20).close()
+import numba
+print(numba.config.NUMBA_NUM_THREADS, numba.get_num_threads())
+"""
+    env = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    env["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-c", code]
+    alone = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert alone.stdout == "1 1\n"
 
 
 def test_token_ids_are_prompts_too(llm):

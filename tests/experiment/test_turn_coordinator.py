@@ -19,8 +19,9 @@ import pytest
 
 from labkit import config
 from labkit.experiment import StudyError
-from labkit.experiment.launch import turn_coordinator
-from labkit.experiment.launch.child_process import ChildProcess
+from labkit.experiment.launch import child_process, turn_coordinator
+from labkit.experiment.launch.child_process import ChildProcess, Ticker
+from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.turn_coordinator import LiveCommand
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
@@ -176,6 +177,24 @@ def test_a_process_that_ended_instead_of_stopping_keeps_its_status(tmp_path):
     child = ChildProcess(exits, environment=os.environ, log=tmp_path / "log")
     child.await_stop()
     assert child.ended and child.close().code == 3
+
+
+def test_a_short_turn_has_no_tick_in_it(tmp_path, monkeypatch):
+    waits = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    child = ChildProcess(waits, environment=os.environ, log=tmp_path / "log")
+    answer, answers = os.pipe()
+    ticks = []
+    ticker = Ticker(lambda: ticks.append(time.monotonic()))
+    ticker.due = 0.0
+    with InterruptSignals() as signals:
+        threading.Timer(0.05, os.write, (answers, b"done")).start()
+        assert not child.wait_or_abort(time.monotonic() + 60, signals, ticker, [answer])
+        assert ticks == [] and os.read(answer, 9) == b"done"
+        monkeypatch.setattr(child_process, "TICK_S", 0.01)
+        assert child.wait_or_abort(time.monotonic() + 0.2, signals, ticker, [answer])
+        assert ticks  # of a long stage
+    child.close()
+    os.close(answer), os.close(answers)
 
 
 def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp_path, time_over):

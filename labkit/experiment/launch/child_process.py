@@ -122,6 +122,8 @@ class ChildProcess:
     ) -> bool:
         """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
 
+        ``ticker`` is called meanwhile; with ``fds``, only after the first second.
+
         Returns
         -------
         bool
@@ -133,9 +135,12 @@ class ChildProcess:
         Interrupted
             A signal was received.
         """
+        # A child that will answer is timed: a tick would delay its stop, so the caller ticks then.
+        quiet = time.monotonic() + TICK_S if fds else 0.0
         while True:
             start = time.monotonic()
-            timeout = max(0.0, min(ticker.due, deadline) - start)
+            due = max(ticker.due, quiet)
+            timeout = max(0.0, min(due, deadline) - start)
             readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
             signals.check()
             suspended_s = time.monotonic() - start - timeout
@@ -153,7 +158,8 @@ class ChildProcess:
                 self._child.send_signal(signal.SIGABRT)
                 _ends_before(now + TRACEBACK_S, self._child)
                 return True
-            ticker.tick(now)
+            if now >= due:
+                ticker.tick(now)
 
     def await_stop(self) -> None:
         """Wait until the child has stopped or ended after a SIGSTOP to ``tree``."""
