@@ -8,7 +8,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.cell_findings import merge_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.studies.cell_summary import cell_summary, study_answer
-from labkit.analysis.studies.serving_capacity import METRICS, load_curves, serving_capacities
+from labkit.analysis.studies.serving_capacity import load_curves, serving_capacities
 from labkit.records import PROCESSES_SUFFIX, Metric
 
 
@@ -128,28 +128,10 @@ def test_one_cell_answers_for_itself(make_cell):
     assert study_answer([cell]) == short_answer(cell.findings)
 
 
-def under_load(make_cell, name, rate, good):
-    """Return a cell whose runs served ``good`` of 50 requests within the limits."""
-
-    def with_traffic(record):
-        (case,) = record.cases
-        known = {metric.name for metric in case.metrics}
-        others = [Metric(m, "ms", "lower", False, (9.0,)) for m in METRICS if m not in known]
-        traffic = {"requests": 50, "good": good, "due_per_s": rate, "sent_per_s": rate}
-        notes = {**case.notes, "traffic": traffic}
-        case = replace(case, metrics=(*case.metrics, *others), notes=notes)
-        return replace(record, cases=(case,))
-
-    workload = {"capacity": 95.0, "arrivals": {"kind": "poisson", "rate": rate}}
-    limits = {"ttft_ms": 500.0, "tpot_ms": None, "e2e_ms": None}
-    return read(make_cell(name, requests=True, blocks=8, effects={}, control=False, limits=limits,
-                          workload=workload, change=with_traffic))  # fmt: skip
-
-
-def test_a_cell_that_confirms_another_adds_no_load(make_cell):
+def test_a_cell_that_confirms_another_adds_no_load(under_load):
     """It said "keeps 95 % at 4 requests/s, but not at 4", and curves had every load twice."""
     cells = [
-        under_load(make_cell, f"study/rate={rate:g}{end}", rate, 20 if end and rate == 4 else 50)
+        read(under_load(f"study/rate={rate:g}{end}", rate, 20 if end and rate == 4 else 50))
         for rate in (1.0, 2.0, 4.0)
         for end in ("", PROCESSES_SUFFIX)
     ]
