@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import merge_findings
+from labkit.analysis.findings.cell_findings import Findings, OutputsFinding, merge_findings
 from labkit.analysis.findings.short_answer import short_answer
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.studies.cell_summary import cell_summary, study_answer
 from labkit.analysis.studies.serving_capacity import load_curves, serving_capacities
 from labkit.records import PROCESSES_SUFFIX, Metric
@@ -61,6 +62,30 @@ def test_several_arms_in_several_cells_have_their_ranges(make_cell):
     words = study_answer(rows).partition("; others ")
     assert words[0].startswith("A takes 50.0 to 60.") and "more" not in words[0]
     assert words[2].startswith("20.") and words[2].endswith(" % more.")
+
+
+def test_sweeps_and_outputs_are_counted_in_their_own_words(make_cell):
+    """No setting of a sweep is "better" than a baseline, and outputs that differ are an answer."""
+    cells = cells_of(make_cell, blocks=2)
+
+    def answer(*findings):
+        pairs = zip(cells, findings, strict=True)
+        return study_answer([replace(cell, findings=own) for cell, own in pairs])
+
+    best = {"metric": "total_tok_s", "unit": "tok/s", "better": "higher", "effect_pct": 5.0}
+    best |= {"ci_low_pct": 4.0, "ci_high_pct": 6.0, "level": 0.95}
+    sweeps = (
+        Findings(("b", "c"), "a", num_settings=3, best=(BestInRow(
+            "all", **best, values={"a": 100.0, arm: 105.0}, best=arm, reference="a",
+            possibly_best=(arm,),
+        ),)) for arm in "bc"
+    )  # fmt: skip
+    assert answer(*sweeps).startswith("Best setting known in 2 of 2 cells. At seed=1: best is b")
+    outputs = (
+        Findings(("b",), "a", outputs=OutputsFinding("tokens", status, "", {}))
+        for status in ("pass", "fail")
+    )
+    assert answer(*outputs) == "B against a: as claimed at seed=1; not as claimed at seed=2."
 
 
 def test_an_invalid_cell_is_counted(make_cell):
