@@ -16,6 +16,7 @@ import pytest
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.number_format import UNKNOWN
 from labkit.analysis.statistics import difference_in_differences, permutation_test
+from labkit.analysis.studies.serving_capacity import METRICS
 from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_records, write_json
 
 PUBLISHED = {
@@ -300,6 +301,28 @@ def make_cell(tmp_path):
 
     def make(name: str = "study/ablation=seq_map", **options: Any) -> Path:
         return CellMaker(dir=tmp_path / name, **options).write()
+
+    return make
+
+
+@pytest.fixture
+def under_load(make_cell):
+    """Return a function that writes a cell whose runs served ``good`` of 50 requests in time."""
+
+    def make(name: str, rate: float, good: int) -> Path:
+        def with_traffic(record: Record) -> Record:
+            (case,) = record.cases
+            known = {metric.name for metric in case.metrics}
+            others = [Metric(m, "ms", "lower", False, (9.0,)) for m in METRICS if m not in known]
+            traffic = {"requests": 50, "good": good, "due_per_s": rate, "sent_per_s": rate}
+            notes = {**case.notes, "traffic": traffic}
+            case = replace(case, metrics=(*case.metrics, *others), notes=notes)
+            return replace(record, cases=(case,))
+
+        workload = {"capacity": 95.0, "arrivals": {"kind": "poisson", "rate": rate}}
+        limits = {"ttft_ms": 500.0, "tpot_ms": None, "e2e_ms": None}
+        return make_cell(name, requests=True, blocks=8, effects={}, control=False, limits=limits,
+                         workload=workload, change=with_traffic)  # fmt: skip
 
     return make
 

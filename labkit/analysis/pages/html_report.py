@@ -94,7 +94,8 @@ def cell_html(study: str, cell: CellSummary, report: CellReport, markdown: str) 
     ``markdown``: the file beside it with all lines of all tables.
     """
     shown = [_page_cell(report, report.cell.name)]
-    return _page(study, [cell], shown, [], home="../report.html", markdown=markdown)
+    overviews = machine_overviews([cell])
+    return _page(study, [cell], shown, overviews, home="../report.html", markdown=markdown)
 
 
 def _page(
@@ -115,6 +116,7 @@ def _page(
         home=home,
         markdown=markdown,
         several=len(cells) > 1,
+        has_header=len(cells) > 1 or any(one.capacities for one in overviews),
         num_cells=len(cells),
         many_arms=lambda report: sum(len(arm) for arm, _ in report.legend) > MAX_LEGEND,
         overviews=overviews,

@@ -13,7 +13,12 @@ from functools import cached_property
 
 from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.findings.cell_findings import Findings, merge_findings, plan_findings
+from labkit.analysis.findings.cell_findings import (
+    Answer,
+    Findings,
+    merge_findings,
+    plan_findings,
+)
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
@@ -37,6 +42,7 @@ from labkit.config.arm_sweep import short_names
 from labkit.records import PROCESSES_SUFFIX
 
 DIRECTED = ("better", "worse", "mixed")
+OF_ALL_ARMS = (Answer.best_setting, Answer.outputs)  # no verdict on an arm against the baseline
 KINDS = {
     "equivalent": "no difference",
     "inconclusive": "undecided",
@@ -191,9 +197,12 @@ def study_answer(study: Sequence[CellSummary]) -> str:
     if len(cells) == 1:
         return study[0].short_answer
     answers, verdicts = {cell.short_answer for cell in study}, list(map(summary_verdict, cells))
-    texts, kinds = ([getattr(one, key) for one in verdicts] for key in ("text", "kind"))
-    number = count_text(len(cells), "cell")
-    parts = [f"{KINDS.get(kind, kind)} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
+    texts, number = [one.text for one in verdicts], count_text(len(cells), "cell")
+    kinds = [
+        one.text if cell.answer in OF_ALL_ARMS else KINDS.get(one.kind, one.kind)
+        for cell, one in zip(cells, verdicts, strict=True)
+    ]
+    parts = [f"{kind} in {kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
     counts = Piece(f"{join_names(parts)} of {number}")
     if len(answers) == 1:
         return fit([*short_pieces(cells[0]), Piece(f", in all {number}")], [counts])

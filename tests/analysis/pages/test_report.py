@@ -24,7 +24,9 @@ from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.number_format import value_text
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
+from labkit.analysis.pages.html_report import cell_html
 from labkit.analysis.pages.report_files import FORMATS
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.serving_capacity import METRICS
 from labkit.records import Metric
 from labkit.report import main
@@ -292,6 +294,21 @@ def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypa
     for ending in ("png", "svg"):
         assert (study / "plots" / f"throughput-against-latency.{ending}").stat().st_size > 1000
     assert "![Throughput against latency](plots/throughput-" in (study / "report.md").read_text()
+
+
+def test_one_rate_has_its_capacity_and_its_title_on_every_page(under_load, monkeypatch):
+    """The HTML page showed neither the answer nor the table that report.md begins with."""
+    monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
+    study = under_load("study/rate=4", 4.0, 50).parent
+    write_study(study)
+    page, text = ((study / f"report.{end}").read_text("utf-8") for end in ("html", "md"))
+    title, heading = (re.search(rf"<{tag}>(.*)</{tag}>", page)[1] for tag in ("title", "h1"))
+    assert title == heading and text.startswith(f"# {title}\n")
+    (sentence,) = re.findall(r"\*\*(.* keeps 95 % of requests .*)\*\*", text)
+    assert f"<p>{sentence}</p>" in page and "<h3>Capacity</h3>" in page
+    analysis = analyse(study / "rate=4")
+    own = cell_html("study", cell_summary(analysis), CellReport(analysis), "cell.md")
+    assert f"<p>{sentence}</p>" in own
 
 
 def test_the_serving_experiment_has_the_article_s_p_values():

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import merge_findings
+from labkit.analysis.findings.cell_findings import Findings, OutputsFinding, merge_findings
 from labkit.analysis.findings.short_answer import short_answer
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.studies.cell_summary import cell_summary, study_answer
-from labkit.analysis.studies.serving_capacity import METRICS, load_curves, serving_capacities
+from labkit.analysis.studies.serving_capacity import load_curves, serving_capacities
 from labkit.records import PROCESSES_SUFFIX, Metric
 
 
@@ -61,6 +62,30 @@ def test_several_arms_in_several_cells_have_their_ranges(make_cell):
     words = study_answer(rows).partition("; others ")
     assert words[0].startswith("A takes 50.0 to 60.") and "more" not in words[0]
     assert words[2].startswith("20.") and words[2].endswith(" % more.")
+
+
+def test_sweeps_and_outputs_are_counted_in_their_own_words(make_cell):
+    """No setting of a sweep is "better" than a baseline, and outputs that differ are an answer."""
+    cells = cells_of(make_cell, blocks=2)
+
+    def answer(*findings):
+        pairs = zip(cells, findings, strict=True)
+        return study_answer([replace(cell, findings=own) for cell, own in pairs])
+
+    best = {"metric": "total_tok_s", "unit": "tok/s", "better": "higher", "effect_pct": 5.0}
+    best |= {"ci_low_pct": 4.0, "ci_high_pct": 6.0, "level": 0.95}
+    sweeps = (
+        Findings(("b", "c"), "a", num_settings=3, best=(BestInRow(
+            "all", **best, values={"a": 100.0, arm: 105.0}, best=arm, reference="a",
+            possibly_best=(arm,),
+        ),)) for arm in "bc"
+    )  # fmt: skip
+    assert answer(*sweeps).startswith("Best setting known in 2 of 2 cells. At seed=1: best is b")
+    outputs = (
+        Findings(("b",), "a", outputs=OutputsFinding("tokens", status, "", {}))
+        for status in ("pass", "fail")
+    )
+    assert answer(*outputs) == "B against a: as claimed at seed=1; not as claimed at seed=2."
 
 
 def test_an_invalid_cell_is_counted(make_cell):
@@ -128,28 +153,10 @@ def test_one_cell_answers_for_itself(make_cell):
     assert study_answer([cell]) == short_answer(cell.findings)
 
 
-def under_load(make_cell, name, rate, good):
-    """Return a cell whose runs served ``good`` of 50 requests within the limits."""
-
-    def with_traffic(record):
-        (case,) = record.cases
-        known = {metric.name for metric in case.metrics}
-        others = [Metric(m, "ms", "lower", False, (9.0,)) for m in METRICS if m not in known]
-        traffic = {"requests": 50, "good": good, "due_per_s": rate, "sent_per_s": rate}
-        notes = {**case.notes, "traffic": traffic}
-        case = replace(case, metrics=(*case.metrics, *others), notes=notes)
-        return replace(record, cases=(case,))
-
-    workload = {"capacity": 95.0, "arrivals": {"kind": "poisson", "rate": rate}}
-    limits = {"ttft_ms": 500.0, "tpot_ms": None, "e2e_ms": None}
-    return read(make_cell(name, requests=True, blocks=8, effects={}, control=False, limits=limits,
-                          workload=workload, change=with_traffic))  # fmt: skip
-
-
-def test_a_cell_that_confirms_another_adds_no_load(make_cell):
+def test_a_cell_that_confirms_another_adds_no_load(under_load):
     """It said "keeps 95 % at 4 requests/s, but not at 4", and curves had every load twice."""
     cells = [
-        under_load(make_cell, f"study/rate={rate:g}{end}", rate, 20 if end and rate == 4 else 50)
+        read(under_load(f"study/rate={rate:g}{end}", rate, 20 if end and rate == 4 else 50))
         for rate in (1.0, 2.0, 4.0)
         for end in ("", PROCESSES_SUFFIX)
     ]
