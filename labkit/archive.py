@@ -22,6 +22,7 @@ from labkit.records import (
     ARCHIVE_SUFFIX,
     SCHEMA_VERSION,
     RecordError,
+    StudyPath,
     is_locked,
     open_study,
     read_arms,
@@ -32,7 +33,6 @@ from labkit.records import (
     unpack_archive,
     write_archive,
 )
-from labkit.records.study_archive import StudyPath
 
 ENVIRONMENT = "environment.json"
 

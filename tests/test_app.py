@@ -3,6 +3,7 @@
 import datetime
 import doctest
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -322,6 +323,17 @@ def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monk
     assert out.endswith(f": {converted} ({size:.1f} MB)\n")
     code, out, err = run_app(*words)
     assert out.endswith("plan=true: nothing was run, nothing was written\n")
+
+
+@pytest.mark.parametrize("topic", ["design", "workload", "engine.kv"])
+def test_help_on_a_topic_has_the_values_of_a_command(run_app, topic):
+    """Not those of the schema, which files of ``conf/`` change."""
+    (_, of_topic, _), (_, of_all, _) = run_app("--help", topic), run_app("--help", "all")
+    shown, values = (
+        {line.removesuffix(".0") for line in re.findall(rf"^  {topic}\.\w+=.*$", text, re.M)}
+        for text in (of_topic, of_all)
+    )
+    assert shown and shown <= values
 
 
 @pytest.mark.parametrize(

@@ -464,7 +464,12 @@ def test_the_battery_is_one_of_the_facts(monkeypatch, plugged, on_battery):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--machine", "toaster"], *(["--fraction", text] for text in ("1.01", "x", "0")), ["nope"]],
+    [
+        ["--machine", "toaster"],
+        *(["--fraction", text] for text in ("1.01", "x", "0")),
+        ["--engine", "paged", "--fraction", "0.5"],
+        ["nope"],
+    ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -89,8 +89,6 @@ def _whole_text(value: Any) -> str:
     >>> _whole_text([4, 16]), _whole_text([])
     ('4-16', 'none')
     """
-    return (
-        "-".join(map(override_text, value)) or "none"
-        if isinstance(value, list)
-        else (override_text(value))
-    )
+    if isinstance(value, list):
+        return "-".join(map(override_text, value)) or "none"
+    return override_text(value)

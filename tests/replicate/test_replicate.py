@@ -452,6 +452,11 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
     capsys.readouterr()
     assert main([str(article), "plan=true"]) == 0
     assert "2 studies, estimated 9:00 in all" in capsys.readouterr().out
+    (tmp_path / "b" / "author.zip").write_bytes(archive.read_bytes())  # of the same name
+    article.write_text(f'{answers}| {{{{ answer("../author.zip") }}}} |\n')
+    capsys.readouterr()
+    assert main([str(article), "plan=true"]) == 0
+    assert "2 studies" in capsys.readouterr().out
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         table_archives(article)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from labkit.analysis.document.report_parts import (
-    table_section,
-)
+from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text

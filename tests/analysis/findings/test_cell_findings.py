@@ -418,6 +418,21 @@ CASES = {  # findings, the long text, the short text, the chip
         "to 5.0 %).",
         "better: less time in 1 of 2 comparisons",
     ),
+    "nothing but out of memory": (
+        cell(
+            replace(
+                invalid(arm="padded"),
+                comparison=replace(
+                    invalid(arm="padded").comparison, reason="out of memory, as claimed"
+                ),
+            ),
+            out_of_memory=("padded",),
+            cause="out of memory, as claimed",
+        ),
+        "No answer: padded is invalid: out of memory, as claimed.",
+        "Out of memory, as claimed: padded.",
+        "invalid: no answer",
+    ),
     "computed": (
         computed({"search": 59.9, "a": 9.7, "b": 59.9}, "kv_waste_pct"),
         "Wasted KV memory (computed): search 59.9 %, a 9.7 % (50.2 points less), b 59.9 % (the "

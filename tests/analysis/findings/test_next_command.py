@@ -67,6 +67,13 @@ def test_an_estimate_asks_for_the_standard_design(make_cell):
     assert purpose == "run enough blocks for a verdict"
 
 
+def test_a_standard_design_keeps_the_margin_and_the_isolation(make_cell):
+    """Else "equivalent" would mean something else in the new study."""
+    own = "design.margin_pct=1,design.isolation=live"
+    words, _ = command(make_cell(f"{NAME},{own},design.blocks=1", blocks=1, runs=1))
+    assert words[5:] == ["design.margin_pct=1", "design.isolation=live", "design=standard", "-m"]
+
+
 @pytest.mark.parametrize("blocks", [1, 8])
 def test_more_blocks_do_not_repair_a_failed_gate(make_cell, blocks):
     def change(record):

@@ -44,6 +44,14 @@ def test_the_index_has_question_answer_date_and_machine_newest_first(studies, ca
     assert (studies / "index.md").read_text("utf-8") == page
 
 
+def test_a_study_that_has_grown_since_its_report_is_analysed(studies):
+    path = studies / "old" / "study.json"
+    study = json.loads(path.read_text())
+    study["cells"][0] |= {"answer": "an answer of fewer runs", "runs": 18}
+    path.write_text(json.dumps(study))
+    assert "an answer of fewer runs" not in rows(studies)[2] and " 24 " in rows(studies)[2]
+
+
 def test_an_older_study_is_listed_in_todays_words(studies):
     path = studies / "2026-11-20" / "12-00-00" / "study.json"
     study = json.loads(path.read_text())

@@ -368,6 +368,11 @@ def test_latex_escapes_and_balances(study, capsysbinary):
     assert not re.search(r"(?<!\\)[%_&]", re.sub(r" & | \\\\", "", text).replace(r"\_", ""))
 
 
+def test_latex_escapes_what_its_fonts_show_as_other_signs(make_cell, capsysbinary):
+    text = printed(capsysbinary, make_cell("a/cell", cases=("BM_Sort<int>|8",)), "tex")
+    assert r"BM\_Sort\textless{}int\textgreater{}\textbar{}8" in text
+
+
 def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
     text = printed(capsysbinary, study, "md")
     assert "(plots/chat--memory--seq_map.png)" in text and "each request's phases" in text

@@ -134,6 +134,7 @@ def test_of_several_lines_as_many_are_tested_as_can_all_find_a_change(week):
     page = HistoryPage(root, "dispatch_us", [long, short])
     assert "1 change in the 1 line with enough studies to find one" in page.summary
     assert page.markdown().count("Too few studies to find a change.") == 1
+    assert HistoryPage(root, "ns/op", []).path == root / "history-ns-op.html"
 
 
 def test_other_machines_and_options_are_other_series(week, make_cell):
