@@ -117,12 +117,9 @@ def _replicate_all(
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()
     archives = table_archives(source) if article else [source]
-    names = [path.name for path in archives]
+    names = _folder_names(archives)
     for path in archives:
-        stem = path.name.removesuffix(ARCHIVE_SUFFIX)
-        if names.count(path.name) > 1:
-            stem = f"{path.parent.name}-{stem}"
-        own = out / stem if article else out
+        own = out / names[path] if article else out
         try:
             study, reader, lines = _ready(path, own, given, options)
         except (ConfigError, RecordError) as error:
@@ -147,6 +144,14 @@ def _replicate_all(
     if article and pairs:
         print(write_replications(out, refused))
     return status if pairs else 2
+
+
+def _folder_names(archives: Sequence[Path]) -> dict[Path, str]:
+    """Return the name of each archive's study; those of one name begin with their folder's."""
+    names = [path.name for path in archives]
+    prefixes = (f"{path.parent.name}-" if names.count(path.name) > 1 else "" for path in archives)
+    stems = (name.removesuffix(ARCHIVE_SUFFIX) for name in names)
+    return {path: f"{a}{b}" for path, a, b in zip(archives, prefixes, stems, strict=True)}
 
 
 def _ready(

@@ -13,7 +13,7 @@ from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
 from labkit.engine.model.compute_dtype import MatrixStorage
-from labkit.engine.model.float32_checkpoint import float32_directory, is_quantized
+from labkit.engine.model.float32_checkpoint import _widened, float32_directory, is_quantized
 from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
 from labkit.models import resolve
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
@@ -184,6 +184,13 @@ def test_a_format_that_is_not_widened_is_one_line(k_quant_directory, tmp_path):
     with pytest.raises(ConfigError, match="has MLX's format mxfp4, which is not widened to float3"):
         float32_directory(k_quant_directory)
     assert not list(tmp_path.rglob("*float32*"))
+
+
+def test_words_whose_scales_are_in_another_file_are_refused():
+    """They are no numbers without them."""
+    words = {"layers.0.mlp.weight": np.zeros((4, 4), np.uint32)}
+    with pytest.raises(ConfigError, match=r"layers\.0\.mlp has its scales in another file"):
+        _widened(words, {"bits": 4, "group_size": 32})
 
 
 @pytest.mark.parametrize("storage", MatrixStorage)

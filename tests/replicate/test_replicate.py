@@ -26,7 +26,7 @@ from labkit.cli.study_runner import StudyRunner
 from labkit.config import to_plain
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.records import RecordError, open_study, unpack_archive
-from labkit.replicate.__main__ import AuthorsStudy, _reader, main
+from labkit.replicate.__main__ import AuthorsStudy, _folder_names, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
 
 ROOT = Path(__file__).parents[2]
@@ -452,14 +452,14 @@ def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_t
     capsys.readouterr()
     assert main([str(article), "plan=true"]) == 0
     assert "2 studies, estimated 9:00 in all" in capsys.readouterr().out
-    (tmp_path / "b" / "author.zip").write_bytes(archive.read_bytes())  # of the same name
-    article.write_text(f'{answers}| {{{{ answer("../author.zip") }}}} |\n')
-    capsys.readouterr()
-    assert main([str(article), "plan=true"]) == 0
-    assert "2 studies" in capsys.readouterr().out
     article.write_text("# No table\n")
     with pytest.raises(RecordError, match="no table"):
         table_archives(article)
+
+
+def test_archives_of_one_name_have_a_folder_each():
+    archives = [Path(name) for name in ("a/study.zip", "b/study.zip", "c.zip")]
+    assert list(_folder_names(archives).values()) == ["a-study", "b-study", "c"]
 
 
 def test_what_can_run_of_an_article_is_repeated_and_the_rest_named(

@@ -31,6 +31,16 @@ def test_a_row_that_an_earlier_look_decided_spends_that_look_s_alpha(
     assert levels == [alpha / 2] * 2
 
 
+def test_nothing_is_decided_from_a_word_that_the_reader_s_study_withheld(make_cell):
+    """Its interval alone would decide the row."""
+    author, reader = analyse(make_cell("a/cell")), analyse(make_cell("b/cell"))
+    pair = next(replication._pairs([author], [reader]))
+    assert pair.reason is None and pair.other.verdict == "better"
+    withheld = replace(pair.other, verdict="inconclusive", reason="noise exceeds margin")
+    row = replace(pair.here, comparisons=(withheld,))
+    assert replace(pair, here=row).reason == "noise exceeds margin"
+
+
 WASTE, LEFT = ("kv_waste_pct", "%", "lower"), ("left_pct", "% of RAM", "higher")
 GOODPUT = ("goodput_req_s", "req/s", "higher")
 OTHER = "same direction, other size"
