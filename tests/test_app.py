@@ -308,6 +308,15 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path, run_app):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("blocks", "hidden"), [(12, 0), (13, 2), (60, 49)])
+def test_a_long_schedule_shows_its_first_blocks(run_app, blocks, hidden):
+    code, out, err = run_app("ablation=seq_map", "plan=true", f"design.blocks={blocks}")
+    assert code == 0, err
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert len(rows) == min(blocks, 12)
+    assert f"{hidden} blocks like these" in rows[-1] if hidden else "like these" not in out
+
+
 def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monkeypatch):
     """A GGUF file is converted to see its sizes: 517 MB of "nothing was written"."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "models"))

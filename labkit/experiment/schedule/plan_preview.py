@@ -48,6 +48,7 @@ SEPARATE = {
     Isolation.live: "every run in a process of its own, in turns with the block's other runs",
     Isolation.process: "every run in a separate process",
 }
+MAX_ROWS = 12  # of a schedule's table
 
 
 @dataclass(frozen=True)
@@ -347,15 +348,20 @@ def _arm_text(arm: Arm, baseline: str) -> str:
 
 
 def _schedule_table(cell: ReadyCell) -> Table:
-    """Return a cell's schedule as a table with one row per block."""
+    """Return a cell's schedule as a table of its first blocks, one row for each."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table()
     table.add_column("block", justify="right")
     table.add_column("runs, in this order", overflow="fold")
-    for block, runs in groupby(_schedule(cell), key=lambda run: run.block):
-        table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
+    blocks = [list(runs) for _, runs in groupby(_schedule(cell), key=lambda run: run.block)]
+    # A table that fills the screen hides the lines that matter.
+    shown = len(blocks) if len(blocks) <= MAX_ROWS else MAX_ROWS - 1
+    for number, runs in enumerate(blocks[:shown], start=1):
+        table.add_row(str(number), escape("  ".join(run.arm for run in runs)))
+    if hidden := len(blocks) - shown:
+        table.add_row("...", f"{hidden} blocks like these, each in its own order")
     return table
 
 
