@@ -124,6 +124,7 @@ PRESETS = {
         eos_handling=EosHandling.ignore_eos,
         resets_prefix_cache=True,
         prompt_logprobs=True,
+        package=("uvicorn", "server"),
         tested=True,
     ),
     "xllamacpp": ServerPreset(

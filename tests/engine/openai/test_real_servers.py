@@ -10,7 +10,7 @@ from labkit.engine import create, openai
 from labkit.models.detokenizer import Detokenizer
 
 TEXTS = ("The river runs", "A clock on the wall of the kitchen", "One")
-NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvloop", "xllamacpp": "xllamacpp"}
+NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvicorn", "xllamacpp": "xllamacpp"}
 
 
 @pytest.fixture(scope="module")

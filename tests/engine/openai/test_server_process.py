@@ -377,10 +377,16 @@ def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
     assert str(caught.value) == "engine.server.requirements: no such package (/log)"
 
 
-def test_a_package_that_the_interpreter_lacks_is_named_before_anything_runs(monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "line"),
+    [("xllamacpp", r"xllamacpp; .*labkit\[llamacpp\]"), ("labkit", r"uvicorn; .*labkit\[server\]")],
+)
+def test_a_package_that_the_interpreter_lacks_is_named_before_anything_runs(
+    preset, line, monkeypatch
+):
     monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: None)
-    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset="xllamacpp"))
-    with pytest.raises(config.ConfigError, match=r"xllamacpp; run: pip install 'mlx-labkit\[llam"):
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset=preset))
+    with pytest.raises(config.ConfigError, match=line):
         openai.check_installed(engine_options)
 
 
