@@ -67,7 +67,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.model.row_model import Comparison
+    from labkit.analysis.model.result_row import Comparison
     from labkit.experiment.cell import ReadyCell
     from labkit.experiment.compose.cell_composer import ComposedCell
     from labkit.experiment.launch.run_launcher import ProcessLauncher
@@ -521,7 +521,7 @@ def isolations_agreed(studies: Sequence[dict[str, Any]]) -> str:
 
 def planted_effect(study: dict[str, Any], row: int) -> Comparison:
     """Return the planted arm's effect and interval in a row of a study's summary."""
-    from labkit.analysis.model.row_model import Comparison
+    from labkit.analysis.model.result_row import Comparison
 
     (one,) = study["rows"][row]["comparisons"]
     numbers = (one[name] for name in ("effect_pct", "ci_low_pct", "ci_high_pct"))

@@ -37,7 +37,7 @@ from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.runner.step_clocks import ClockedEngine
-from labkit.engine.sampling.greedy_logits import Rows
+from labkit.engine.sampling.step_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator
 from labkit.engine.step_loop import StepLoop

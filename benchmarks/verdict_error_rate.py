@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.comparison.verdict import judge
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 
 Floats = NDArray[np.float64]
 PROCESSES, ROUNDS = 10, 16

@@ -28,8 +28,8 @@ from labkit.doctor import (
     terminal_screen,
 )
 from labkit.experiment import Interrupted
-from labkit.experiment.schedule import doctor_noise
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule import doctor_noise_cache
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine import worker_environment
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
@@ -397,10 +397,10 @@ def test_detectable_effects_are_shown_and_stored(measured, stub_pilots, monkeypa
         and "80 % power" in out
     )
     assert "effect for requests is unknown: crashed: load: ImportError: no mlx" in out
-    assert doctor_noise.load_pilot_noise("kernels") == ESTIMATE
+    assert doctor_noise_cache.load_pilot_noise("kernels") == ESTIMATE
     assert (
-        doctor_noise.load_pilot_noise("requests") is None
-        and doctor_noise.load_noise_sd() is not None
+        doctor_noise_cache.load_pilot_noise("requests") is None
+        and doctor_noise_cache.load_noise_sd() is not None
     )
 
 
@@ -630,7 +630,7 @@ def test_control_c_leaves_no_files(pilots, where, measured, monkeypatch, no_cach
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     assert doctor.main([]) == 130
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
-    assert doctor_noise.load_noise_sd() is None
+    assert doctor_noise_cache.load_noise_sd() is None
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from enum import Enum
 from labkit.config.engine.kv_cache import Precision
 from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
 from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
-from labkit.config.video import Clip, Decoder, FramePicks
+from labkit.config.video_decoding import Clip, Decoder, FramePicks
 
 
 class State(Enum):

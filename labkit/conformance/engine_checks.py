@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from labkit.config import ConfigError, count_text
-from labkit.conformance.protocol_contract import Check, Compose, demand
+from labkit.conformance.contract import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.prefix_cache import eviction
 from labkit.engine.request import Request, RequestState, SamplingParams

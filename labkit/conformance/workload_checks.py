@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit import workload
 from labkit.config import Experiment, count_text, is_class_path
-from labkit.conformance.protocol_contract import Check, Compose, demand
+from labkit.conformance.contract import Check, Compose, demand
 from labkit.models import resolve
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.prompt_cache import Prompt

@@ -23,8 +23,8 @@ from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_launcher import MeasurementError, measure
 from labkit.doctor.memory_by_budget_policy import budget_ceilings
 from labkit.experiment import StudyError
-from labkit.experiment.schedule import doctor_noise
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule import doctor_noise_cache
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.machine import worker_environment
 from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
@@ -130,7 +130,7 @@ def _show_simulated(console: Console, name: str, fraction: float | None) -> None
 def _show_this_machine(console: Console, fraction: float | None) -> None:
     facts = _measure_facts()
     estimates = {k: pilot for k, pilot in facts.pilots.items() if isinstance(pilot, PilotNoise)}
-    doctor_noise.save(facts.environment, facts.measured["noise"], estimates)
+    doctor_noise_cache.save(facts.environment, facts.measured["noise"], estimates)
     machine = facts.machine
     lines = terminal_screen.machine_lines(facts)
     terminal_screen.show(console, machine.name, lines, budget_ceilings(machine, fraction), machine)

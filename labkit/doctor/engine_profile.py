@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.analysis.comparison.step_parts import part_times, share_of, whole_us
-from labkit.analysis.model.step_time_breakdown import HOST, MODEL, PART_NAMES, PartShare
+from labkit.analysis.model.step_part_times import HOST, MODEL, PART_NAMES, PartShare
 from labkit.doctor.measurement_launcher import MeasurementError
 from labkit.doctor.noise_pilots import Pilot
 from labkit.records import Record

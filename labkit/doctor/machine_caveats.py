@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 
 MAX_NOISE_PCT = 2.0  # the default margin; more noise would hide effects larger than the margin

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.schedule.cell_manifest import write_manifest
-from labkit.experiment.schedule.doctor_noise import MIN_PROCESSES, PilotNoise
+from labkit.experiment.schedule.doctor_noise_cache import MIN_PROCESSES, PilotNoise
 from labkit.machine.exception_text import one_line
 from labkit.records import Record
 

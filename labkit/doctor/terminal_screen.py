@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.model.step_time_breakdown import PART_NAMES, PartShare
+from labkit.analysis.model.step_part_times import PART_NAMES, PartShare
 from labkit.config import count_text
 from labkit.config.extras import install_hint
 from labkit.doctor.engine_profile import HALF_PCT, EngineProfile
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.doctor.memory_by_budget_policy import BudgetCeiling
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 from labkit.machine.facts.wired_advice import WiredAdvice
 

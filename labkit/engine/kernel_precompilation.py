@@ -253,19 +253,19 @@ def _int8_format(element: str, bits: int, group_size: int) -> Step:
 
 
 def _decode_body(needs: Needs) -> None:
-    from labkit.cpu.attention import decode_attention
+    from labkit.cpu.attention import decode_attention_kernel
     from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
     skip = from_plain(config.Attention, needs["attention"]).window_skip
-    decode_attention.body(POOL_DTYPES[needs["dtype"]], skip)
+    decode_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
 
 
 def _tiled_body(needs: Needs) -> None:
-    from labkit.cpu.attention import tiled_attention
+    from labkit.cpu.attention import tiled_attention_kernel
     from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
     skip = from_plain(config.Attention, needs["attention"]).window_skip
-    tiled_attention.body(POOL_DTYPES[needs["dtype"]], skip)
+    tiled_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
 
 
 def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:

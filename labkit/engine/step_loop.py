@@ -38,9 +38,9 @@ from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import RunModel, StepLauncher
-from labkit.engine.sampling.greedy_logits import Logits, WaitLogits
 from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
 from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.sampling.step_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator

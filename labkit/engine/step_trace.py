@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.batch import Batch, Ints
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.engine.runner.model_runner import ModelRunner, RunModel
-from labkit.engine.sampling.greedy_logits import Logits, WaitLogits
+from labkit.engine.sampling.step_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.step_loop import ComputedStep, PendingStep, StepParts
 

@@ -4,7 +4,7 @@ The experiment writes records and the analysis reads them; both import this pack
 the standard library.
 """
 
-from labkit.records.cell_lock_owner import (
+from labkit.records.cell_work_session import (
     SESSION_DONE,
     CellSession,
     describe_last_session,
@@ -13,23 +13,6 @@ from labkit.records.cell_lock_owner import (
 )
 from labkit.records.record_codec import read_json, write_json
 from labkit.records.record_digests import DIGESTS_FILE, read_digests
-from labkit.records.record_schema import (
-    BETTER,
-    MACHINE_FIELDS,
-    OLDER_VERDICTS,
-    OUTCOMES,
-    PROCESSES_SUFFIX,
-    ROLES,
-    SCHEMA_VERSION,
-    Arm,
-    CaseRecord,
-    Metric,
-    Record,
-    RecordError,
-    machine_difference,
-    parse_run_name,
-    run_name,
-)
 from labkit.records.record_store import (
     check_digests,
     name_order,
@@ -46,6 +29,23 @@ from labkit.records.record_store import (
     record_paths,
     unlisted_records,
     write_record,
+)
+from labkit.records.run_record import (
+    BETTER,
+    MACHINE_FIELDS,
+    OLDER_VERDICTS,
+    OUTCOMES,
+    PROCESSES_SUFFIX,
+    ROLES,
+    SCHEMA_VERSION,
+    Arm,
+    CaseRecord,
+    Metric,
+    Record,
+    RecordError,
+    machine_difference,
+    parse_run_name,
+    run_name,
 )
 from labkit.records.step_trace_file import read_step_trace, step_counts, write_step_trace
 from labkit.records.study_archive import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from labkit.records.record_schema import Metric
+from labkit.records.run_record import Metric
 
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 

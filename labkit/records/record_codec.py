@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from labkit.records.atomic_write import write_synced
 from labkit.records.record_digests import check_digest
-from labkit.records.record_schema import (
+from labkit.records.run_record import (
     OLDER_VERDICTS,
     SCHEMA_VERSION,
     Arm,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.records.atomic_write import write_synced
-from labkit.records.record_schema import RecordError
+from labkit.records.run_record import RecordError
 from labkit.records.study_archive import StudyPath
 
 DIGESTS_FILE = "SHA256SUMS"

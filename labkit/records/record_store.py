@@ -17,7 +17,7 @@ from labkit.records import record_codec
 from labkit.records.atomic_write import write_synced
 from labkit.records.record_codec import read_json, to_bytes, write_json
 from labkit.records.record_digests import check_digest, list_digests, read_digests
-from labkit.records.record_schema import ROLES, SCHEMA_VERSION, Arm, Record, RecordError, require
+from labkit.records.run_record import ROLES, SCHEMA_VERSION, Arm, Record, RecordError, require
 from labkit.records.study_archive import StudyPath
 
 DESIGN_FILE = "design.json"

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.records.atomic_write import atomic_write
-from labkit.records.record_schema import RecordError, require
+from labkit.records.run_record import RecordError, require
 from labkit.records.study_archive import StudyPath
 
 SCHEMA_VERSION = 1

@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from labkit.records.atomic_write import atomic_write
-from labkit.records.record_schema import RecordError, require
+from labkit.records.run_record import RecordError, require
 
 ARCHIVE_SUFFIX = ".zip"
 CELL_SUFFIX = ".tar.xz"

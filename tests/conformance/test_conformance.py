@@ -11,14 +11,14 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.config.engine import EVICTIONS
-from labkit.conformance import attention_checks
+from labkit.conformance import attention_backend_and_resolver_checks
+from labkit.conformance.contract import ContractError
 from labkit.conformance.engine_checks import (
     _reference,
     engine_checks,
     eviction_checks,
     queue_checks,
 )
-from labkit.conformance.protocol_contract import ContractError
 from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.attention import sequence_resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
@@ -187,14 +187,14 @@ def compose():
 
 @pytest.mark.parametrize("name", RESOLVERS)
 def test_labkit_s_resolvers_keep_the_contract(name, compose):
-    assert failures(attention_checks.resolver_checks(name, compose)) == []
+    assert failures(attention_backend_and_resolver_checks.resolver_checks(name, compose)) == []
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("fused", marks=pytest.mark.slow), "gather", "reference"]
 )
 def test_labkit_s_backends_keep_the_contract(name, compose):
-    assert failures(attention_checks.backend_checks(name, compose)) == []
+    assert failures(attention_backend_and_resolver_checks.backend_checks(name, compose)) == []
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_resolver_that_finds_another_sequence_breaks_the_contract(method, mess
             return find
 
     with pytest.raises(ContractError, match=message):
-        attention_checks._check_units([Shifted()], (BQ, 2 * BQ, BQ + 1, 1))
+        attention_backend_and_resolver_checks._check_units([Shifted()], (BQ, 2 * BQ, BQ + 1, 1))
 
 
 CHECKS = sys.modules[workload_checks.__module__]  # the package has a function of this name

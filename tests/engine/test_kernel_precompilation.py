@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from labkit.config import Budget, Engine, KVDType, to_plain
-from labkit.cpu.attention import attention_launch, decode_attention, tiled_attention
+from labkit.cpu.attention import (
+    decode_attention_kernel,
+    kernel_entry_points,
+    tiled_attention_kernel,
+)
 from labkit.cpu.layers import activations, norms, rope
 from labkit.cpu.matmul import gemm, int8_matmul, matmul_op_kernels, quantized_matmul
 from labkit.cpu.replay import graph_replay
@@ -31,7 +35,7 @@ def needs(*formats):
 
 def compiled():
     """The signatures of the kernels that an engine launches, and the functions that they call."""
-    launched = attention_launch.decode, attention_launch.tiled, attention_launch.scatter
+    launched = kernel_entry_points.decode, kernel_entry_points.tiled, kernel_entry_points.scatter
     kernels = (
         *(*launched, graph_replay.replay, matmul_op_kernels.launch, rope._rope, norms._rms_norm),
         *(activations._activate, gemm.pack_panels),
@@ -94,7 +98,13 @@ def test_a_model_is_read_meanwhile_and_waiting_raises_what_went_wrong(monkeypatc
 def test_a_change_of_any_kernel_compiles_again():
     package = precompilation.SOURCES[0].parents[1]
     sources = [numba_sources.read_sources(file, package) for file in precompilation.SOURCES]
-    modules = decode_attention, tiled_attention, attention_launch, graph_replay, matmul_op_kernels
+    modules = (
+        decode_attention_kernel,
+        tiled_attention_kernel,
+        kernel_entry_points,
+        graph_replay,
+        matmul_op_kernels,
+    )
     for module in (*modules, rope, norms, activations, gemm, quantized_matmul, int8_matmul):
         path = f"{module.__name__.replace('.', '/')}.py"
         assert any(path in read for read in sources), path

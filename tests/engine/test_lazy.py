@@ -258,11 +258,13 @@ def test_four_python_calls_of_labkit_lead_to_the_kernel(backend, model_dir, monk
         engine = make_engine(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted(real))
     else:
-        from labkit.cpu.attention import attention_launch
+        from labkit.cpu.attention import kernel_entry_points
 
         engine = make_engine(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
-            monkeypatch.setattr(attention_launch, name, counted(getattr(attention_launch, name)))
+            monkeypatch.setattr(
+                kernel_entry_points, name, counted(getattr(kernel_entry_points, name))
+            )
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
     # The two steps of a decode after the prompt's are replayed by one call, without Python.
     assert len(deepest) == LAYERS * (3 if backend == "gather" else 1)
@@ -314,8 +316,8 @@ def test_rows_with_a_nan_are_refused(model_dir):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
-    from labkit.engine.sampling.greedy_logits import DeviceLogits
     from labkit.engine.sampling.sampler import greedy
+    from labkit.engine.sampling.step_logits import DeviceLogits
 
     rng = np.random.default_rng(0)
     drawn = mx.array(rng.standard_normal((5, 300)).astype(np.float32))

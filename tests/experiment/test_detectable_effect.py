@@ -10,8 +10,8 @@ from labkit.analysis.statistics.power import (
     single_row_mde_pct,
 )
 from labkit.config import Case, Design, Engine, Isolation, PlannedLook
-from labkit.experiment.schedule import doctor_noise, noise_history, power_forecast
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule import doctor_noise_cache, noise_history, power_forecast
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.noise_history import StudyHistory
 
 
@@ -94,8 +94,8 @@ def test_a_look_detects_with_its_own_alpha(known, tmp_path):
 
 def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
-    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
+    monkeypatch.setattr(doctor_noise_cache, "load_noise_sd", lambda: 0.01)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", lambda kind: None)
     message = forecast(Design(blocks=12), tmp_path, arms=2, cases=5)
     assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.025, 0.2):.1f} % at best" in message
     one = forecast(Design(blocks=12), tmp_path, arms=1, cases=0)  # requests: one row
@@ -104,12 +104,12 @@ def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_pat
 
 def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
-    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
+    monkeypatch.setattr(doctor_noise_cache, "load_noise_sd", lambda: 9.0)
     pilots = {
         "kernels": PilotNoise(5, 0.01, 0.05, 2.0, 1.5),
         "requests": PilotNoise(5, 0.02, 0.05, 2.0, 1.5),
     }
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", pilots.get)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", pilots.get)
     turns = Design(blocks=12, isolation=Isolation.in_process)
     message = forecast(turns, tmp_path, cases=5)
     assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05, 0.2, 4):.1f} % at best" in message
@@ -143,8 +143,8 @@ def test_the_noise_is_that_of_the_question_s_metrics():
 
 def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
     pilot = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
-    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", lambda kind: pilot)
+    monkeypatch.setattr(doctor_noise_cache, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
     design = Design(blocks=8, isolation=Isolation.in_process)
     assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
@@ -153,9 +153,9 @@ def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
 
 def test_noise_too_large_to_plan_with_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
-    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.8)
+    monkeypatch.setattr(doctor_noise_cache, "load_noise_sd", lambda: 0.8)
     pilot = PilotNoise(5, interleaved_sd=0.8, separate_sd=0.8, interleaved_s=2.0, separate_s=1.5)
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", lambda kind: pilot)
     design = Design(blocks=8, isolation=Isolation.in_process)
     line = forecast(design, tmp_path)
     assert "is not known" in line and "noise of 80 % (the doctor" in line

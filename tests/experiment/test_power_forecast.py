@@ -15,14 +15,14 @@ from labkit.config import Isolation
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.schedule import (
     cell_runner,
-    doctor_noise,
+    doctor_noise_cache,
     noise_history,
     plan_preview,
     power_forecast,
 )
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import write_manifest
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
 from labkit.experiment.schedule.time_allocation import CasePilot, CaseShare, CellPilot
 from labkit.records import Arm, read_cell, write_json
@@ -57,12 +57,12 @@ def composed(kernel=True, **engine):
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way=None: iter(()))
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", lambda kind: None)
 
 
 @pytest.fixture
 def doctor(monkeypatch):
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", PILOTS.get)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", PILOTS.get)
 
 
 @pytest.fixture

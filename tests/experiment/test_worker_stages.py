@@ -182,7 +182,7 @@ from labkit.engine import attention
 from labkit.workload.kernels import interleaved_kernels
 attention.create()
 loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
-assert "attention_launch" in loaded
+assert "kernel_entry_points" in loaded
 kernels = {"graph_replay", "gemm", "quantized_matmul", "norms", "rope", "activations"}
 print(*sorted(loaded & kernels))
 """

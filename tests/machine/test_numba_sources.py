@@ -12,7 +12,7 @@ PACKAGE = Path(numba_sources.__file__).resolve().parents[1]
 KERNELS = (
     "cpu/layers/norms.py",
     "cpu/matmul/gemm.py",
-    "cpu/attention/attention_launch.py",
+    "cpu/attention/kernel_entry_points.py",
     "cpu/replay/graph_replay.py",
 )
 
@@ -45,11 +45,11 @@ def test_a_digest_is_that_of_equal_sources_elsewhere(package):
         ("cpu/runtime/jit.py", set(KERNELS)),
         (
             "engine/attention/sequence_resolvers/seq_map.py",
-            {"cpu/attention/attention_launch.py", "cpu/replay/graph_replay.py"},
+            {"cpu/attention/kernel_entry_points.py", "cpu/replay/graph_replay.py"},
         ),
         (
             "kernel_constants.py",
-            {"cpu/attention/attention_launch.py", "cpu/replay/graph_replay.py"},
+            {"cpu/attention/kernel_entry_points.py", "cpu/replay/graph_replay.py"},
         ),
         ("engine/scheduler/scheduler.py", set()),
         ("config/engine/__init__.py", set()),
@@ -82,7 +82,7 @@ def test_a_script_depends_on_itself_and_what_it_imports(tmp_path):
 def test_compiled_in_resolvers_are_among_the_sources(resolver):
     path = Path(inspect.getfile(resolver)).resolve().relative_to(PACKAGE.parent).as_posix()
     assert path in numba_sources.read_sources(
-        PACKAGE / "cpu/attention/attention_launch.py", PACKAGE
+        PACKAGE / "cpu/attention/kernel_entry_points.py", PACKAGE
     )
 
 

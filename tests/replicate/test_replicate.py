@@ -15,7 +15,7 @@ from planted_runs import PlantedRuns, kernel_fields
 
 from labkit import archive as archive_command
 from labkit import post, report
-from labkit.analysis.model.replication_model import Replication
+from labkit.analysis.model.replication_result import Replication
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article_rendering import table_archives
 from labkit.analysis.pages.replication_page import write_replication

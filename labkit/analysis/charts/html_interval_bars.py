@@ -14,7 +14,7 @@ from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.model.cell_model import BestInRow, Cell
-from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
+from labkit.analysis.model.result_row import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.records.metric_registry import metric_definition
 

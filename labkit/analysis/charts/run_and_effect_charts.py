@@ -26,7 +26,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import magnitude_text, scaled, unit_name
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records.measurement_notes import RequestNote

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.statistics.effect_size import (
     ShiftScale,
     equivalence_test,

@@ -20,7 +20,7 @@ from labkit.analysis.comparison.arm_comparison import (
     effect_pct,
 )
 from labkit.analysis.comparison.best_setting import best_settings
-from labkit.analysis.comparison.first_divergence import StoredValues
+from labkit.analysis.comparison.first_output_difference import StoredValues
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     StallAttribution,
     as_measured,
@@ -47,7 +47,7 @@ from labkit.analysis.model.cell_model import (
     Failure,
     Published,
 )
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import value_text
 from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
 from labkit.analysis.statistics.interim_analysis import InterimLook, alpha_at, withheld_reason

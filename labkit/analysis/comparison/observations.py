@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.model.row_model import ArmValues, RunResult
+from labkit.analysis.model.result_row import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.config import count_text

@@ -2,7 +2,7 @@
 
 Every run is compared with one reference run, the first successful run of the baseline, so that an
 arm that does not reproduce its own outputs is detected too. Digests decide whether outputs are
-equal. Finer checksums are read only to locate a difference (:mod:`.first_divergence`).
+equal. Finer checksums are read only to locate a difference (:mod:`.first_output_difference`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.comparison.first_divergence import (
+from labkit.analysis.comparison.first_output_difference import (
     Outputs,
     StoredValues,
     array_difference,

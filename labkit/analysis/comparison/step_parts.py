@@ -23,8 +23,8 @@ from scipy.special import stdtrit
 
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.model.row_model import Comparison
-from labkit.analysis.model.step_time_breakdown import (
+from labkit.analysis.model.result_row import Comparison
+from labkit.analysis.model.step_part_times import (
     HOST,
     MODEL,
     PART_NAMES,

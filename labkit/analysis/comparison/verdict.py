@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.number_format import bound_text, magnitude_text
 from labkit.analysis.statistics.power import (
     alpha_share,

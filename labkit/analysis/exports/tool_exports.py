@@ -21,7 +21,7 @@ from labkit.analysis.comparison.text_quality import limit_fields
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import magnitude_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Arm, Record

@@ -17,7 +17,7 @@ from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellData
-    from labkit.analysis.findings.cell_findings import Findings
+    from labkit.analysis.findings.answer_data import Findings
 
 MAX_NAMED_ARMS = 3  # if there are more arms, the closest and the furthest are given
 HOLDS = {

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import unit_name, value_text
 
 

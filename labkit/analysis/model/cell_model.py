@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
-from labkit.analysis.model.row_model import Comparison, EffectInPercent, Row
-from labkit.analysis.model.step_time_breakdown import TimeDivision
+from labkit.analysis.model.result_row import Comparison, EffectInPercent, Row
+from labkit.analysis.model.step_part_times import TimeDivision
 from labkit.analysis.number_format import slug
 from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE, Interval
@@ -279,7 +279,7 @@ class BestInRow(EffectInPercent):
 
     @property
     def name(self) -> str:
-        """The row's name (:attr:`.row_model.Row.name`)."""
+        """The row's name (:attr:`.result_row.Row.name`)."""
         return str(self.metric if self.case == "all" else self.case)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from labkit.analysis.document.report_parts import TablePart
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,

@@ -11,7 +11,7 @@ from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import templates
 from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.model.replication_model import MeasuredEffect, ReplicatedRow, Replication
+from labkit.analysis.model.replication_result import MeasuredEffect, ReplicatedRow, Replication
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,

@@ -49,12 +49,12 @@ from labkit.analysis.tables.kernel_launch_tables import (
 )
 from labkit.analysis.tables.metrics_by_arm import matrix_section
 from labkit.analysis.tables.published_table import published_section
-from labkit.analysis.tables.results_table import medians_section
-from labkit.analysis.tables.server_and_client_tables import (
+from labkit.analysis.tables.request_and_stream_tables import (
     hit_and_acceptance_section,
     http_section,
     request_outcomes_section,
 )
+from labkit.analysis.tables.results_table import medians_section
 from labkit.analysis.tables.step_time_tables import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
@@ -65,7 +65,7 @@ from labkit.analysis.tables.validity_tables import (
     runs_section,
     sensitivity_table,
 )
-from labkit.analysis.tables.video_tables import (
+from labkit.analysis.tables.video_decoding_tables import (
     clip_work_section,
     decode_times_section,
     picked_frames_section,

@@ -25,7 +25,7 @@ from labkit.analysis.studies.serving_capacity import (
     load_curves,
     serving_capacities,
 )
-from labkit.analysis.tables.capacity_table import capacity_chart, capacity_table
+from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 
 NOT_COMPARED = (
     "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.robustness.host_groups import on_same_machine
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.records import PROCESSES_SUFFIX

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.findings.cell_findings import (
+from labkit.analysis.findings.answer_data import (
     Answer,
     Findings,
     merge_findings,
@@ -23,7 +23,7 @@ from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
 from labkit.analysis.findings.verdict_sentences import summary_verdict
-from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.result_row import Row
 from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.number_format import join_names
 from labkit.analysis.robustness.caveats import machine_states

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.analysis.findings.cell_findings import Finding
+from labkit.analysis.findings.answer_data import Finding
 from labkit.analysis.model.json_form import fields_to_json, from_json
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.studies.cell_summary import CellSummary
 from labkit.records import (
     PROCESSES_SUFFIX,

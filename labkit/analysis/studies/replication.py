@@ -14,13 +14,13 @@ from typing import Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
-from labkit.analysis.model.replication_model import (
+from labkit.analysis.model.replication_result import (
     MeasuredEffect,
     ReplicatedRow,
     Replication,
     ReplicationSide,
 )
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
     interval_text,
     magnitude_text,

@@ -27,7 +27,7 @@ from labkit.analysis.comparison.observations import (
 )
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.analysis.findings.output_quality_sentences import quality_change_notes
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.number_format import magnitude_text, p_text, percent_text, signed_text
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,

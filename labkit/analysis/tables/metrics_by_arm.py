@@ -14,7 +14,7 @@ from typing import ClassVar
 from labkit.analysis.charts.html_interval_bars import IntervalScale
 from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import join_names, percent_text, unit_name, value_text
 
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}

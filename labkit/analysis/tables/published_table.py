@@ -22,7 +22,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, PublishedRow
-from labkit.analysis.model.row_model import ArmValues, Row
+from labkit.analysis.model.result_row import ArmValues, Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.tables.kernel_launch_tables import host_times
 from labkit.records import Record, counter_registry

@@ -15,7 +15,7 @@ from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,

@@ -20,7 +20,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.step_time_breakdown import (
+from labkit.analysis.model.step_part_times import (
     HOST,
     PART_NAMES,
     STALLS,

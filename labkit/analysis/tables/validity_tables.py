@@ -17,7 +17,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell, Failure, GateResult
-from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import interval_text, p_text, percent_text, significant_text
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 from labkit.config import count_text

@@ -53,7 +53,7 @@ def params_type(params: np.dtype[Any]) -> StructType:
 
 
 class Partials(NamedTuple):
-    """The partial results of split-KV's partitions, which ``attention_launch.reduce`` merges."""
+    """The partial results of split-KV's partitions, which ``kernel_entry_points.reduce`` merges."""
 
     sums: NDArray[np.float32]  # [total_q, num_q_heads, partitions, head_dim]
     states: NDArray[np.float32]  # [..., 2]: running maximum (base 2) and softmax sum

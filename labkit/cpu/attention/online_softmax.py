@@ -161,7 +161,7 @@ def finish_rows(
 def store_partial_rows(
     params: Any, scratch: Scratch, q_head: int, row: int, token: int, partition: int
 ) -> None:
-    """Store the sums and softmax states of a token's rows, for ``attention_launch.reduce``.
+    """Store the sums and softmax states of a token's rows, for ``kernel_entry_points.reduce``.
 
     The rows are those that ``start_rows`` started for one partition of the keys.
     """

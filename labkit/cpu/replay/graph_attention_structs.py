@@ -22,12 +22,12 @@ from labkit.kernel_constants import (
 # and values.
 LAUNCH = np.dtype(
     [
-        ("body", np.int64),  # address of ``decode_attention``'s compiled body
+        ("body", np.int64),  # address of ``decode_attention_kernel``'s compiled body
         ("params", np.int64),  # address of a struct of ``attention_params.PARAMS_DTYPES``
         ("kind", np.int64),  # index of the layer's kind; layers of a kind have equal launches
         ("num_q_heads", np.int64),
         ("heads_per_unit", np.int64),
-        ("pool_dtype", np.int64),  # index into ``attention_launch.POOL_DTYPES``
+        ("pool_dtype", np.int64),  # index into ``kernel_entry_points.POOL_DTYPES``
         ("token_numbers", np.int64),  # numbers in the keys of one token
         ("k_pool", np.int64),
         ("v_pool", np.int64),
@@ -60,7 +60,7 @@ class AttentionInputs(NamedTuple):
         The first launch's nonce and expected stamp. The nonce increases by 1 from one launch to
         the next, the stamp by ``STAMP_FACTORS[0]``.
     scratch, cu_seqlens_q, seq_lens
-        As in ``attention_launch.AttentionLaunch``.
+        As in ``kernel_entry_points.AttentionLaunch``.
     launches
         Address of an array with one ``LAUNCH`` per attention launch.
     summaries, num_kinds

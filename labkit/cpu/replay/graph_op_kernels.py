@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.cpu.attention.attention_launch import KVWrite, write_token_kv
+from labkit.cpu.attention.kernel_entry_points import KVWrite, write_token_kv
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms, rope
 from labkit.cpu.layers.activations import activate

@@ -18,7 +18,7 @@ from numba import prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu.attention.attention_intrinsics import take_ticket
-from labkit.cpu.attention.attention_launch import AttentionLaunch, run_decode_worker
+from labkit.cpu.attention.kernel_entry_points import AttentionLaunch, run_decode_worker
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
@@ -229,7 +229,7 @@ def replay(
     logits
         float32 [rows, vocabulary]: the output.
     lookup
-        As in ``attention_launch.decode``. Its type selects the resolver at compile time.
+        As in ``kernel_entry_points.decode``. Its type selects the resolver at compile time.
     attention
         The inputs to the attention launches.
     """

@@ -47,15 +47,15 @@ def float32_directory(model_dir: Path) -> Path:
 
 
 def _write_copy(model_dir: Path, folder: Path) -> None:
-    from labkit.models import safetensors_file
+    from labkit.models import safetensors_io
 
     settings = json.loads((model_dir / "config.json").read_text("utf-8"))
     quantization = settings.pop("quantization", None) or {}
     settings.pop("quantization_config", None)
     for file in model_dir.iterdir():
         if file.suffix == ".safetensors":
-            widened = _widened(safetensors_file.read(file), quantization)
-            safetensors_file.write(folder / file.name, widened)
+            widened = _widened(safetensors_io.read(file), quantization)
+            safetensors_io.write(folder / file.name, widened)
         elif file.is_file() and not file.name.endswith(".safetensors.index.json"):
             shutil.copyfile(file, folder / file.name)
     kind = settings.get("model_type")

@@ -48,11 +48,11 @@ def mlx_lm_directory(model_dir: Path) -> Path:
 def _write_copy(
     model_dir: Path, settings: dict[str, Any], modes: dict[str, str], folder: Path
 ) -> None:
-    from labkit.models import safetensors_file
+    from labkit.models import safetensors_io
 
     for file in model_dir.iterdir():
         if file.suffix == ".safetensors":
-            safetensors_file.write(folder / file.name, _widened(safetensors_file.read(file), modes))
+            safetensors_io.write(folder / file.name, _widened(safetensors_io.read(file), modes))
         elif file.name != "config.json":
             shutil.copyfile(file, folder / file.name)
     entries = {**settings["quantization"]}

@@ -16,7 +16,7 @@ from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
-from labkit.engine.sampling.greedy_logits import GreedyLogits
+from labkit.engine.sampling.step_logits import GreedyLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata

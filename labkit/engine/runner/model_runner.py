@@ -18,7 +18,7 @@ import numpy as np
 from labkit import config
 from labkit.engine.batch import Batch, split
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.sampling.greedy_logits import Logits, WaitLogits
+from labkit.engine.sampling.step_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.kv_cache_interface import KVMemory

@@ -18,7 +18,7 @@ from labkit.engine.model.cache_shapes import MixerSpec
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.model.model_loader import LoadedModel
 from labkit.engine.runner.compiled_feed_forward import CompiledBlocks
-from labkit.engine.sampling.greedy_logits import DeviceLogits, Logits, WaitLogits
+from labkit.engine.sampling.step_logits import DeviceLogits, Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays, Attention

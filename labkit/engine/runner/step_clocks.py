@@ -41,7 +41,7 @@ from labkit.engine.step_loop import StepParts
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
-    from labkit.engine.sampling.greedy_logits import Logits, WaitLogits
+    from labkit.engine.sampling.step_logits import Logits, WaitLogits
 
 Clock = Callable[[], float]
 PARTS = (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import InvalidLogitsError, PromptLogprobs
 from labkit.engine.request import ScoredRows
-from labkit.engine.sampling.greedy_logits import Logits, Rows
+from labkit.engine.sampling.step_logits import Logits, Rows
 
 # Rows per pass, so that the temporary arrays [rows, vocabulary] fit the CPU's cache.
 ROWS_PER_PASS = 32

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError, Logprobs
 from labkit.engine.request import RequestState, SamplingError, SamplingParams
-from labkit.engine.sampling.greedy_logits import Logits, Rows
+from labkit.engine.sampling.step_logits import Logits, Rows
 from labkit.machine.exception_text import one_line, one_line_with_type
 
 Ids = NDArray[np.intp]

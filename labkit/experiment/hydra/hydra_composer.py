@@ -18,8 +18,8 @@ from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.env_interpolation import hide_values
 from labkit.config.option import options
 from labkit.experiment.hydra import environment_resolver
-from labkit.experiment.hydra.copy_on_write_config import SharedParts
 from labkit.experiment.hydra.hydra_error_text import explain_config_error
+from labkit.experiment.hydra.shared_config_parts import SharedParts
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

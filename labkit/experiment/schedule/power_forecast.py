@@ -19,8 +19,8 @@ from labkit.analysis.statistics.power import (
 from labkit.config import Device, Experiment, Isolation, count_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell
-from labkit.experiment.schedule import doctor_noise, noise_history
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule import doctor_noise_cache, noise_history
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.records.metric_registry import METRICS
 
@@ -105,7 +105,7 @@ def _noise(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> _K
         interleaved = cell.design.isolation is Isolation.in_process
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
         return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed), True)
-    noise_sd = doctor_noise.load_noise_sd()
+    noise_sd = doctor_noise_cache.load_noise_sd()
     if noise_sd is None or not _is_pilot_metric(composed):
         return None
     source = "the doctor, within one process; runs vary more"
@@ -190,7 +190,7 @@ def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
     """
     if not _engines_on_cpu(composed) or not _is_pilot_metric(composed):
         return None
-    return doctor_noise.load_pilot_noise(_workload_kind(composed))
+    return doctor_noise_cache.load_pilot_noise(_workload_kind(composed))
 
 
 def _is_pilot_metric(composed: ComposedCell) -> bool:

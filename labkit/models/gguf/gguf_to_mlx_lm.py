@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.machine import cache_dir
-from labkit.models import safetensors_file
+from labkit.models import safetensors_io
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
 RECIPE_VERSION = 4  # part of the cache key: raise it when the written files change
@@ -90,7 +90,7 @@ def _write_weights(
     number, size = 0, 0
 
     def flush() -> None:
-        safetensors_file.write(folder / f"model-{number:05d}.safetensors", shard)
+        safetensors_io.write(folder / f"model-{number:05d}.safetensors", shard)
         shard.clear()
 
     for name, array in _parameters(file, model):

@@ -43,10 +43,10 @@ from labkit.config import Precision, State
 from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
-from labkit.workload.kernels import kernel_cases, kernel_samples
+from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
+from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
 from labkit.workload.kernels.kernel_pilot import pilot_cases
-from labkit.workload.kernels.kernel_samples import ArmSamples, CaseRounds
 from labkit.workload.kernels.kernel_warmup import KernelWarmup
 from labkit.workload.kernels.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.measurement import CasePilot, Measurement
@@ -56,7 +56,7 @@ COUNTED_LAUNCHES = 1  # of each batch in a process, outside the time that its ro
 
 
 def _mlx_queue(dtype: Precision) -> LaunchQueue:
-    from labkit.workload.kernels.mlx_launch_queue import MlxLaunchQueue
+    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 
     return MlxLaunchQueue(dtype)
 
@@ -224,7 +224,7 @@ class InterleavedKernels:
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
-        kernel_samples.check(prepared, launch, launch_name)
+        kernel_case_rounds.check(prepared, launch, launch_name)
         counters = self._counters[prepared.arm]
         counters.update(launch.report.counters())
         counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length
@@ -240,8 +240,8 @@ class InterleavedKernels:
                 records.append(CaseRecord(case=case.name, skipped=reason))
                 continue
             for rounds, samples in self._samples(index, case.name):
-                records.append(kernel_samples.case_record(samples, rounds))
-                values |= kernel_samples.output_values(samples, rounds)
+                records.append(kernel_case_rounds.case_record(samples, rounds))
+                values |= kernel_case_rounds.output_values(samples, rounds)
         counters: dict[str, Any] = {
             name: float(count) for name, count in sorted(self._counters[index].items())
         }

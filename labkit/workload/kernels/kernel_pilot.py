@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload.kernels.kernel_samples import CaseRounds
+from labkit.workload.kernels.kernel_case_rounds import CaseRounds
 from labkit.workload.kernels.launch_timing import Clock
 from labkit.workload.measurement import CasePilot
 from labkit.workload.turn_order import spread_rounds

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.analysis.charts.html_interval_bars import MAX_ARMS, IntervalScale, card_bars
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 
 
 def without_counters(record):

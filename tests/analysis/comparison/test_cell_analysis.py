@@ -202,7 +202,7 @@ def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.comparison.arm_comparison import DecisionCriteria
     from labkit.analysis.comparison.verdict import judge
-    from labkit.analysis.model.row_model import Comparison
+    from labkit.analysis.model.result_row import Comparison
     from labkit.analysis.statistics.effect_size import Equivalence
 
     criteria = DecisionCriteria(2, 0.05, 2.0)

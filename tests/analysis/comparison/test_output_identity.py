@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.first_divergence import ulp_distance
+from labkit.analysis.comparison.first_output_difference import ulp_distance
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.records import CaseRecord, Record, output_values_path
 from labkit.workload.output_digest import array_outputs

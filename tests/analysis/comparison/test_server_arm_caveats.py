@@ -8,11 +8,11 @@ import pytest
 from planted_cells import planted_cell
 
 from labkit.analysis.comparison import server_arm_caveats
-from labkit.analysis.comparison.first_divergence import text_difference, text_shares
+from labkit.analysis.comparison.first_output_difference import text_difference, text_shares
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.comparison.validity_gates import healthy, identical
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.tables.server_and_client_tables import http_section
+from labkit.analysis.tables.request_and_stream_tables import http_section
 from labkit.records import Arm, CaseRecord, Record
 from labkit.workload.output_digest import text_digest
 

@@ -11,7 +11,7 @@ from labkit.analysis.comparison.observations import MetricRow, RunValue, log_val
 from labkit.analysis.comparison.slow_kernel_launches import restrict, slow_launch_p
 from labkit.analysis.comparison.verdict import Verdict
 from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict_sentences
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.studies.study_comparison import compare_studies

@@ -20,7 +20,7 @@ from labkit.analysis.comparison.text_quality import (
 )
 from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.document.svg_chart_renderer import chart_svg
-from labkit.analysis.findings.cell_findings import Findings
+from labkit.analysis.findings.answer_data import Findings
 from labkit.analysis.findings.output_quality_sentences import (
     interval_text,
     quality_sentences,

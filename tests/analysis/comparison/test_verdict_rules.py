@@ -23,7 +23,7 @@ from labkit.analysis.comparison.verdict import (
     judge,
     target_effect_pct,
 )
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.number_format import bound_text
 from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks

@@ -18,7 +18,7 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, arm_classes
-from labkit.analysis.findings.cell_findings import plan_findings
+from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.number_format import value_text

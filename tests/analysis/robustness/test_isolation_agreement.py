@@ -11,7 +11,7 @@ import pytest
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.model.row_model import Comparison
+from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.robustness.isolation_agreement import (
     isolation_agreements,
     isolation_sentence,

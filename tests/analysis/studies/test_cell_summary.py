@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import Findings, OutputsFinding, merge_findings
+from labkit.analysis.findings.answer_data import Findings, OutputsFinding, merge_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.studies.cell_summary import cell_summary, study_answer

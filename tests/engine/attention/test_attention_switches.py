@@ -146,8 +146,8 @@ def test_tile_threshold_changes_the_kernel_and_no_bit(make_batch, lengths):
 
 
 def test_a_reduce_kernel_that_did_not_run_is_stale(make_batch, monkeypatch):
-    from labkit.cpu.attention import attention_launch
+    from labkit.cpu.attention import kernel_entry_points
 
-    monkeypatch.setattr(attention_launch, "reduce", lambda *_: None)
+    monkeypatch.setattr(kernel_entry_points, "reduce", lambda *_: None)
     _, report = make_batch([(1, 300)]).attend(split_kv=2)
     assert report.stale

@@ -104,8 +104,8 @@ OPERANDS = [
 @pytest.mark.parametrize(("changes", "message"), OPERANDS)
 def test_bad_operands_are_refused(make_batch, backend, changes, message, monkeypatch):
     for launch in (
-        "cpu_backend.attention_launch.decode",
-        "cpu_backend.attention_launch.tiled",
+        "cpu_backend.kernel_entry_points.decode",
+        "cpu_backend.kernel_entry_points.tiled",
         "metal_backend.KernelCall.with_inputs",
     ):
         monkeypatch.setattr(f"labkit.engine.attention.backends.{launch}", pytest.fail)

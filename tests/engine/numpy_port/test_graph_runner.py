@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.cpu.attention import attention_launch
+from labkit.cpu.attention import kernel_entry_points
 from labkit.cpu.replay import graph_replay
 from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS
 from labkit.engine import Request, SamplingParams, create
@@ -110,13 +110,13 @@ def test_the_next_step_uses_a_changed_number_of_threads(model_dir, monkeypatch, 
     engine, shares, before = make(model_dir("qwen3")), [], numba.get_num_threads()
     expected = logits_of(engine)
     name = "replay" if replays else "decode"
-    module = graph_replay if replays else attention_launch
+    module = graph_replay if replays else kernel_entry_points
     run, step, steps = getattr(module, name), engine.step, itertools.count()
     if not replays:
         monkeypatch.setattr(PackedForward, "_replay", lambda *_: None)
 
     def counting(*arguments):
-        launch = arguments[4] if replays else attention_launch.AttentionLaunch(*arguments[1:])
+        launch = arguments[4] if replays else kernel_entry_points.AttentionLaunch(*arguments[1:])
         shares.append((numba.get_num_threads(), launch.counters.shape[-2] - 1))
         return run(*arguments)
 

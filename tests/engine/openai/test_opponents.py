@@ -13,7 +13,7 @@ import pytest
 from stub_server import Stub
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import plan_findings
+from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.robustness.caveats import caveats

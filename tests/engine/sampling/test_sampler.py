@@ -5,8 +5,8 @@ import pytest
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingError, SamplingParams
-from labkit.engine.sampling.greedy_logits import DeviceLogits
 from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.sampling.step_logits import DeviceLogits
 
 
 def state(request_id, **params):

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.attention import (
-    attention_launch,
     attention_params,
-    decode_attention,
+    decode_attention_kernel,
+    kernel_entry_points,
     resolver_variants,
-    tiled_attention,
+    tiled_attention_kernel,
 )
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS
-from labkit.cpu.attention.attention_launch import AttentionLaunch, KVWrite
+from labkit.cpu.attention.kernel_entry_points import AttentionLaunch, KVWrite
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
 from labkit.cpu.runtime.address_views import address_of
 from labkit.cpu.runtime.aligned_memory import aligned_zeros
@@ -54,7 +54,7 @@ class PreparedLaunch:
     workers: int  # threads that share the launch
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
-    pool_dtype: int  # index into ``attention_launch.POOL_DTYPES``
+    pool_dtype: int  # index into ``kernel_entry_points.POOL_DTYPES``
     token_numbers: int  # elements in the keys of one token
 
 
@@ -140,12 +140,12 @@ class CpuBackend(PagedBackend):
                 launch.pool_dtype, address_of(k), address_of(v), k_pool, v_pool,
                 metadata.slot_mapping, launch.token_numbers,
             )  # fmt: skip
-            attention_launch.scatter(*write)
+            kernel_entry_points.scatter(*write)
         sinks = 0 if bound.sinks is None else address_of(bound.sinks)
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for view, address in zip(launch.array_fields, arrays, strict=True):
             view[0] = address
-        counters = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
+        counters = np.zeros((launch.workers + 1, kernel_entry_points.COUNTER_COLUMNS), np.int64)
         dispatch, nonce, reduce_rows = launch.dispatch, secrets.randbits(32), None
         arguments = AttentionLaunch(
             nonce, launch.body, launch.params_address, self.scratch, counters,
@@ -153,9 +153,9 @@ class CpuBackend(PagedBackend):
             dispatch.heads_per_unit, dispatch.partitions,
         )  # fmt: skip
         if dispatch.kernel == "tiled":
-            attention_launch.tiled(metadata.lookup, *arguments)
+            kernel_entry_points.tiled(metadata.lookup, *arguments)
         elif dispatch.partitions == 1:
-            attention_launch.decode(metadata.lookup, *arguments)
+            kernel_entry_points.decode(metadata.lookup, *arguments)
         else:
             reduce_rows = _launch_partitions(launch, bound, metadata, arguments, q, out)
         metadata.launches.append(Launch(bound, dispatch, nonce, counters[:-1], reduce_rows))
@@ -186,11 +186,11 @@ class CpuBackend(PagedBackend):
         )
         pool_dtype = POOL_DTYPES[layer.dtype]
         if dispatch.kernel == "tiled":
-            size = tiled_attention.scratch_bytes(BQ * dispatch.sharing_heads, layer.head_dim)
-            body = tiled_attention.body(pool_dtype, self._switches.window_skip)
+            size = tiled_attention_kernel.scratch_bytes(BQ * dispatch.sharing_heads, layer.head_dim)
+            body = tiled_attention_kernel.body(pool_dtype, self._switches.window_skip)
         else:
-            size = decode_attention.scratch_bytes(dispatch.heads_per_unit, layer.head_dim)
-            body = decode_attention.body(
+            size = decode_attention_kernel.scratch_bytes(dispatch.heads_per_unit, layer.head_dim)
+            body = decode_attention_kernel.body(
                 pool_dtype, dispatch.partitions == 1 and self._switches.window_skip
             )
         if self.scratch.shape[1] < size:  # a row for each possible worker
@@ -217,7 +217,7 @@ class CpuBackend(PagedBackend):
             workers=workers,
             q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
             k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
-            pool_dtype=attention_launch.POOL_DTYPES.index(pool_dtype),
+            pool_dtype=kernel_entry_points.POOL_DTYPES.index(pool_dtype),
             token_numbers=layer.num_kv_heads * layer.head_dim,
         )
         metadata.prepared.launches[layer.kind] = launch
@@ -254,8 +254,8 @@ def _launch_partitions(
     launch.params["partitions"] = partitions
     launch.params["partial_sums"] = address_of(parts.sums)
     launch.params["partial_states"] = address_of(parts.states)
-    attention_launch.decode(metadata.lookup, *arguments)
-    rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
+    kernel_entry_points.decode(metadata.lookup, *arguments)
+    rows = np.zeros((launch.workers + 1, kernel_entry_points.COUNTER_COLUMNS), np.int64)
     resolver, sinks = RESOLVER_IDS[metadata.resolver.variant], attention_params.base2(layer.sinks)
-    attention_launch.reduce(arguments.nonce, resolver, *parts, sinks, out, rows)
+    kernel_entry_points.reduce(arguments.nonce, resolver, *parts, sinks, out, rows)
     return rows[:-1]

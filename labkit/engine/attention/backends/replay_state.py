@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.attention.attention_launch import COUNTER_COLUMNS
+from labkit.cpu.attention.kernel_entry_points import COUNTER_COLUMNS
 from labkit.cpu.capture.graph_capture import CapturedAttention
 from labkit.cpu.replay.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
 from labkit.cpu.runtime.address_views import address_of

@@ -20,7 +20,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.row_model import Row
+from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import value_text
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record

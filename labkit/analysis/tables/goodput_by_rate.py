@@ -1,4 +1,4 @@
-"""Serving capacity: the table and the chart of the load that an arm serves within its limits."""
+"""Goodput by rate: the table and the chart of the share of requests within the limits."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from planted_cells import planted_cell, section_table
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.robustness.caveats import caveats
-from labkit.analysis.tables.server_and_client_tables import request_outcomes_section
+from labkit.analysis.tables.request_and_stream_tables import request_outcomes_section
 from labkit.records import CaseRecord, Record
 
 

@@ -1,4 +1,4 @@
-"""Video clips, and how their frames are picked."""
+"""Video clips, and how their frames are picked and decoded."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from labkit.analysis.model.json_form import fields_to_json, from_json
-from labkit.analysis.model.row_model import EffectInPercent
+from labkit.analysis.model.result_row import EffectInPercent
 from labkit.analysis.number_format import machine_words
 from labkit.analysis.statistics.replication_test import ReplicationWord
 from labkit.records import RecordError, StudyPath, read_json

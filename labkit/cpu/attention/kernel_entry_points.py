@@ -1,13 +1,13 @@
-"""Launches of the attention kernels: a grid of units, and one worker per thread that runs them.
+"""Entry points of the attention kernels: decode, tiled, reduce (split-KV) and scatter (KV write).
 
-The cost of a unit varies (contexts are ragged, and the causal rows of a prompt grow), so workers
-take their units from a shared queue. The result of a unit does not depend on the worker that runs
-the unit.
+A launch has a grid of units, and one worker per thread that runs them. The cost of a unit varies
+(contexts are ragged, and the causal rows of a prompt grow), so workers take their units from a
+shared queue. The result of a unit does not depend on the worker that runs the unit.
 
-numba compiles the launch functions once per type of ``lookup``, the resolver's data. A launch finds
+numba compiles the entry points once per type of ``lookup``, the resolver's data. A launch finds
 the sequence of each unit and then calls the unit's arithmetic, the *body*
-(``decode_attention.body``, ``tiled_attention.body``), by address. A body is compiled once per
-dtype of the KV pools.
+(``decode_attention_kernel.body``, ``tiled_attention_kernel.body``), by address. A body is compiled
+once per dtype of the KV pools.
 """
 
 from __future__ import annotations

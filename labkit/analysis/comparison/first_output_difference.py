@@ -1,4 +1,4 @@
-"""First divergence of two outputs, as a phrase for readers.
+"""The first difference of two outputs, as a phrase for readers.
 
 For an array the phrase gives the token, the head and the distance in ULPs. The distance needs both
 arms' values. These are stored only for the first block, and only if the arms differ. For requests

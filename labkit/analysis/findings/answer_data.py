@@ -1,4 +1,4 @@
-"""The findings of a cell: what is worth saying about it, decided once and as data.
+"""The data of a cell's answer: its findings, which are what is worth saying, decided once.
 
 :func:`plan_findings` decides which rows answer the cell's question, what is certain about them and
 what is not. Titles, headlines, chips, the index and the terminal only put the findings into words
@@ -18,7 +18,7 @@ from labkit.analysis.findings.effect_wording import amount_text
 from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.output_quality_sentences import PickedFrames, picked_frames
 from labkit.analysis.model.cell_model import ArmQuality, BestInRow
-from labkit.analysis.model.row_model import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import join_names
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition
 

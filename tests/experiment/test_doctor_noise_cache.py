@@ -7,8 +7,8 @@ import json
 import pytest
 
 from labkit.analysis.statistics.power import single_row_mde_pct
-from labkit.experiment.schedule import doctor_noise
-from labkit.experiment.schedule.doctor_noise import PilotNoise
+from labkit.experiment.schedule import doctor_noise_cache
+from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine.facts import fingerprint
 from labkit.records import machine_difference
 
@@ -23,41 +23,50 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_saved_noise_is_loaded_and_the_noisier_kernel_counts():
-    assert doctor_noise.load_noise_sd() is None
-    doctor_noise.save(fingerprint.take(), NOISE, {})
-    assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
+    assert doctor_noise_cache.load_noise_sd() is None
+    doctor_noise_cache.save(fingerprint.take(), NOISE, {})
+    assert doctor_noise_cache.load_noise_sd() == pytest.approx(0.025)
 
 
 def test_another_machine_s_noise_is_not_loaded():
     other = {**fingerprint.take(), "cpu_model": "another"}
-    doctor_noise.save(other, NOISE, {"kernels": PILOT})
-    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
+    doctor_noise_cache.save(other, NOISE, {"kernels": PILOT})
+    assert (
+        doctor_noise_cache.load_noise_sd() is None
+        and doctor_noise_cache.load_pilot_noise("kernels") is None
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": {}}', '{"machine": 3, "cv_pct": 1}'])
 def test_a_broken_file_is_ignored(folder, text):
     folder.mkdir()
-    (folder / doctor_noise.FILE_NAME).write_text(text)
-    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
+    (folder / doctor_noise_cache.FILE_NAME).write_text(text)
+    assert (
+        doctor_noise_cache.load_noise_sd() is None
+        and doctor_noise_cache.load_pilot_noise("kernels") is None
+    )
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
-    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
+    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    assert (
+        doctor_noise_cache.load_noise_sd() is None
+        and doctor_noise_cache.load_pilot_noise("kernels") is None
+    )
 
 
 def test_pilot_noise_is_loaded_by_kind():
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
-    assert doctor_noise.load_pilot_noise("kernels") == PILOT
-    assert doctor_noise.load_pilot_noise("requests") is None
+    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    assert doctor_noise_cache.load_pilot_noise("kernels") == PILOT
+    assert doctor_noise_cache.load_pilot_noise("requests") is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda kept: kept.pop("sights"),  # an older doctor's
-        lambda kept: kept["sights"].update(version=doctor_noise.PILOTS_VERSION + 1),
+        lambda kept: kept["sights"].update(version=doctor_noise_cache.PILOTS_VERSION + 1),
         lambda kept: kept["sights"]["kernels"].update(of_tomorrow=1),
         lambda kept: kept["sights"]["kernels"].update(interleaved_sd="0.01"),
         lambda kept: kept["sights"]["kernels"].update(interleaved_s=0.0),
@@ -65,17 +74,17 @@ def test_pilot_noise_is_loaded_by_kind():
     ],
 )
 def test_pilot_noise_of_another_version_is_ignored_and_the_noise_stays(folder, change):
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
-    kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
+    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    kept = json.loads((folder / doctor_noise_cache.FILE_NAME).read_text())
     change(kept)
-    (folder / doctor_noise.FILE_NAME).write_text(json.dumps(kept))
-    assert doctor_noise.load_pilot_noise("kernels") is None
-    assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
+    (folder / doctor_noise_cache.FILE_NAME).write_text(json.dumps(kept))
+    assert doctor_noise_cache.load_pilot_noise("kernels") is None
+    assert doctor_noise_cache.load_noise_sd() == pytest.approx(0.025)
 
 
 def test_the_keys_that_an_older_labkit_reads_are_still_written(folder):
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
-    kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
+    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    kept = json.loads((folder / doctor_noise_cache.FILE_NAME).read_text())
     assert (kept["schema_version"], kept["cv_pct"]) == (1, 2.5)
     assert machine_difference(kept["machine"], fingerprint.take()) is None
 

@@ -6,7 +6,7 @@ import pytest
 from planted_cells import planted_cell
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.cell_findings import (
+from labkit.analysis.findings.answer_data import (
     Finding,
     Findings,
     OutputsFinding,
@@ -19,7 +19,7 @@ from labkit.analysis.findings.output_quality_sentences import PickedFrames
 from labkit.analysis.findings.short_answer import MAX_WORDS, arm_text, fit, short_answer
 from labkit.analysis.findings.verdict_sentences import control_sentence, summary_verdict
 from labkit.analysis.model.cell_model import BestInRow
-from labkit.analysis.model.row_model import ArmValues, Comparison, Row
+from labkit.analysis.model.result_row import ArmValues, Comparison, Row
 from labkit.records.metric_registry import metric_definition
 
 KERNEL, REQUESTS, WAIT = "dispatch_us", "total_tok_s", "ttft_p50_ms"
