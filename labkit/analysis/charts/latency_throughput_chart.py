@@ -12,7 +12,7 @@ from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_cl
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, unit_name, value_text
-from labkit.analysis.studies.serving_capacity import LoadCurve, LoadPoint, unequal_requests
+from labkit.analysis.studies.load_curves import LoadCurve, LoadPoint, unequal_requests
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.analysis.model.json_form import absent
 from labkit.analysis.number_format import round_significant
-from labkit.analysis.statistics.effect_size import Equivalence
+from labkit.analysis.statistics.equivalence_test import Equivalence
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 # Numbers of a comparison that are rounded in files.

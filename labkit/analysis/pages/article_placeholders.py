@@ -29,8 +29,9 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import PAGES, report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
-from labkit.analysis.studies.cell_summary import cell_summary, study_answer
+from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_answer import study_answer
 from labkit.analysis.tables.published_table import published_source
 from labkit.analysis.tables.results_table import ResultLine, verdict_text
 from labkit.config.option_index import did_you_mean

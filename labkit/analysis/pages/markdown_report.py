@@ -17,7 +17,8 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.cell_summary import CellSummary, study_answer, study_question
+from labkit.analysis.studies.cell_summary import CellSummary
+from labkit.analysis.studies.study_answer import study_answer, study_question
 
 
 def markdown_table(table: Table[Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.analysis.charts import run_and_effect_charts
+from labkit.analysis.charts.latency_distribution_chart import latency_charts
 from labkit.analysis.charts.latency_throughput_chart import frontier_section
 from labkit.analysis.charts.memory_and_request_timelines import (
     kv_utilization_section,
@@ -41,6 +42,7 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import distinct_slugs
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.tables.counter_tables import dispatch_section, engine_counters_section
+from labkit.analysis.tables.hit_and_acceptance_table import hit_and_acceptance_section
 from labkit.analysis.tables.kernel_launch_tables import (
     host_times_section,
     launch_queue_section,
@@ -49,22 +51,14 @@ from labkit.analysis.tables.kernel_launch_tables import (
 )
 from labkit.analysis.tables.metrics_by_arm import matrix_section
 from labkit.analysis.tables.published_table import published_section
-from labkit.analysis.tables.request_and_stream_tables import (
-    hit_and_acceptance_section,
-    http_section,
-    request_outcomes_section,
-)
+from labkit.analysis.tables.request_and_stream_tables import http_section, request_outcomes_section
 from labkit.analysis.tables.results_table import medians_section
+from labkit.analysis.tables.run_list import runs_section
+from labkit.analysis.tables.sensitivity_table import sensitivity_table
 from labkit.analysis.tables.step_time_tables import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
-from labkit.analysis.tables.validity_tables import (
-    failures_section,
-    gates_section,
-    outputs_section,
-    runs_section,
-    sensitivity_table,
-)
+from labkit.analysis.tables.validity_tables import failures_section, gates_section, outputs_section
 from labkit.analysis.tables.video_decoding_tables import (
     clip_work_section,
     decode_times_section,
@@ -118,7 +112,7 @@ def _tests(report: CellReport) -> Parts:
 
 @section("Latencies")
 def _latencies(report: CellReport) -> Iterator[ReportPart]:
-    for caption, chart in run_and_effect_charts.latency_charts(report.analysis):
+    for caption, chart in latency_charts(report.analysis):
         yield ChartPart(chart, caption)
 
 

@@ -18,13 +18,8 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
-from labkit.analysis.studies.serving_capacity import (
-    LOAD_OPTIONS,
-    LoadCurve,
-    ServingCapacity,
-    load_curves,
-    serving_capacities,
-)
+from labkit.analysis.studies.load_curves import LOAD_OPTIONS, LoadCurve, load_curves
+from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
 from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 
 NOT_COMPARED = (

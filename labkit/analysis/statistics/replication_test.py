@@ -3,7 +3,7 @@
 The change of an effect from the author's study to the reader's is tested by joint relabelling
 (:mod:`.difference_in_differences`). All rows are one family: p-values of "the effect did not
 change" are adjusted by S. Holm (1979), and every equivalence is tested at ``alpha`` divided by the
-number of rows. Both tests spend the same alpha, as in :mod:`.effect_size`.
+number of rows. Both tests spend the same alpha, as in :mod:`.equivalence_test`.
 
 If the author claims an effect, the row is, by the first rule that applies,
 

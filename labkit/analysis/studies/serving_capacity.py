@@ -1,11 +1,4 @@
-"""Arms under load: latency against throughput, and the capacity within limits.
-
-A curve joins cells that differ in their load alone (a rate or a number of clients). Its knee is the
-load with the greatest power, which is throughput over latency (L. Kleinrock, "Power and
-deterministic rules of thumb for probabilistic problems in computer communications", ICC 1979).
-Below the knee, the engine could serve more requests at hardly any extra latency; above it, latency
-grows faster than throughput. Throughput is in requests per second, and latency is the median time
-to the last token.
+"""Serving capacity: the highest rate at which an arm keeps its requests within limits.
 
 Capacity is the highest rate at which a share of requests, ``workload.capacity``, stays within
 ``workload.limits``. Every run of an arm counts its requests and those within the limits; refused
@@ -17,12 +10,9 @@ claimed of one of its cells.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +21,7 @@ from labkit.analysis.comparison.machine_or_arm_stalls import as_measured
 from labkit.analysis.comparison.served_requests import has_tpot_limit, sustained, tpot_cause
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
+from labkit.analysis.studies.load_curves import load_of, unequal_requests
 from labkit.records import CaseRecord
 from labkit.records.measurement_notes import TrafficNote
 
@@ -38,9 +29,6 @@ if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary
 
 LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
-LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
-MIN_LOADS = 3  # a curve needs this many different loads
-METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
 @dataclass(frozen=True)
@@ -92,7 +80,7 @@ class ServingCapacity:
 class CapacityLoad:
     """An arm of one cell whose workload sets ``workload.capacity``: what its capacity is made of.
 
-    ``rest``: as in :class:`ArmLoad`. ``alpha``: the arm's share of the cell's.
+    ``rest``: as in :class:`.ArmLoad`. ``alpha``: the arm's share of the cell's.
     """
 
     arm: str
@@ -209,129 +197,7 @@ def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
     return LoadCounts(rate, np.array(good), np.array(requests), spent)
 
 
-def unequal_requests(numbers: Sequence[int | None]) -> str:
-    """Return a note if loads differ in their requests of a run (None: all), or an empty text."""
-    if len(set(numbers)) < 2:
-        return ""
-    each = ", ".join("all" if number is None else f"{number}" for number in numbers)
-    return (
-        f"The loads differ in their requests as well: a run had {each} (in the order of the "
-        "loads). With workload.num_requests=N all have the same."
-    )
-
-
 def _limits(limits: dict[str, float | None]) -> str:
     """Return the limits in words: ``TTFT 500 ms and TPOT 50 ms``."""
     known = [f"{name} {limits[key]:g} ms" for key, name in LIMITS.items() if limits.get(key)]
     return " and ".join(known)
-
-
-@dataclass(frozen=True)
-class LoadPoint:
-    """One load of a curve: its size (a rate or a number of clients), and the medians by metric.
-
-    ``requests``: those of a run, if a pilot found their number; None: all.
-    """
-
-    size: float
-    medians: Mapping[str, float]
-    requests: int | None = None
-
-    @property
-    def power(self) -> float:
-        """Throughput over latency: requests per second, divided by the median E2E in seconds."""
-        return self.medians["request_s"] / (self.medians["e2e_p50_ms"] / 1e3)
-
-
-@dataclass(frozen=True)
-class ArmLoad:
-    """An arm of one cell under a load. ``rest`` is equal in cells that differ only in their load.
-
-    ``by``: the unit of load, ``requests/s`` or ``clients``.
-    """
-
-    arm: str
-    rest: str
-    by: str
-    load: LoadPoint
-
-
-@dataclass(frozen=True)
-class LoadCurve:
-    """An arm under increasing load.
-
-    ``name``: the arm's name, with the options in which its cells differ from those of another curve
-    of the arm. ``by``: the unit of load, ``requests/s`` or ``clients``.
-    """
-
-    arm: str
-    name: str
-    by: str
-    loads: tuple[LoadPoint, ...]
-
-    @property
-    def knee(self) -> LoadPoint | None:
-        """The load with the greatest power, or None if it is the largest load that was measured."""
-        best = max(self.loads, key=lambda load: load.power)
-        return None if best is self.loads[-1] else best
-
-
-def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
-    """Yield the arms of a cell that have all metrics of a load curve."""
-    medians = _medians(analysis)
-    for arm in analysis.data.arms:
-        load, rest = load_of(arm.config)
-        if load is not None and arm.role != "control" and arm.name in medians:
-            point = LoadPoint(load[1], medians[arm.name], analysis.data.design.units)
-            yield ArmLoad(arm.name, rest, load[0], point)
-
-
-def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[LoadCurve]:
-    """Return a study's load curves: cells that differ in their load alone are one curve per arm.
-
-    ``labels``: the cells' labels without ``LOAD_OPTIONS``.
-    """
-    points: dict[tuple[str, str, str], list[LoadPoint]] = {}
-    names: dict[tuple[str, str, str], str] = {}
-    for cell, label in zip(cells, labels, strict=True):
-        for one in cell.loads:
-            key = (one.rest, one.arm, one.by)
-            names[key] = f"{one.arm}, {label}"
-            points.setdefault(key, []).append(one.load)
-    curves = {
-        key: tuple(sorted(loads, key=lambda load: load.size))
-        for key, loads in points.items()
-        if len({load.size for load in loads}) >= MIN_LOADS
-    }
-    several = Counter(arm for _, arm, _ in curves)
-    return [
-        LoadCurve(arm, names[rest, arm, by] if several[arm] > 1 else arm, by, loads)
-        for (rest, arm, by), loads in curves.items()
-    ]
-
-
-def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
-    """Return the medians by arm and metric, for the arms that have all of ``METRICS``."""
-    medians_by_arm: dict[str, dict[str, float]] = {}
-    for row in analysis.cell.rows:
-        if row.case == "all" and row.metric in METRICS:
-            for arm, values in row.arms.items():
-                if values.median is not None and values.median > 0:
-                    medians_by_arm.setdefault(arm, {})[row.metric] = values.median
-    return {arm: medians for arm, medians in medians_by_arm.items() if len(medians) == len(METRICS)}
-
-
-def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
-    """Return an arm's load and a digest of the rest of its config.
-
-    The load is (unit, size), or None if the config sets no rate and no number of clients. Arms with
-    the same digest differ only in their load.
-    """
-    workload = dict(config.get("workload", {}))
-    arrivals = dict(workload.pop("arrivals", {}))
-    rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)
-    load = ("requests/s", float(rate)) if rate else ("clients", float(clients or 0))
-    unchanged_clients = {"clients": clients} if rate else {}
-    rest = {**config, "workload": workload, "arrivals": arrivals, **unchanged_clients}
-    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-    return (load if load[1] else None), digest

@@ -35,12 +35,8 @@ from labkit.analysis.statistics.difference_in_differences import (
     effect_change,
     estimate_effect,
 )
-from labkit.analysis.statistics.effect_size import (
-    Equivalence,
-    breakpoints,
-    equivalence_test,
-    to_percent,
-)
+from labkit.analysis.statistics.effect_size import breakpoints, to_percent
+from labkit.analysis.statistics.equivalence_test import Equivalence, equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.study_analysis import cell_names

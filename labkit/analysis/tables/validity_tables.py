@@ -1,10 +1,9 @@
-"""What a result rests on: gates, outputs, sensitivity analyses, failed runs, and all other runs."""
+"""What a result rests on: gates, agreement of outputs, and failed runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.document.report_parts import (
@@ -15,12 +14,7 @@ from labkit.analysis.document.report_parts import (
     table_section,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell, Failure, GateResult
-from labkit.analysis.model.result_row import Row
-from labkit.analysis.number_format import interval_text, p_text, percent_text, significant_text
-from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
-from labkit.config import count_text
 from labkit.records import Record
 
 MEANINGS = {
@@ -29,7 +23,6 @@ MEANINGS = {
     "identical": "the arms' outputs agree as claimed",
 }
 MAX_SHOWN_LOST = 6
-MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
 
 
 def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
@@ -85,29 +78,6 @@ def outputs_section(report: CellSource) -> Parts:
     """Show the number of outputs that agree with the reference run's."""
     noun = _output_noun(report.cell, report.records)
     return table_parts(agreement_table(report.analysis.identity, noun))
-
-
-def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
-    """Return one line per sensitivity analysis of a row and arm."""
-    columns: tuple[Column[SensitivityResult], ...] = (
-        Column("row", lambda result: cell.rows[result.row].name, numeric=False),
-        Column("arm", lambda result: result.arm, numeric=False),
-        Column("analysis", lambda result: result.how, numeric=False),
-        Column("delta", lambda result: result.effect_pct, percent_text),
-        Column(
-            "unadjusted CI (%)",
-            lambda result: result.ci_pct or (None, None),
-            lambda ci: interval_text(*ci),
-        ),
-        Column("unadjusted p", lambda result: result.p, p_text),
-        Column("blocks", lambda result: result.blocks),
-    )
-    note = (
-        "Each analysis tests one row by itself: neither p nor interval is adjusted for the other "
-        "rows or arms. The numbers above are not these, but a verdict is withheld where stalls or "
-        "the mean of all launches contradict it."
-    )
-    return Table(columns, tuple(results), (note,), prose=True)
 
 
 @dataclass(frozen=True)
@@ -172,80 +142,3 @@ def _lost_text(runs: Sequence[str]) -> str:
 def failures_section(report: CellSource) -> Parts:
     """Show the failed runs."""
     return table_parts(_failures_table(report.cell, report.record_folder))
-
-
-@dataclass(frozen=True)
-class ArmRuns:
-    """An arm's summary in words, and the name, value and record of each run in one row."""
-
-    arm: str
-    summary: str
-    runs: Sequence[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
-class RowRuns:
-    """A row's index in the cell, its title, its verdicts and the runs of every arm."""
-
-    index: int
-    title: str
-    sentences: Sequence[str]
-    arms: Sequence[ArmRuns]
-
-
-@dataclass(frozen=True)
-class RunList:
-    """The runs behind the rows of a cell; HTML only.
-
-    ``has_values``: whether each run's value is shown, linked to its record.
-    """
-
-    rows: Sequence[RowRuns]
-    has_values: bool
-    kind: ClassVar[str] = "runs"
-
-
-def run_list(cell: Cell, claim: str, record_folder: str) -> RunList:
-    """Return the runs behind every measured row of a cell."""
-    phrases = cell_phrases(cell, claim)
-    rows = [
-        RowRuns(
-            index,
-            f"{row.case}, {row.metric} ({row.unit})",
-            [verdict_sentence(phrases, row, one) for one in row.comparisons],
-            list(_arms(row, record_folder)),
-        )
-        for index, row in enumerate(cell.rows)
-        if row.skipped is None
-    ]
-    count = sum(len(arm.runs) for row in rows for arm in row.arms)
-    return RunList(rows, count <= MAX_VALUES)
-
-
-def _arms(row: Row, record_folder: str) -> Iterator[ArmRuns]:
-    for arm, values in row.arms.items():
-        parts: list[str] = [""]
-        if values.n:
-            numbers = (values.median, values.q1, values.q3)
-            median, q1, q3 = (significant_text(number or 0.0, 6) for number in numbers)
-            count = count_text(values.n, "run")
-            parts = [f": median {median}, quartiles {q1} to {q3}, {count}"]
-        comparison = row.comparison(arm)
-        if comparison is not None and comparison.wins is not None:
-            blocks = count_text(comparison.blocks, "block")
-            parts.append(f"better in {comparison.wins} of {blocks}")
-        if comparison is not None and comparison.mde_pct is not None:
-            parts.append(f"smallest detectable effect {comparison.mde_pct:.1f} %")
-        runs = [
-            (run.file.split("/")[-1], significant_text(run.value, 6), f"{record_folder}{run.file}")
-            for run in values.runs
-        ]
-        yield ArmRuns(arm, "; ".join(parts), runs)
-
-
-@section("Runs behind each number")
-def runs_section(report: CellSource) -> Parts:
-    """Show the runs behind each number."""
-    claim = report.analysis.data.arms[0].identity
-    runs = run_list(report.cell, claim, report.record_folder)
-    return [runs] if runs.rows else []

@@ -203,7 +203,7 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.comparison.arm_comparison import DecisionCriteria
     from labkit.analysis.comparison.verdict import judge
     from labkit.analysis.model.result_row import Comparison
-    from labkit.analysis.statistics.effect_size import Equivalence
+    from labkit.analysis.statistics.equivalence_test import Equivalence
 
     criteria = DecisionCriteria(2, 0.05, 2.0)
     flat = Comparison("b", "a", 0.1, -1.0, 1.0, p=0.8, p_adjusted=0.8, p_floor=2 / 1296,

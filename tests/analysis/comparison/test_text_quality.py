@@ -18,8 +18,6 @@ from labkit.analysis.comparison.text_quality import (
     broken_limits,
     text_qualities,
 )
-from labkit.analysis.document.chart import Dots, Line
-from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.findings.answer_data import Findings
 from labkit.analysis.findings.output_quality_sentences import (
     interval_text,
@@ -215,28 +213,9 @@ def speeds(**effects):
     return planted_cell([{"metric": "total_tok_s", "comparisons": comparisons}], arms=arms)
 
 
-def test_the_frontier_has_no_arm_that_another_exceeds_in_both():
-    shifts = {"late": 0.3, "faster": 0.4, "slow": 0.1, "fast": 0.2, "same": 0.0, "base": 0.0}
-    cell = speeds(late=5.0, faster=9.0, slow=-1.0, fast=5.0, same=-2.0, unknown=None)
-    chart, *_ = parts(cell, [record(arm, shift) for arm, shift in shifts.items()])
-    tips = [tip for mark in chart.marks if isinstance(mark, Dots) for tip in mark.tips]
-    on = {tip.partition(":")[0] for tip in tips if tip.endswith(", on the frontier")}
-    assert len(tips) == 6 and on == {"base", "fast", "faster"}
-
-
-def test_the_chart_has_both_intervals_and_names_the_frontier():
-    effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
-    rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
-    chart, *_ = parts(planted_cell(rows, arms=ARMS), RECORDS)
-    lines = [mark.points for mark in chart.marks if isinstance(mark, Line) and mark.arm]
-    (_, lossy), kl = text_qualities(["base", "lossy"], RECORDS), lines[2][0][1]
-    assert kl == lossy.metrics["kl_mean"].estimate and lines == [
-        ((0, 0), (0, 0)), ((0, 0), (0, 0)), ((10, kl), (15, kl)),
-        ((12.5, lossy.metrics["kl_mean"].low), (12.5, lossy.metrics["kl_mean"].high)),
-    ]  # fmt: skip
-    svg = chart_svg(chart)
-    assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
-    assert svg.count("line arm") == 4 and ">lossy</text>" in svg
+def test_the_chart_of_speed_comes_first_if_a_speed_is_known():
+    chart, *tables = parts(speeds(lossy=12.5), RECORDS)
+    assert chart.title == "speed against quality" and len(tables) == 2
     assert len(parts(speeds(lossy=None), RECORDS)) == 2  # no chart
 
 

@@ -27,7 +27,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html
 from labkit.analysis.pages.report_files import FORMATS
 from labkit.analysis.studies.cell_summary import cell_summary
-from labkit.analysis.studies.serving_capacity import METRICS
+from labkit.analysis.studies.load_curves import METRICS
 from labkit.records import Metric
 from labkit.report import main
 

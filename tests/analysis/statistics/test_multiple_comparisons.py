@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shift_interval import confidence_interval
 
-from labkit.analysis.statistics.effect_size import equivalence_test
+from labkit.analysis.statistics.equivalence_test import equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import (
     JOINT_DRAWS,
     InvertedTest,

@@ -1,0 +1,89 @@
+"""Distributions of latencies: for each latency a chart of the CDF over all requests, by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
+from labkit.analysis.document.chart import Chart
+from labkit.analysis.document.svg_chart_renderer import arm_classes
+from labkit.analysis.statistics.permutation_test import Floats
+from labkit.records.measurement_notes import RequestNote
+
+LATENCIES = (
+    ("ttft_ms", "time to first token"),
+    ("tpot_ms", "time per output token after the first"),
+    ("itl_ms", "time between chunks"),
+    ("e2e_ms", "time to the last token"),
+)
+CDF_POINTS = 101
+
+
+def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
+    """Yield a caption and a chart for each latency: the CDF over all requests, a line per arm.
+
+    The limits of the workload (``workload.limits``) are drawn as vertical lines.
+    """
+    pools, styles = _pooled_latencies(analysis), arm_classes(analysis.cell)
+    for key, name in LATENCIES:
+        by_arm = {arm: pools[arm, key] for arm in styles if len(pools.get((arm, key), ()))}
+        if not by_arm:
+            continue
+        limits = _limits(analysis, key)
+        high = max(float(np.percentile(v, 99.5)) for v in by_arm.values())
+        chart = Chart(
+            title=name, x=(0.0, max([high, *(1.1 * limit for limit in limits)]) or 1.0),
+            y=(0.0, 100.0), x_label=f"{name} (ms)", y_label="values up to this time (%)",
+            height=240, x_unit="ms", unit="%", link=key,
+        )  # fmt: skip
+        shares = np.linspace(0.0, 1.0, CDF_POINTS)
+        for arm, values in by_arm.items():
+            quantiles = np.minimum(np.quantile(values, shares), high)
+            points = list(zip(map(float, quantiles), map(float, 100 * shares), strict=True))
+            chart.line(points, f"line {styles[arm][0]}", arm)
+        for limit in limits:
+            chart.limit(limit, f"limit {limit:g} ms")
+        count = sum(map(len, by_arm.values()))
+        yield (
+            f"{name}: {CDF_POINTS} quantiles of {count:,} values of all runs; the slowest 0.5 % "
+            "are beyond the right edge",
+            chart,
+        )
+
+
+def _limits(analysis: CellAnalysis, key: str) -> list[float]:
+    configs = (arm.config.get("workload") or {} for arm in analysis.data.arms)
+    limits = {(config.get("limits") or {}).get(key) for config in configs}
+    return sorted(float(limit) for limit in limits if limit)
+
+
+def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
+    """Return the latencies (ms) of all requests of all runs, by arm and key of ``LATENCIES``."""
+    pools: dict[tuple[str, str], list[float]] = {}
+    for record in analysis.data.records:
+        if record.outcome not in MEASURED_OUTCOMES:
+            continue
+        for case in record.cases:
+            for request in case.known_notes.get("requests") or ():
+                for key, _ in LATENCIES:
+                    pools.setdefault((record.arm, key), []).extend(_latencies(request, key))
+    return {key: np.array(values, np.float64) for key, values in pools.items()}
+
+
+def _latencies(request: RequestNote, key: str) -> Sequence[float]:
+    """Return a request's latencies; TPOT follows from E2E, TTFT and the number of tokens."""
+    if key == "tpot_ms":
+        tokens = int(request.get("output_tokens") or 0)
+        ends = request.get("e2e_ms"), request.get("ttft_ms")
+        if tokens < 2 or ends[0] is None or ends[1] is None:
+            return ()
+        return [(ends[0] - ends[1]) / (tokens - 1)]
+    value: Any = request.get(key)
+    if value is None:
+        return ()
+    values: Sequence[float] = value if isinstance(value, list) else [value]
+    return values
