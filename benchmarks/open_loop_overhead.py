@@ -15,8 +15,8 @@ from typing import Any
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import TokenEvent
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.serving_session import ServingSession
+from labkit.workload.tokenized_prompt import Prompt
 
 STEP_S = 0.01  # the engine sleeps while it works, so its time is not CPU time
 TOKENS = 20

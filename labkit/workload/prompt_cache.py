@@ -1,56 +1,17 @@
-"""Tokenised prompts, and the cache that passes them from the parent to the workers."""
+"""The cache that passes tokenised prompts from the parent to the workers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
 
-from labkit.config import Experiment, require
 from labkit.machine import cache_dir
+from labkit.workload.tokenized_prompt import Prompt
 
-T = TypeVar("T")
 FORMAT = 5  # version of the cached file's format and of its generation; part of the cache key
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One request of a workload: its prompt's token ids and its maximum number of output tokens.
-
-    ``session``: requests of the same session are sent one after another, each after the answer to
-    the previous request; None: no session. ``timestamp_ms``: recorded arrival time in a trace.
-    ``messages``: the conversation that was tokenised, for a server that applies its own chat
-    template.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    max_tokens: int
-    session: str | None = None
-    timestamp_ms: float | None = None
-    messages: tuple[Mapping[str, str], ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.token_ids or self.max_tokens < 1:
-            raise ValueError(
-                f"request {self.request_id} must have at least one prompt token and one output "
-                "token"
-            )
-
-
-def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
-    """Return the first ``workload.num_requests`` of the items, or all if it is null or 0.
-
-    Raises ``ConfigError`` if there are fewer items.
-    """
-    count, name = experiment.workload.num_requests or None, experiment.workload.name
-    require(
-        count is None or count <= len(items),
-        f"workload.num_requests={count}: {name} has only {len(items)} {what}",
-    )
-    return items[:count]
 
 
 def prompt_key(identity: Mapping[str, Any]) -> str:

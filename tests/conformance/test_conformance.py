@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.config.engine import EVICTIONS
-from labkit.conformance import attention_backend_and_resolver_checks
+from labkit.conformance import attention_backend_and_resolver_checks, prompt_source_checks
 from labkit.conformance.contract import ContractError
 from labkit.conformance.engine_checks import (
     _reference,
@@ -19,11 +18,12 @@ from labkit.conformance.engine_checks import (
     eviction_checks,
     queue_checks,
 )
-from labkit.conformance.workload_checks import source_checks, workload_checks
+from labkit.conformance.prompt_source_checks import source_checks
+from labkit.conformance.workload_checks import workload_checks
 from labkit.engine.attention import sequence_resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -32,7 +32,7 @@ CLASSES = dict(re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE, re.
 NAMES = {"maps": "Repeat", "attention": "OneByOne", "plain": "Plain", "countdown": "Source"}
 NAMES |= {"queues": "ShortestFirst", "evictions": "LongestFirst"}
 CLASSES["countdown"] = """
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 
 
 class Source:
@@ -308,9 +308,6 @@ def test_a_resolver_that_finds_another_sequence_breaks_the_contract(method, mess
         attention_backend_and_resolver_checks._check_units([Shifted()], (BQ, 2 * BQ, BQ + 1, 1))
 
 
-CHECKS = sys.modules[workload_checks.__module__]  # the package has a function of this name
-
-
 def prompt(name, max_tokens=2, tokens=(1, 2)):
     return Prompt(name, tokens, max_tokens)
 
@@ -331,12 +328,14 @@ def prompt(name, max_tokens=2, tokens=(1, 2)):
     ],
 )
 def test_a_source_returns_prompts_of_the_lengths_it_names(prompts, lengths, message, monkeypatch):
-    monkeypatch.setattr(CHECKS, "resolve", lambda model: SimpleNamespace(vocab_size=10))
+    monkeypatch.setattr(
+        prompt_source_checks, "resolve", lambda model: SimpleNamespace(vocab_size=10)
+    )
     source = SimpleNamespace(
         make=lambda experiment, model: prompts, lengths=lambda experiment: lengths
     )
     experiment = SimpleNamespace(model=None)
-    checks = (CHECKS._check_prompts, CHECKS._check_lengths)
+    checks = (prompt_source_checks._check_prompts, prompt_source_checks._check_lengths)
     if message is None:
         for each in checks:
             each(source, experiment)

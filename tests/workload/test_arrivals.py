@@ -6,9 +6,9 @@ from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
 from labkit.workload import request_lengths
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
+from labkit.workload.tokenized_prompt import Prompt
 
 COUNT = 4000
 PROMPTS = [Prompt(f"r{i}", (1,), 1) for i in range(COUNT)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
+from labkit.workload.tokenized_prompt import Prompt
 
 
 def prompts(*texts):

@@ -5,11 +5,11 @@ import pytest
 from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
 from labkit.engine.engine_protocol import InvalidLogitsError, StaleLaunchError, TokenEvent
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.output_token_texts import TokenTexts
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
+from labkit.workload.tokenized_prompt import Prompt
 
 
 class Clock:

@@ -13,10 +13,10 @@ from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import prompt_cache
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import RequestKind
 from labkit.workload.sources import packaged_questions, source_of
+from labkit.workload.tokenized_prompt import Prompt
 
 
 def experiment(seed=0, engine=None, **workload):
@@ -177,11 +177,6 @@ def test_a_damaged_cache_file_is_made_again(workload_cache, damage):
     path.write_bytes(damage)
     assert prompt_cache.cached_prompts(key, make) == make()
     assert json.loads(path.read_bytes())["requests"][0]["token_ids"] == [1, 2]
-
-
-def test_a_prompt_needs_tokens():
-    with pytest.raises(ValueError, match="request r0"):
-        Prompt("r0", (), 3)
 
 
 RAGGED = {

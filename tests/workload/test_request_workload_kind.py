@@ -22,7 +22,6 @@ from labkit.config import (
     Workload,
 )
 from labkit.engine import memory_budget as budget
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import (
     FLOPS,
@@ -32,6 +31,7 @@ from labkit.workload.requests.request_workload_kind import (
     RequestKind,
     unshared,
 )
+from labkit.workload.tokenized_prompt import Prompt
 
 LENGTHS = [(100, 10), (20, 60), (30, 30)]
 

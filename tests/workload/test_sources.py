@@ -263,7 +263,7 @@ def test_unshared_prompts_have_the_same_lengths_and_no_common_prefix(compose_exp
 
 def test_a_user_s_workload_kind_may_have_its_own_source(compose_experiment, tmp_path, monkeypatch):
     (tmp_path / "my_kind.py").write_text(
-        "from labkit.workload.prompt_cache import Prompt\n"
+        "from labkit.workload.tokenized_prompt import Prompt\n"
         "from labkit.workload.requests.request_workload_kind import RequestKind\n"
         "class Source:\n"
         "    def identity(self, experiment): return {'mine': 1}\n"

@@ -4,10 +4,10 @@ import pytest
 
 from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import TokenEvent
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.sources import source_of
 from labkit.workload.sources.text_requests import TextRequest
+from labkit.workload.tokenized_prompt import Prompt
 
 
 class StaticEngine:

@@ -43,7 +43,7 @@ from labkit.config import Precision, State
 from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
-from labkit.workload.kernels import kernel_case_rounds, kernel_cases
+from labkit.workload.kernels import kernel_case_rounds, kernel_cases, kernel_output_checks
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
 from labkit.workload.kernels.kernel_pilot import pilot_cases
@@ -224,7 +224,7 @@ class InterleavedKernels:
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
-        kernel_case_rounds.check(prepared, launch, launch_name)
+        kernel_output_checks.check(prepared, launch, launch_name)
         counters = self._counters[prepared.arm]
         counters.update(launch.report.counters())
         counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length

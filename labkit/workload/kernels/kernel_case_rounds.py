@@ -1,9 +1,7 @@
-"""Samples of one kernel case: every arm's prepared batch and the times of its launches."""
+"""The rounds of a kernel case: every arm's prepared batch, its times, and its record."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import State, count_text
+from labkit.config import State
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.launch_timing import KernelBatch, TimedLaunch
-from labkit.workload.measurement import InvalidOutput
+from labkit.workload.kernels.launch_timing import KernelBatch
 from labkit.workload.turn_order import Part
 
 if TYPE_CHECKING:
@@ -75,10 +72,6 @@ class ArmSamples:
     positions: list[int] = field(default_factory=list)
 
 
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-
-
 @dataclass
 class CaseRounds:
     """All rounds of a case in one state of the caches, with the arms that run the case.
@@ -111,49 +104,6 @@ class CaseRounds:
     def timed_launches(self, arm: ArmSamples) -> int:
         """Return the number of timed launches in a turn, of which the fastest counts."""
         return 1 if self.state is State.cold else arm.prepared.batch.timed_launches
-
-
-def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
-    """Check that the outputs of a launch equal those of the arm's first launch bit for bit.
-
-    The outputs of a chain are compared with the digests of the first chain. Raises
-    ``InvalidOutput`` if an output differs or holds NaN.
-    """
-    out, expected = launch.outputs[0], prepared.expected.out
-    where = f"{prepared.batch.size.case.name}: {launch_name}"
-    if not equal_bits(out, expected):
-        refuse_nan(out, where)
-        bits = f"u{out.itemsize}"
-        rows = np.flatnonzero((out.view(bits) != expected.view(bits)).any(axis=(1, 2)))
-        raise InvalidOutput(
-            f"{where}: the output differs from the first launch's in "
-            f"{count_text(len(rows), 'row')}, first at token {rows[0]}"
-        )
-    for number, out in enumerate(launch.outputs[1:], 1):
-        if digest(out) != prepared.chain_digests[number]:
-            refuse_nan(out, where)
-            raise InvalidOutput(
-                f"{where}: the output of launch {number + 1} differs from that in the first chain"
-            )
-
-
-def equal_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return whether two outputs have the same bits. ``memcmp`` is 1.5 times as fast as NumPy."""
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    return a.nbytes == b.nbytes and _memcmp(a.ctypes.data, b.ctypes.data, a.nbytes) == 0
-
-
-def digest(out: NDArray[Any]) -> bytes:
-    """Return the SHA-256 of an output's bytes."""
-    return hashlib.sha256(out.data).digest()
-
-
-def refuse_nan(out: NDArray[Any], where: str) -> None:
-    """Raise ``InvalidOutput`` if an output holds NaN, computed or left over from poisoning."""
-    values = kernel_cases.as_float32(out)
-    if np.isnan(values.min()):
-        token, head, _ = np.argwhere(np.isnan(values))[0]
-        raise InvalidOutput(f"{where}: the output has NaN, first at token {token}, head {head}")
 
 
 def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:

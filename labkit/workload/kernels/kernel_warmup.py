@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit.config import Case, State
-from labkit.workload.kernels import kernel_case_rounds
+from labkit.workload.kernels import kernel_output_checks
 from labkit.workload.kernels.kernel_arms import KernelArms
 from labkit.workload.kernels.kernel_case_rounds import (
     ArmSamples,
@@ -90,8 +90,8 @@ class KernelWarmup:
             batch.poison(first=True)
             first = self._arms.launch(index, batch, "the first launch")
             (out,) = first.outputs
-            kernel_case_rounds.refuse_nan(out, f"{case.name}: the first launch")
-            match = next((e for e in expected if kernel_case_rounds.equal_bits(e.out, out)), None)
+            kernel_output_checks.refuse_nan(out, f"{case.name}: the first launch")
+            match = next((e for e in expected if kernel_output_checks.equal_bits(e.out, out)), None)
             if match is None:
                 match = ExpectedOutput(out.copy(), array_outputs(out, batch.dtype.value))
                 expected.append(match)
@@ -106,8 +106,8 @@ class KernelWarmup:
         prepared.batch.poison(length, first=True)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, length)
         for out in launch.outputs:
-            kernel_case_rounds.refuse_nan(out, f"{prepared.batch.size.case.name}: {launch_name}")
-        return tuple(map(kernel_case_rounds.digest, launch.outputs))
+            kernel_output_checks.refuse_nan(out, f"{prepared.batch.size.case.name}: {launch_name}")
+        return tuple(map(kernel_output_checks.digest, launch.outputs))
 
     def _same_kernel(self, prepared: PreparedArm) -> bool:
         """Return whether a launch of the wash-out is like one of the whole batch.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, require
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 
 STREAM = 7  # number of the seed's random stream; prompts and warm-up use other streams
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 
 
 def _shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = False) -> int:

@@ -14,9 +14,10 @@ from labkit.engine.model import compute_dtype
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
-from labkit.workload.prompt_cache import Prompt, cached_prompts, prompt_key
+from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.sources import PromptSource, TimestampedSource, source_of
+from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from labkit.config import CacheState, Workload
 from labkit.records import CaseRecord
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.request_lengths import rectangle_notes
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
@@ -32,6 +31,7 @@ from labkit.workload.requests.serving_metrics import (
     serving_metrics,
     span,
 )
+from labkit.workload.tokenized_prompt import Prompt
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine, StepReport

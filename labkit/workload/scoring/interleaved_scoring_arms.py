@@ -26,9 +26,9 @@ from labkit.records.kl_histogram import encode_histogram
 from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
 from labkit.workload.scoring.reference_exchange import SENT_TOP, exchange_reference
+from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.turn_order import Part
 from labkit.workload.workload_protocols import TurnContext
 

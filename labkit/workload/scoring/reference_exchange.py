@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import PromptLogprobs
 from labkit.workload.measurement import InvalidOutput
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.turn_order import TurnOrder
 
 SENT_TOP = 64

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.models import ModelDir
-from labkit.workload.prompt_cache import Prompt
+from labkit.workload.tokenized_prompt import Prompt
 
 # Sources whose module is not named after the option's value.
 _MODULES = {"chat": "packaged_questions", "trace": "trace_source"}

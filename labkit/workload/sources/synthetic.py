@@ -10,7 +10,7 @@ import numpy as np
 from labkit.config import Experiment, Prompts, to_plain
 from labkit.models import ModelDir
 from labkit.workload import request_lengths
-from labkit.workload.prompt_cache import Prompt, take_first
+from labkit.workload.tokenized_prompt import Prompt, take_first
 
 GROUP, ANSWER = 4, 5  # numbers of the random streams of shared prefixes and of answers
 

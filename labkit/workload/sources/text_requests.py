@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment, require
 from labkit.models import ModelDir
-from labkit.workload.prompt_cache import Prompt, take_first
+from labkit.workload.tokenized_prompt import Prompt, take_first
 
 if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from labkit.config import Experiment, count_text, require
 from labkit.config.option import Group, option
 from labkit.config.requests import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
 from labkit.models import ModelDir
-from labkit.workload.prompt_cache import Prompt, take_first
 from labkit.workload.sources import json_lines
+from labkit.workload.tokenized_prompt import Prompt, take_first
 
 HASH_BLOCK_TOKENS = 512  # prompt tokens that one hash covers
 SEED_STREAM = 8  # number of this source's random stream, used together with the seed

@@ -21,8 +21,8 @@ from labkit.config import Engine, OpenAIServer, Workload
 from labkit.engine import openai
 from labkit.experiment.worker.run_failures import failure_of
 from labkit.records import Arm, Record, publish_arm, publish_records, write_json
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.requests.serving_session import ServingSession
+from labkit.workload.tokenized_prompt import Prompt
 
 WORKLOAD = Workload(name="opponents", concurrency=4, warmup=0)
 PROMPTS = [Prompt(f"r{i}", (300 + i, 301, 302), 6 + 3 * (i % 2)) for i in range(4)]

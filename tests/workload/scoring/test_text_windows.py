@@ -10,7 +10,6 @@ import pytest
 from labkit.analysis.statistics import text_window_intervals
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.models import resolve
-from labkit.workload.prompt_cache import Prompt
 from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
     MIN_JUDGED_WINDOWS,
@@ -18,6 +17,7 @@ from labkit.workload.scoring.text_windows import (
     check_windows,
     windows_of,
 )
+from labkit.workload.tokenized_prompt import Prompt
 
 SCORING = ("workload=scoring", "model=tiny")
 
