@@ -2,13 +2,13 @@
 
 The arms are labkit with quantised weights, the same with int8 activations, labkit with float32
 weights, mlx_lm with float32 weights (on OpenBLAS; its own quantised product takes minutes on a CPU)
-and, if xllamacpp is installed, llama.cpp. ``--native DIR``, a folder with ``llama-server`` and
-``llama-quantize``, adds two arms of that build of llama.cpp: with the same file, and with its best
-4-bit format for a CPU, Q4_0, which it repacks at load.
+and, with the extra llamacpp, llama.cpp as packaged: with the same file, and with its best 4-bit
+format for a CPU, Q4_0, which it repacks at load. ``--native DIR``, a folder with ``llama-server``
+and ``llama-quantize``, adds two arms of that build of llama.cpp, with the same two files.
 
 Every arm is one process that loads its model once. The arms take turns in each round. The table
 shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/compare_quantized_engines.py``; options: ``--rounds N``, ``--arms A,B``,
+``python benchmarks/compare_quantized_engines.py``; options: ``--rounds N``, ``--arms A;B``,
 ``--cases A;B``, ``--native DIR``, ``--json FILE``; ``--show FILE`` prints a file's table
 (docs/quantised.md).
 
@@ -38,10 +38,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 STORED, INT8, FLOAT32 = "as they lie", "int8 activations", "float32"
-MLX_LM, LLAMA = "mlx_lm", "llama.cpp"
+MLX_LM, LLAMA, LLAMA_BEST = "mlx_lm", "llama.cpp", "llama.cpp, Q4_0"
 NATIVE, NATIVE_BEST = "llama.cpp, native", "llama.cpp, native, Q4_0"
 OURS, NATIVE_ARMS = (STORED, INT8, FLOAT32), (NATIVE, NATIVE_BEST)
-ARMS = (*OURS, MLX_LM, LLAMA)
+PACKAGED_ARMS = (LLAMA, LLAMA_BEST)
+ARMS = (*OURS, MLX_LM, *PACKAGED_ARMS)
 REFERENCES = (STORED, INT8)  # arms with which the table compares all others
 BLOCK = 16
 KV_TOKENS = 8192
@@ -291,17 +292,52 @@ class OnNative:
         self.process.wait()
 
 
-def best_format(gguf: Path, folder: Path) -> Path:
-    """Return the model in Q4_0, which the native build's ``llama-quantize`` writes once."""
+def best_format(gguf: Path, folder: str) -> Path:
+    """Return the model in Q4_0, which the native build's ``llama-quantize`` writes once.
+
+    Without a native build, ``folder`` is empty, and the package gguf writes the file: what the
+    model has in Q4_1 becomes Q4_0, and the rest (the vocabulary in Q8_0) stays as it is.
+    """
     from labkit.machine import cache_dir
 
-    path = cache_dir.root() / "benchmarks" / f"{gguf.stem}-{gguf.stat().st_size}-q4_0.gguf"
+    stem = f"{gguf.stem}-{gguf.stat().st_size}{'' if folder else '-packaged'}"
+    path = cache_dir.root() / "benchmarks" / f"{stem}-q4_0.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with cache_dir.building_file(path) as part:
-            words = [folder / "llama-quantize", "--allow-requantize", gguf, part, "Q4_0"]
-            subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
+            if folder:
+                words = [Path(folder) / "llama-quantize", "--allow-requantize", gguf, part, "Q4_0"]
+                subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
+            else:
+                write_q4_0(gguf, part)
     return path
+
+
+def write_q4_0(source: Path, target: Path) -> None:
+    """Write a GGUF file in which the tensors of type Q4_1 have become Q4_0."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+    from gguf.quants import dequantize, quantize
+
+    reader = GGUFReader(source)
+    fields = {name: field for name, field in reader.fields.items() if "GGUF." not in name}
+    writer = GGUFWriter(target, fields.pop("general.architecture").contents())
+    for name, field in fields.items():
+        kind, *element = field.types
+        value = field.contents()
+        if name == "general.file_type":
+            value = LlamaFileType.MOSTLY_Q4_0.value
+        inner = element[-1] if kind is GGUFValueType.ARRAY else None
+        writer.add_key_value(name, value, kind, inner)
+    for tensor in reader.tensors:
+        data, form = tensor.data, tensor.tensor_type
+        if form is GGMLQuantizationType.Q4_1:
+            form = GGMLQuantizationType.Q4_0
+            data = quantize(dequantize(data, tensor.tensor_type), form)
+        writer.add_tensor(tensor.name, data, raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def peak_bytes() -> int:
@@ -315,11 +351,13 @@ def peak_bytes() -> int:
 def load(arm: str, folder: Path, gguf: Path, threads: int, native: str) -> Any:
     """Load an arm's model."""
     if arm in NATIVE_ARMS:
-        model = best_format(gguf, Path(native)) if arm == NATIVE_BEST else gguf
+        model = best_format(gguf, native) if arm == NATIVE_BEST else gguf
         made = OnNative(model, threads, Path(native))
         atexit.register(made.close)
         return made
-    return OnLlama(gguf, threads) if arm == LLAMA else OnLabkit(arm, folder, threads)
+    if arm in PACKAGED_ARMS:
+        return OnLlama(best_format(gguf, "") if arm == LLAMA_BEST else gguf, threads)
+    return OnLabkit(arm, folder, threads)
 
 
 def child(arm: str, folder: str, gguf: str, threads: int, native: str) -> None:
@@ -605,7 +643,7 @@ def main() -> None:
     """Measure the selected arms while no other study is timing on this host."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", default=";".join(ARMS))
     parser.add_argument("--cases", default=";".join(case.name for case in CASES))
     parser.add_argument("--native", default="", metavar="DIR", help="a native build of llama.cpp")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -622,10 +660,11 @@ def main() -> None:
     from labkit.experiment.schedule.timing_lock import timing_lock
     from labkit.machine.worker_environment import core_count
 
-    arm_names = options.arms.split(",")
-    if LLAMA in arm_names and importlib.util.find_spec("xllamacpp") is None:
-        print(f"{LLAMA}: left out; to include it, run: pip install xllamacpp")
-        arm_names.remove(LLAMA)
+    arm_names = options.arms.split(";")
+    for arm in PACKAGED_ARMS:
+        if arm in arm_names and importlib.util.find_spec("xllamacpp") is None:
+            print(f"{arm}: left out; to include it, run: pip install 'mlx-labkit[llamacpp]'")
+            arm_names.remove(arm)
     if options.native:
         missing = [
             n for n in ("llama-server", "llama-quantize") if not Path(options.native, n).is_file()
