@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 def study(tmp_path_factory):
     """Return a copy of a committed study."""
     folder = tmp_path_factory.mktemp("export") / "study"
-    unpack_archive(ROOT / "outputs" / "reference" / "gqa_sharing.zip", folder)
+    unpack_archive(ROOT / "outputs" / "reference" / "gqa_sharing_earlier_grid.zip", folder)
     return folder
 
 
@@ -96,7 +96,7 @@ def test_post_links_to_the_reports_beside_the_archive(archive):
     shutil.copytree(pictures, archive.with_suffix(".report") / "plots")
     article = archive.parent / "article.md"
     row = 'case="decode, 64 reqs, ctx 128", what="delta"'
-    picture = "plots/ablation-gqa_sharing-engine-paged--roofline.png"
+    picture = "plots/ablation-gqa_sharing-design.time-240-engine-paged--roofline.png"
     article.write_text(
         f'It is {{{{ value("packed.zip", {row}) }}}}.\n\n{{{{ table("packed.zip") }}}}\n\n'
         f'{{{{ figure("packed.zip", "{picture}") }}}}\n'

@@ -305,7 +305,7 @@ def benchmark(monkeypatch):
     return load
 
 
-@pytest.mark.parametrize("name", ["figures", "native"])
+@pytest.mark.parametrize("name", ["figures", "native", "packaged"])
 def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmark, name):
     figures = json.loads((ROOT / f"outputs/reference/quantised/{name}.json").read_text("utf-8"))
     table = benchmark("compare_quantized_engines").table(figures)

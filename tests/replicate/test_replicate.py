@@ -236,7 +236,8 @@ def leaves(config, path=""):
 
 @pytest.mark.parametrize(
     "name",
-    ["gqa_sharing", "seq_map", "case_study", "speculation", "precision_servers", "kv_layouts"],
+    ["gqa_sharing_earlier_grid", "gqa_sharing", "seq_map", "case_study", "speculation"]
+    + ["precision_servers", "kv_layouts"],
 )
 def test_a_committed_archive_asks_this_version_what_it_asked(name):
     """What an engine does not read may have had another default; all that it reads stays."""
@@ -487,7 +488,7 @@ def test_what_can_run_of_an_article_is_repeated_and_the_rest_named(
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("gqa_sharing", ["workload.repeats", "engine.attention.unit"]),
+        ("gqa_sharing_earlier_grid", ["workload.repeats", "engine.attention.unit"]),
         ("seq_map", ["workload.repeats"]),
     ],
 )
