@@ -24,7 +24,8 @@ SCRIPT = ROOT / "docs" / "recompute_statistics.py"
 # relabellings.
 EXAMPLES = [
     "seq_map/ablation=seq_map,design.time=360,engine=paged",
-    "gqa_sharing/ablation=gqa_sharing,design.time=240,engine=paged", "grid/ablation=grid,engine=paged",
+    "gqa_sharing/ablation=gqa_sharing,design.time=240,engine=paged",
+    "grid/ablation=grid,engine=paged",
     "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
     "sensitivity/requests-busy-11",
     "sensitivity/kernels-2x9-busy-00", "sensitivity/agreement-requests~processes",

@@ -236,8 +236,10 @@ def leaves(config, path=""):
 
 @pytest.mark.parametrize(
     "name",
-    ["gqa_sharing_earlier_grid", "gqa_sharing", "seq_map", "case_study", "speculation"]
-    + ["precision_servers", "kv_layouts"],
+    [
+        *("gqa_sharing_earlier_grid", "gqa_sharing", "seq_map", "case_study", "speculation"),
+        *("precision_servers", "kv_layouts"),
+    ],
 )
 def test_a_committed_archive_asks_this_version_what_it_asked(name):
     """What an engine does not read may have had another default; all that it reads stays."""
