@@ -84,6 +84,7 @@ def compare(folder: Path, base: str) -> int:
         "CONFIG_DIR": "mine",
         "ARGUMENTS": f"{ENGINE}\n",
         "GITHUB_OUTPUT": str(output),
+        "GITHUB_STEP_SUMMARY": str(folder.parent / "summary.md"),
         "GITHUB_ACTION_PATH": str(ROOT),
     }
     with open(folder.parent / "log.txt", "w", encoding="utf-8") as log:
