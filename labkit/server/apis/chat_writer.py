@@ -74,7 +74,7 @@ class DeltaWriter:
             yield Delta(self._role(), part)
             return
         index, self._num_calls = self._num_calls, self._num_calls + 1
-        name, call_id = FunctionDelta("", part.name), f"call_{part.id}"
+        name, call_id = FunctionDelta("", part.name), part.prefixed_id("call")
         yield Delta(self._role(), UNSET, [ToolCallDelta(index, name, call_id, "function")])
         yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(part.arguments))])
 
@@ -135,7 +135,7 @@ class ChatWriter:
         parts = message_parts(generated.text, self._tools.parser())
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [
-            ToolCall(f"call_{part.id}", FunctionCall(part.name, part.arguments))
+            ToolCall(part.prefixed_id("call"), FunctionCall(part.name, part.arguments))
             for part in parts
             if isinstance(part, ParsedToolCall)
         ]
