@@ -10,7 +10,13 @@ from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.generated_choice import GeneratedChoice, collect, token_logprob, usage
+from labkit.server.apis.generated_choice import (
+    GeneratedChoice,
+    build_body,
+    collect,
+    token_logprob,
+    usage,
+)
 from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import Generation, TokenOutput
@@ -107,9 +113,7 @@ class ChatWriter:
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, self._n)
-        if self._request.prompt_logprobs is not None:
-            return await self._service.run_in_thread(self._body, generated, long=True)
-        return self._body(generated)
+        return await build_body(self._service, self._body, generated)
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
@@ -205,7 +209,12 @@ class ChatWriter:
         return usage(len(self._prompt), num_tokens, self._generation.num_cached_tokens(self._n))
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
+        """Return the log probabilities of tokens, if the request asks for them.
+
+        Each is encoded by itself: encoding many in one call would hold the GIL and so the event
+        loop.
+        """
         if not self._request.logprobs:
             return None
-        pairs = zip(tokens, logprobs, strict=True)
-        return ChatLogprobs([token_logprob(self._service, *pair) for pair in pairs])
+        items = (token_logprob(self._service, *pair) for pair in zip(tokens, logprobs, strict=True))
+        return ChatLogprobs(cast(Any, [msgspec.Raw(_encode(item)) for item in items]))
