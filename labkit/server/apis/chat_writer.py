@@ -158,7 +158,7 @@ class ChatWriter:
         """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        continuous_usage = bool(options and options.continuous_usage_stats)
+        continuous_usage = with_usage and bool(options and options.continuous_usage_stats)
         writers = [DeltaWriter(self._tools.parser()) for _ in range(self._n)]
         num_tokens, first = 0, True
         async for outputs in self._generation.outputs():

@@ -87,7 +87,7 @@ class CompletionWriter:
         """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        continuous_usage = bool(options and options.continuous_usage_stats)
+        continuous_usage = with_usage and bool(options and options.continuous_usage_stats)
         num_tokens = 0
         async for outputs in self._generation.outputs():
             parts = []
