@@ -109,38 +109,61 @@ class StopTexts:
     """Finds the first stop text in a stream, and holds back text that may begin one.
 
     The result does not depend on how the text is split into pieces. ``matched`` is the stop text
-    that is complete first (the longest, if several are complete at the same character).
+    that is complete first (the longest, if several are complete at the same character); it ends the
+    stream. The number of comparisons is proportional to the length of the stream times the number
+    of stop texts, however long they are.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._matchers = [StopMatcher(stop) for stop in stops]
         self._held_back = ""
         self.matched: str | None = None
 
     def add(self, piece: str) -> str:
         """Add a piece of text; return the text that cannot belong to a stop text."""
-        if not self._stops:
+        if not self._matchers:
             return piece
         text, self._held_back = self._held_back + piece, ""
-        matches = [
-            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
-        ]
-        if matches:
-            _, begin, self.matched = min(matches)
-            return text[:begin]
-        safe = len(text) - self._possible_stop_length(text)
+        for end, character in enumerate(piece, len(text) - len(piece) + 1):
+            complete = [each.stop for each in self._matchers if each.advance(character)]
+            if complete:
+                self.matched = max(complete, key=len)
+                return text[: end - len(self.matched)]
+        safe = len(text) - max(matcher.length for matcher in self._matchers)
         self._held_back = text[safe:]
         return text[:safe]
-
-    def _possible_stop_length(self, text: str) -> int:
-        """Return the number of characters at the end of ``text`` that may begin a stop text."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        for count in range(longest, 0, -1):
-            if any(stop.startswith(text[-count:]) for stop in self._stops):
-                return count
-        return 0
 
     def finish(self) -> str:
         """Return the text held back. Call this at the end of the stream."""
         text, self._held_back = self._held_back, ""
         return text
+
+
+class StopMatcher:
+    """Follows how much of a stop text a stream ends with (Knuth, Morris and Pratt 1977).
+
+    ``length`` is the number of characters at the end of the stream that begin the stop text.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        # By the length of a beginning of the stop text, less one: the length of the longest shorter
+        # beginning that it ends with. Only those that the stream has reached are computed.
+        self._borders = [0]
+
+    def advance(self, character: str) -> bool:
+        """Add the stream's next character; return whether it completes the stop text."""
+        self.length = self._extended(self.length, character)
+        if self.length > len(self._borders):
+            self._borders.append(self._extended(self._borders[-1], character))
+        is_complete = self.length == len(self.stop)
+        if is_complete:
+            self.length = self._borders[-1]
+        return is_complete
+
+    def _extended(self, length: int, character: str) -> int:
+        """Return the ``length`` of a stream that ended with ``length`` and gets a character."""
+        while length and self.stop[length] != character:
+            length = self._borders[length - 1]
+        return length + (self.stop[length] == character)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.logit_bias import NO_BIAS, LogitBias
+
 MAX_LOGPROBS = 20
 # The largest number of prompt tokens whose logits one step computes, over all requests. At a
 # vocabulary of 128k tokens they take 128 MiB.
@@ -114,7 +116,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS, hash=False)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprob_ids: NDArray[np.int32] | None = field(
@@ -126,14 +128,15 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     constraint: Constraint | None = field(default=None, hash=False, compare=False, repr=False)
-    # Derived once, because the sampler reads both for every token. ``adjusts``: bias, penalties or
-    # a constraint change the logits. ``plain``: greedy on the model's own logits, without log
-    # probabilities.
+    # Derived once, because the sampler reads them for every token. ``bias``: ``logit_bias`` with
+    # its arrays. ``adjusts``: bias, penalties or a constraint change the logits. ``plain``: greedy
+    # on the model's own logits, without log probabilities.
+    bias: LogitBias = field(init=False, repr=False, compare=False)
     adjusts: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check types and ranges, copy mutable values and derive ``adjusts`` and ``plain``."""
+        """Check types and ranges, copy mutable values and set the derived fields."""
         self._check_types()
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature}: must be 0 or more")
@@ -172,14 +175,7 @@ class SamplingParams:
 
     def _freeze(self) -> None:
         """Copy the values that the caller could still change, and set the derived fields."""
-        ids = as_integers("logit_bias", self.logit_bias)
-        bias = dict(zip(ids, self.logit_bias.values(), strict=True))
-        for token, value in bias.items():
-            if token < 0 or not (isinstance(value, Real) and math.isfinite(value)):
-                raise ValueError(
-                    f"logit_bias={{{token}: {value!r}}}: the id must be 0 or more, the bias finite"
-                )
-            bias[token] = float(value)
+        bias = _checked_bias(self.logit_bias)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop={stop}: every text must be a string that is not empty")
@@ -190,6 +186,7 @@ class SamplingParams:
             "logit_bias": bias,
             "stop": stop,
             "stop_token_ids": as_integers("stop_token_ids", self.stop_token_ids),
+            "bias": bias,
             "adjusts": adjusts,
             "plain": plain,
         }.items():
@@ -207,6 +204,23 @@ class SamplingParams:
             value = getattr(self, item.name)
             if item.init and item.name not in supported and value != getattr(default, item.name):
                 yield item.name, value
+
+
+def _checked_bias(bias: Mapping[int, float]) -> LogitBias:
+    """Return a valid copy of ``logit_bias``. A ``LogitBias`` is returned as it is.
+
+    Raises ``ValueError`` if an id is not an integer of 0 or more, or a bias is not a finite number.
+    """
+    if isinstance(bias, LogitBias):
+        return bias
+    checked: dict[int, float] = {}
+    for token, value in zip(as_integers("logit_bias", bias), bias.values(), strict=True):
+        if token < 0 or not (isinstance(value, Real) and math.isfinite(value)):
+            raise ValueError(
+                f"logit_bias={{{token}: {value!r}}}: the id must be 0 or more, the bias finite"
+            )
+        checked[token] = float(value)
+    return LogitBias(checked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,14 @@ class Tokenizer:
         """
         return self.decode([token, token])[len(self.decode([token])) :]
 
+    def vocabulary_token(self, token: int) -> str:
+        """Return a token as the vocabulary spells it, for example ``Ġthe`` for " the".
+
+        The spelling of an unknown id is empty.
+        """
+        spelling = self._tokenizer.id_to_token(token)
+        return "" if spelling is None else str(spelling)
+
     @cached_property
     def byte_tokens(self) -> Mapping[int, int]:
         """The byte that each byte token (``<0xE6>``) stands for, by id.

@@ -1,6 +1,7 @@
 """Sampling parameters at their limits, what follows from them, and a request's own state."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -85,6 +86,7 @@ def test_values_are_copied_and_of_plain_types():
     bias[4], stop[0], ids[0] = 1, "b", 9
     assert (params.logit_bias, params.stop, params.stop_token_ids) == ({3: 1.0}, ("a",), (7,))
     assert [type(x) for x in (*params.logit_bias.values(), params.top_k)] == [float, int]
+    assert pickle.loads(pickle.dumps(params)) == params  # as ranks get it
     assert SamplingParams(stop="ab").stop == ("ab",)
     assert (SamplingParams().max_tokens, SamplingParams().top_p) == (128, 1.0)
     assert Request("a", [np.int32(1), 2]).prompt_token_ids == (1, 2)

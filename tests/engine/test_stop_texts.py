@@ -86,6 +86,37 @@ def test_no_part_of_a_coming_stop_text_is_ever_shown(pieces, stops):
         assert held_back == "" or any(stop.startswith(held_back) for stop in stops)
 
 
+class ReadCounter(str):
+    """A stop text that counts how many of its characters are compared."""
+
+    def __new__(cls, text):
+        counter = super().__new__(cls, text)
+        counter.num_read = 0
+        return counter
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+    def startswith(self, text):
+        self.num_read += len(text)
+        return super().startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("a" * 2000 + "b", ("a" * 2000 + "c") * 3),
+        ("ab" * 1000 + "c", "ab" * 3000),
+        ("a" * 1000 + "b" + "a" * 1000, ("a" * 1000 + "b" + "a" * 999 + "c") * 3),
+    ],
+)
+def test_the_time_for_a_long_stop_text_is_linear(stop, text):
+    counted = ReadCounter(stop)
+    assert run(text, [counted]) == run(text, [stop])
+    assert counted.num_read <= 6 * len(text)
+
+
 def test_without_stop_texts_a_piece_is_returned_as_it_is():
     reader = StopTexts(())
     assert [reader.add("a"), reader.add(""), reader.finish()] == ["a", "", ""]

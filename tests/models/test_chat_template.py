@@ -29,6 +29,20 @@ def test_jinja_has_transformers_settings():
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "", "ensure_ascii=False", "true", "false, 2", "indent=2", "separators=(',', ':')",
+        "sort_keys=true, ensure_ascii=true",
+    ],
+)  # fmt: skip
+def test_json_has_transformers_options(options):
+    source = "{{ {'b': '<é>', 'a': [1, none]} | tojson(OPTIONS) }}".replace("OPTIONS", options)
+    transformers = pytest.importorskip("transformers.utils.chat_template_utils")
+    theirs = transformers.render_jinja_template(conversations=[HELLO], chat_template=source)
+    assert render(source) == theirs[0][0]
+
+
 def test_text_for_training_is_part_of_a_prompt():
     """Many models' templates mark it with this tag of transformers."""
     source = (

@@ -63,6 +63,12 @@ def test_continuous_usage_counts_up(client):
     assert counts == sorted(counts) and counts[-1] == 6
 
 
+def test_continuous_usage_needs_include_usage_as_in_vllm(client, lenient_client):
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    for chunks in (chat(client, **options), complete(lenient_client, **options)):
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
 def test_completion_whole_and_streamed(client, lenient_client):
     response = complete(client)
     assert response.object == "text_completion" and response.usage.completion_tokens == 6

@@ -55,8 +55,8 @@ def server(tmp_path_factory):
         ),
         (
             "/v1/completions",
-            {"prompt": "a", "logit_bias": {f"{i:0200}": 0 for i in range(129)}},
-            "129 ids; the vocabulary has 128",
+            {"prompt": "a", "logit_bias": {f"{i:0200}": 0 for i in range(1025)}},
+            "1025 ids; the limit is 1024",
         ),
         (
             "/v1/completions",

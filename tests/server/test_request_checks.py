@@ -13,9 +13,10 @@ pytest.importorskip("msgspec")
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.generated_choice import GeneratedChoice, token_logprob, usage
+from labkit.server.apis import generated_choice, prompt_logprobs_format
+from labkit.server.apis.generated_choice import GeneratedChoice, build_body, token_logprob, usage
 from labkit.server.apis.request_checks import (
+    MAX_LOGIT_BIASES,
     check_free_length,
     check_model,
     check_stream,
@@ -76,7 +77,7 @@ def test_parameters_have_openai_s_defaults_and_pass_unchanged():
     assert to_params(SERVICE, sampling(stop=["a", "b"]), max_tokens=1, logprobs=None).stop == (
         "a", "b"
     )  # fmt: skip
-    too_many = dict.fromkeys(map(str, range(11)), 1.0)
+    too_many = {f"{1:0{digits}}": 1.0 for digits in range(1, MAX_LOGIT_BIASES + 2)}
     for bias in ({"10": 1.0}, {"-1": 1.0}, {"x": 1.0}, {"²": 1.0}, too_many):
         arguments = SERVICE, sampling(logit_bias=bias)
         assert refused(to_params, *arguments, max_tokens=1, logprobs=None) == (400, "logit_bias")
@@ -96,6 +97,9 @@ def test_each_choice_has_the_next_seed_and_a_constraint_of_its_own(tmp_path):
         assert [one.seed for one in made] == [2**64 - 1, 0, 1]
         free, made = await submitted(2)
         assert made == [free] * 2
+        biased, made = await submitted(2, logit_bias={"3": 1.0}, stop="x", seed=1)
+        assert all(one.bias is biased.bias for one in made)  # nothing is checked or copied again
+        assert [one.logit_bias for one in made] == [{3: 1.0}] * 2
         copies = iter(["a copy", "another"])
         _, made = await submitted(2, SimpleNamespace(copy=lambda: next(copies)))
         assert [one.constraint for one in made] == ["a copy", "another"]
@@ -198,6 +202,25 @@ def test_a_choice_gathers_its_outputs():
     total = usage(3, 4, 2)
     assert (total.prompt_tokens, total.completion_tokens, total.total_tokens) == (3, 4, 7)
     assert total.prompt_tokens_details.cached_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "prompt", "in_thread"), [(2, None, False), (3, None, True), (0, "any", True)]
+)
+def test_a_body_of_many_log_probabilities_is_built_in_a_thread(
+    monkeypatch, num_tokens, prompt, in_thread
+):
+    monkeypatch.setattr(generated_choice, "MAX_LOGPROBS_ON_LOOP", 4)
+    made, used = [Logprobs(-1.0, ((1, -1.0),))] * num_tokens, []
+    choice = GeneratedChoice(logprobs=made, prompt_logprobs=prompt)
+
+    async def run_in_thread(work, *arguments, long):
+        used.append(long)
+        return work(*arguments)
+
+    service = SimpleNamespace(run_in_thread=run_in_thread)
+    assert asyncio.run(build_body(service, lambda choices: choices, [choice])) == [choice]
+    assert used == [True] * in_thread
 
 
 def test_a_log_probability_has_its_token_s_bytes_unless_it_is_a_part_of_a_character():

@@ -40,10 +40,44 @@ def decode_fields(kind, fields):
         (ChatRequest, {"reasoning_effort": "none", "bad_words": [], "length_penalty": 1}),
         (ResponsesRequest, {"reasoning": {"effort": None, "summary": None}}),
         (MessagesRequest, {"mcp_servers": [], "container": None}),
+        (ChatRequest, {"stream_options": {"include_obfuscation": False, "x": None}}),
+        (ChatRequest, {"response_format": {"type": "text", "x": None}}),
+        (
+            ChatRequest,
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {}, "x": None},
+                }
+            },
+        ),
+        (ResponsesRequest, {"text": {"verbosity": None, "format": {"type": "text", "x": None}}}),
+        (
+            ResponsesRequest,
+            {
+                "input": [
+                    {
+                        **USER,
+                        "content": [
+                            {"type": "input_text", "text": "a", "annotations": [], "x": None}
+                        ],
+                    }
+                ]
+            },
+        ),
+        (MessagesRequest, {"tool_choice": {"type": "auto", "x": None}, "metadata": {"x": None}}),
     ],
 )
 def test_a_field_that_asks_for_nothing_is_accepted(kind, fields):
     assert decode_fields(kind, fields).model == "tiny"
+
+
+def test_what_a_user_defines_keeps_its_nulls():
+    schema = {"default": None, "annotations": [], "properties": {"a": {"const": None}}}
+    function = {"name": "f", "parameters": schema, "x": None}
+    tools = [{"type": "function", "function": function, "y": None}]
+    request = decode_fields(ChatRequest, {"tools": tools, "metadata": {"z": None}})
+    assert request.tools[0].function.parameters == schema and request.metadata == {"z": None}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ import json
 import re
 
 import pytest
+from chat_model import TEMPLATE
 from fake_engine import ToolTokenizer
 from in_process import post, run_scenario
+
+from labkit.models.chat_template import ChatTemplate
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
@@ -35,8 +38,9 @@ REPLY = f"Let me see.\n{call_text('Rome')}\n{call_text('Oslo')}\n"
 def respond(tmp_path):
     """Return a function that posts requests and returns (status, text) of each, and the prompts."""
 
-    def respond(*requests, reply=REPLY):
+    def respond(*requests, reply=REPLY, template=TEMPLATE):
         tokenizer, responses = ToolTokenizer(), []
+        tokenizer.template = ChatTemplate(template, {})
 
         async def scenario(service, engine):
             engine.reply = reply
@@ -169,6 +173,67 @@ def test_a_conversation_has_the_same_prompt_in_every_api(respond, failed):
     assert len(set(prompts)) == 1
     assert f"tool: {'Error: no data' if failed else 'warm'}" in prompts[0]
     assert '"arguments":{"city": "Rome"}' in prompts[0] and "be brief" in prompts[0]
+
+
+def test_a_result_has_the_function_s_name_in_every_api(respond):
+    template = TEMPLATE.replace("{{- message.role }}:", "{{- message.role ~ message.name }}:")
+    chat, *others = histories()
+    *before, result, user = chat[1]["messages"]
+    named = (CHAT, {"messages": [*before, {**result, "name": "own"}, user]})
+    _, (*prompts, last) = respond(chat, *others, named, template=template)
+    assert len(set(prompts)) == 1 and "toolweather: warm" in prompts[0]
+    assert "toolown: warm" in last
+
+
+MISTRAL = """\
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- for id in [message.tool_call_id] if id is defined %}
+{%- if id | length != 9 %}{{ raise_exception("an id has 9 characters") }}{% endif %}
+{%- endfor %}
+{%- for call in message.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{ raise_exception("an id has 9 characters") }}{% endif %}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}
+{%- endfor %}
+{{- message.role }}: {{ message.content }}
+{%- endfor %}"""
+
+
+def chat_turns(body):
+    message = body["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    return {
+        "messages": [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": ""}]
+    }
+
+
+def response_items(body):
+    (call,) = body["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": ""}
+    return {"input": [USER, call, output]}
+
+
+def message_turns(body):
+    (use,) = body["content"]
+    result = {"type": "tool_result", "tool_use_id": use["id"]}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    return {"messages": messages}
+
+
+@pytest.mark.parametrize(
+    ("path", "next_turn"),
+    [(CHAT, chat_turns), (RESPONSES, response_items), (MESSAGES, message_turns)],
+)
+def test_the_template_takes_the_ids_of_the_model_s_own_calls(respond, path, next_turn):
+    options = {"reply": '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}', "template": MISTRAL}
+    ((status, text),), _ = respond((path, {}), **options)
+    assert status == 200
+    ((status, text),), (prompt,) = respond((path, next_turn(json.loads(text))), **options)
+    assert status == 200 and '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}' in prompt
 
 
 def test_results_of_parallel_calls_are_in_the_order_of_the_calls(respond):
@@ -331,6 +396,16 @@ OUTPUT_CONFIG = {"format": {"type": "json_schema", "schema": SCHEMA}}
         (RESPONSES, {"text": {"format": SCHEMA_FORMAT}}, "text.format cannot be combined"),
         (RESPONSES, {"input": [USER, OUTPUT]}, "id matches no earlier tool call"),
         (RESPONSES, {"input": [USER, CALL]}, "not a JSON object"),
+        (
+            CHAT,
+            {"parallel_tool_calls": False, "min_tokens": 9},
+            "min_tokens cannot be combined with parallel_tool_calls=false",
+        ),
+        (
+            CHAT,
+            {"parallel_tool_calls": False, "ignore_eos": True},
+            "ignore_eos cannot be combined with parallel_tool_calls=false",
+        ),
         *[
             (RESPONSES, {"input": [USER, {**CALL, "arguments": text}]}, "not a JSON object")
             for text in (

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+import tokenizers
 from api_client import connect
 from fake_engine import CharTokenizer, FakeEngine
 from fake_server import FakeModel
@@ -246,13 +247,14 @@ def test_metrics_have_vllms_names(server):
         metric(server, f"vllm:{name}")
 
 
-def test_tokenize_and_detokenize(server, client):
+def test_tokenize_and_detokenize(server, client, chat_model):
     body = json.dumps({"model": "tiny", "prompt": "hello there", "return_token_strs": True})
     tokenized = send(server, "POST", "/tokenize", body)[2]
-    assert (
-        tokenized["count"] == len(tokenized["tokens"])
-        and "".join(tokenized["token_strs"]) == "hello there"
-    )
+    vocabulary = tokenizers.Tokenizer.from_file(str(chat_model / "tokenizer.json"))
+    spellings = [vocabulary.id_to_token(token) for token in tokenized["tokens"]]
+    assert tokenized["count"] == len(tokenized["tokens"])
+    assert tokenized["token_strs"] == spellings
+    assert "".join(spellings).replace("Ġ", " ") == "hello there"
     detokenized = send(server, "POST", "/detokenize", json.dumps({"tokens": tokenized["tokens"]}))[
         2
     ]

@@ -1,6 +1,7 @@
 """Tests of structured output and of tool calls."""
 
 import json
+import re
 
 import numpy as np
 import openai
@@ -196,13 +197,60 @@ def test_a_grammar_that_exceeds_a_limit_is_an_error_and_not_the_end(constrain, c
 
 
 CALL_FORMAT = ToolCallFormat("json_tools")
+
+
+def tool(name, parameters=None):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def object_of(properties, **more):
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
+
+
+def travel(name, city):
+    """A tool whose schema is like those that Pydantic makes of nested models."""
+    place = object_of({"city": {"const": city}}, required=["city"])
+    schema = object_of({"place": {"$ref": "#/$defs/Place"}}, required=["place"])
+    return tool(name, {**schema, "$defs": {"Place": place}})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "allowed"),
+    [
+        ("near", {"place": {"city": "Rome"}}, True),
+        ("near", {"place": {"city": "Oslo"}}, False),
+        ("far", {"place": {"city": "Oslo"}}, True),
+        ("tree", {"child": {"child": {}}}, True),
+        ("tree", {"child": {"name": "tree", "arguments": {}}}, False),
+        ("plain", {}, True),
+        ("plain", {"a": 1}, False),
+    ],
+)
+def test_references_of_a_schema_begin_at_the_function_s_parameters(
+    chat_model, name, arguments, allowed
+):
+    tree = tool("tree", object_of({"child": {"$ref": "#"}}))
+    tools = [travel("near", "Rome"), tree, travel("far", "Oslo"), tool("plain")]
+    tokenizer = tokenizers.load(chat_model)
+    source = GrammarSource("lark", CALL_FORMAT.grammar(tools, tokenizer))
+    matcher = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095]).compile(source)
+    call = json.dumps({"name": name, "arguments": arguments})
+    ids = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>", special=False)
+    assert (matcher.try_consume_tokens(ids) == len(ids)) is allowed
+    assert matcher.is_accepting() is allowed
+
+
 TEXT = 'well <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call> then <tool'
 
 
-def parse(pieces):
+def parse_items(pieces, call_format=CALL_FORMAT):
+    parser = ToolCallParser(call_format, [tool("f")])
+    return [item for piece in pieces for item in parser.add(piece)] + list(parser.finish())
+
+
+def parse(pieces, call_format=CALL_FORMAT):
     """Parse pieces of text; return the plain text, and the calls as (name, arguments)."""
-    parser = ToolCallParser(CALL_FORMAT, [])
-    items = [item for piece in pieces for item in parser.add(piece)] + list(parser.finish())
+    items = parse_items(pieces, call_format)
     calls = [(item.name, item.arguments) for item in items if isinstance(item, ParsedToolCall)]
     return "".join(item for item in items if isinstance(item, str)), calls
 
@@ -216,6 +264,72 @@ def test_calls_are_parsed_however_the_text_is_split(size):
 def test_text_between_marks_that_is_no_call_is_plain_text():
     assert parse(["<tool_call>nonsense</tool_call>"]) == ("<tool_call>nonsense</tool_call>", [])
     assert parse(["<tool_call>[1, 2]</tool_call>"]) == ("<tool_call>[1, 2]</tool_call>", [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("json_tools", '<tool_call>{"name": "g", "arguments": {}}</tool_call>'),
+        (
+            "json_tools",
+            '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+            "</tool_call>",
+        ),
+        ("glm47", "<tool_call>f, but which?</tool_call>"),
+        ("mistral", "[TOOL_CALLS]g[ARGS]{}"),
+    ],
+)
+def test_a_call_of_a_function_that_the_request_does_not_have_is_plain_text(parser, text):
+    assert parse([text], ToolCallFormat(parser)) == (text, [])
+
+
+ARGUMENTS = {
+    "json_tools": ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "\n</tool_call>"),
+    "glm47": (
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key>",
+        "<arg_value>2</arg_value></tool_call>",
+    ),
+    "minicpm5": (
+        '<function name="f"><param name="a">1</param><param name="b">',
+        "2</param></function>",
+    ),
+    "muse_spark": (
+        '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">1</atem:parameter>',
+        '<atem:parameter name="b">2</atem:parameter></atem:invoke></atem:function_calls>',
+    ),
+    "mistral": ('[TOOL_CALLS]f[ARGS]{"a": 1', "}"),
+}
+
+
+@pytest.mark.parametrize("parser", ARGUMENTS)
+def test_a_call_without_its_end_is_plain_text(parser):
+    begin, end = ARGUMENTS[parser]
+    call_format = ToolCallFormat(parser)
+    assert parse([begin], call_format) == (begin, [])
+    text, calls = parse([begin, end], call_format)
+    assert (text, [name for name, _ in calls]) == ("", ["f"])
+
+
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{}"
+    "<|tool_call_end|><|tool_calls_section_end|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "ids"),
+    [
+        ("json_tools", '<tool_call>{"name": "f", "id": "x"}</tool_call>', "call_[0-9a-f]{24}"),
+        ("kimi_k2", KIMI, "functions.f:7"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}", "[0-9a-f]{9}"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "id": "abcDEF123"}]', "abcDEF123"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "id": "call_1234"}]', "[0-9a-f]{9}"),
+    ],
+)
+def test_the_ids_of_calls_are_those_that_the_template_needs(parser, text, ids):
+    calls = parse_items([text], ToolCallFormat(parser))
+    assert calls and all(re.fullmatch(ids, call.prefixed_id("call")) for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
 
 
 def test_two_adjacent_calls_are_parsed():

@@ -1,8 +1,9 @@
 """Sample a token per request from logits, with the request's own parameters and random stream.
 
-The order is that of vLLM and mlx_lm. Logit bias, penalties (repetition, frequency, presence) and
-the constraint change the logits. Greedy sampling then takes the largest logit. Otherwise
-temperature, top-k, top-p and min-p select candidates, and a uniform random number picks one.
+Logit bias, penalties (repetition, frequency, presence) and the constraint change the logits, in
+this order. Greedy sampling then takes the largest logit. Otherwise temperature, top-k, top-p and
+min-p select candidates, and a uniform random number picks one. vLLM applies min-p before top-k and
+top-p. mlx_lm applies top-p, min-p, top-k, and the temperature last.
 """
 
 from __future__ import annotations
@@ -199,8 +200,7 @@ def apply_params(
     if not params.adjusts:
         return logits
     logits = logits.copy()
-    for token, bias in params.logit_bias.items():
-        logits[token] += np.float32(bias)
+    logits[params.bias.token_ids] += params.bias.added_logits
     if params.repetition_penalty != 1:
         seen = np.unique(np.asarray(token_ids))
         factor = np.float32(params.repetition_penalty)

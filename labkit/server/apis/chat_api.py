@@ -162,6 +162,8 @@ async def _constraint(
         )
     if tools.required or not _is_text(request):
         check_free_length(request, "response_format or a required tool call")
+    if tools.single_call:
+        check_free_length(request, "parallel_tool_calls=false")
     if tools.required:
         return await tools.grammar(service)
     if request.structured_outputs is not None:
@@ -186,13 +188,21 @@ def _template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return messages as dicts for the chat template.
 
     Contents are plain text, the arguments of tool calls are objects instead of JSON text, and the
-    role ``developer`` becomes ``system``. Raises ``ApiError`` if a message has no content,
+    role ``developer`` becomes ``system``. The result of a call has the function's name, as in the
+    other APIs, unless the client gave it another. Raises ``ApiError`` if a message has no content,
     ``tool_calls`` is set in a message that is not the assistant's, ``tool_call_id`` is set in a
     message that is not a tool's, or the arguments of a call are not a JSON object.
     """
-    return [
-        _template_message(message, f"messages[{index}]") for index, message in enumerate(messages)
-    ]
+    plain_messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of functions, by the id of the call
+    for index, message in enumerate(messages):
+        plain = _template_message(message, f"messages[{index}]")
+        for call in plain.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if plain.get("tool_call_id") in names:
+            plain.setdefault("name", names[plain["tool_call_id"]])
+        plain_messages.append(plain)
+    return plain_messages
 
 
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:

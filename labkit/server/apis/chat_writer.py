@@ -10,7 +10,13 @@ from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.generated_choice import GeneratedChoice, collect, token_logprob, usage
+from labkit.server.apis.generated_choice import (
+    GeneratedChoice,
+    build_body,
+    collect,
+    token_logprob,
+    usage,
+)
 from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import Generation, TokenOutput
@@ -74,7 +80,7 @@ class DeltaWriter:
             yield Delta(self._role(), part)
             return
         index, self._num_calls = self._num_calls, self._num_calls + 1
-        name, call_id = FunctionDelta("", part.name), f"call_{part.id}"
+        name, call_id = FunctionDelta("", part.name), part.prefixed_id("call")
         yield Delta(self._role(), UNSET, [ToolCallDelta(index, name, call_id, "function")])
         yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(part.arguments))])
 
@@ -107,9 +113,7 @@ class ChatWriter:
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, self._n)
-        if self._request.prompt_logprobs is not None:
-            return await self._service.run_in_thread(self._body, generated, long=True)
-        return self._body(generated)
+        return await build_body(self._service, self._body, generated)
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
@@ -135,7 +139,7 @@ class ChatWriter:
         parts = message_parts(generated.text, self._tools.parser())
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [
-            ToolCall(f"call_{part.id}", FunctionCall(part.name, part.arguments))
+            ToolCall(part.prefixed_id("call"), FunctionCall(part.name, part.arguments))
             for part in parts
             if isinstance(part, ParsedToolCall)
         ]
@@ -154,7 +158,7 @@ class ChatWriter:
         """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        continuous_usage = bool(options and options.continuous_usage_stats)
+        continuous_usage = with_usage and bool(options and options.continuous_usage_stats)
         writers = [DeltaWriter(self._tools.parser()) for _ in range(self._n)]
         num_tokens, first = 0, True
         async for outputs in self._generation.outputs():
@@ -205,7 +209,12 @@ class ChatWriter:
         return usage(len(self._prompt), num_tokens, self._generation.num_cached_tokens(self._n))
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
+        """Return the log probabilities of tokens, if the request asks for them.
+
+        Each is encoded by itself: encoding many in one call would hold the GIL and so the event
+        loop.
+        """
         if not self._request.logprobs:
             return None
-        pairs = zip(tokens, logprobs, strict=True)
-        return ChatLogprobs([token_logprob(self._service, *pair) for pair in pairs])
+        items = (token_logprob(self._service, *pair) for pair in zip(tokens, logprobs, strict=True))
+        return ChatLogprobs(cast(Any, [msgspec.Raw(_encode(item)) for item in items]))

@@ -11,7 +11,13 @@ from msgspec import UNSET
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.server.apis import prompt_logprobs_format
-from labkit.server.apis.generated_choice import GeneratedChoice, clamp_logprob, collect, usage
+from labkit.server.apis.generated_choice import (
+    GeneratedChoice,
+    build_body,
+    clamp_logprob,
+    collect,
+    usage,
+)
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.http_response import DONE, sse_event
 from labkit.server.generation.service import Service
@@ -70,9 +76,7 @@ class CompletionWriter:
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, len(self._text_offsets))
-        if any(choice.prompt_logprobs is not None for choice in generated):
-            return await self._service.run_in_thread(self._body, generated, long=True)
-        return self._body(generated)
+        return await build_body(self._service, self._body, generated)
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
@@ -83,7 +87,7 @@ class CompletionWriter:
         """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        continuous_usage = bool(options and options.continuous_usage_stats)
+        continuous_usage = with_usage and bool(options and options.continuous_usage_stats)
         num_tokens = 0
         async for outputs in self._generation.outputs():
             parts = []
@@ -166,8 +170,11 @@ class CompletionWriter:
     ) -> TextLogprobs:
         texts = [self._service.token_text(token) for token in tokens]
         own = [None if item is None else clamp_logprob(item.token) for item in logprobs]
-        top = [
-            None if item is None else top_by_text(self._service.token_text, token, item)
+        # Each is encoded by itself: encoding many in one call would hold the GIL.
+        top: Any = [
+            None
+            if item is None
+            else msgspec.Raw(_encode(top_by_text(self._service.token_text, token, item)))
             for token, item in zip(tokens, logprobs, strict=True)
         ]
         return TextLogprobs(texts, own, top, offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
@@ -10,6 +11,7 @@ from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
+MAX_LOGPROBS_ON_LOOP = 1000  # of a body that is built on the event loop, in about 3 ms
 
 
 @dataclass(slots=True)
@@ -48,6 +50,22 @@ async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
         for output in outputs:
             choices[output.index].add(output)
     return choices
+
+
+async def build_body(
+    service: Service,
+    write: Callable[[Sequence[GeneratedChoice]], bytes],
+    choices: Sequence[GeneratedChoice],
+) -> bytes:
+    """Return the body that ``write`` makes of all choices of a response.
+
+    A body with many log probabilities is built in a thread, because it may take seconds.
+    """
+    count = sum(1 + len(item.top) for choice in choices for item in choice.logprobs)
+    has_prompt = any(choice.prompt_logprobs is not None for choice in choices)
+    if has_prompt or count > MAX_LOGPROBS_ON_LOOP:
+        return await service.run_in_thread(write, choices, long=True)
+    return write(choices)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

@@ -108,7 +108,7 @@ class MessageWriter:
         return [_event("content_block_stop", index=index)]
 
     def call(self, index: int, call: ParsedToolCall) -> list[bytes]:
-        block = ToolUseBlock(_call_id(call), call.name, msgspec.Raw(b"{}"))
+        block = ToolUseBlock(call.prefixed_id("toolu"), call.name, msgspec.Raw(b"{}"))
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
         return [
             _event("content_block_start", index=index, content_block=block),
@@ -124,11 +124,7 @@ class MessageWriter:
 def _block(part: Part) -> TextBlock | ToolUseBlock:
     if isinstance(part, str):
         return TextBlock(part)
-    return ToolUseBlock(_call_id(part), part.name, msgspec.Raw(part.arguments.encode()))
-
-
-def _call_id(call: ParsedToolCall) -> str:
-    return f"toolu_{call.id}"
+    return ToolUseBlock(part.prefixed_id("toolu"), part.name, msgspec.Raw(part.arguments.encode()))
 
 
 def _stop_reason(generated: GeneratedChoice, parts: Sequence[Part]) -> Any:

@@ -13,6 +13,8 @@ from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ApiError, invalid
 from labkit.server.types.openai_types import Sampling, StructuredOutputs
 
+MAX_LOGIT_BIASES = 1024
+
 
 def check_model(service: Service, model: str) -> None:
     """Raise ``ApiError`` (404) unless ``model`` is the served model's name."""
@@ -66,10 +68,8 @@ def to_params(
 
 
 def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
-    if len(bias) > service.vocab_size:
-        raise invalid(
-            f"logit_bias: {len(bias)} ids; the vocabulary has {service.vocab_size}", "logit_bias"
-        )
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise invalid(f"logit_bias: {len(bias)} ids; the limit is {MAX_LOGIT_BIASES}", "logit_bias")
     for key in bias:
         if not (key.isascii() and key.isdecimal() and int(key) < service.vocab_size):
             raise invalid(

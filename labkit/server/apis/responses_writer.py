@@ -168,4 +168,5 @@ class ResponseWriter:
 
 
 def _call_item(call: ParsedToolCall) -> OutputCall:
-    return OutputCall(f"fc_{call.id}", "completed", f"call_{call.id}", call.name, call.arguments)
+    call_id = call.prefixed_id("call")
+    return OutputCall(f"fc_{call.id}", "completed", call_id, call.name, call.arguments)

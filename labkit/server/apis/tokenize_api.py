@@ -38,7 +38,10 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
 
 
 class TokenizeResponse(Struct, frozen=True):
-    """The response to a ``TokenizeRequest``."""
+    """The response to a ``TokenizeRequest``.
+
+    As in vLLM, ``token_strs`` has the tokens as the vocabulary spells them.
+    """
 
     count: int
     max_model_len: int
@@ -73,7 +76,8 @@ async def tokenize(service: Service, body: bytes) -> Response:
     tokens = await _encode(service, request)
     strings = (
         await service.run_in_thread(
-            lambda: [service.token_text(token) for token in tokens], long=is_long(tokens)
+            lambda: [service.tokenizer.vocabulary_token(token) for token in tokens],
+            long=is_long(tokens),
         )
         if request.return_token_strs
         else UNSET

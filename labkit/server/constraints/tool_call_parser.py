@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,15 +35,26 @@ TEMPLATE_MARKS = (
     ("<tool_call>", "json_tools"),
 )
 JSON_PARSER = "json_tools"
+# The ids of calls in formats whose chat templates write them into the prompt. Mistral's templates
+# refuse any others. Kimi's models generate the ids themselves, counting the calls.
+TEMPLATE_IDS = {"mistral": "[a-zA-Z0-9]{9}", "kimi_k2": r"[a-zA-Z0-9_.-]+:[0-9]+"}
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A call of a function. ``arguments`` is a JSON object, as text."""
+    """A call of a function. ``arguments`` is a JSON object, as text.
+
+    ``is_template_id``: the model's chat template writes ``id`` into the prompt.
+    """
 
     id: str
     name: str
     arguments: str
+    is_template_id: bool = False
+
+    def prefixed_id(self, prefix: str) -> str:
+        """Return the id after an API's prefix, or alone if the chat template needs it so."""
+        return self.id if self.is_template_id else f"{prefix}_{self.id}"
 
 
 class ToolCallFormat:
@@ -59,25 +71,54 @@ class ToolCallFormat:
         self.end: str = self._module.tool_call_end
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls in the text between a start and an end mark, or [] if it has none."""
+        """Return the calls in the text between a start and an end mark.
+
+        Returns [] if there are none, or one of them does not call any of the tools.
+        """
         try:
             parsed = self._module.parse_tool_call(text, list(tools))
         except Exception:  # parsers raise any exception on text that is not a call
             return []
-        calls = [_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
-        return [call for call in calls if call is not None]
+        items = parsed if isinstance(parsed, list) else [parsed]
+        names = {tool["function"]["name"] for tool in tools}
+        calls = [call for item in items if (call := self._call(item)) and call.name in names]
+        return calls if len(calls) == len(items) else []
+
+    def _call(self, parsed: Any) -> ParsedToolCall | None:
+        """Convert one result of mlx_lm's parser, or return None if it is not a call.
+
+        A call has a function's name. Its arguments, if it has any, are a JSON object.
+        """
+        if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
+            return None
+        arguments = _arguments_text(parsed.get("arguments"))
+        if arguments is None:
+            return None
+        pattern, given = TEMPLATE_IDS.get(self.name), str(parsed.get("id"))
+        if pattern is None:
+            return ParsedToolCall(uuid.uuid4().hex[:24], parsed["name"], arguments)
+        call_id = given if re.fullmatch(pattern, given) else uuid.uuid4().hex[:9]
+        return ParsedToolCall(call_id, parsed["name"], arguments, is_template_id=True)
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str | None:
         """Return a Lark grammar for one call of any of the tools.
 
-        Returns None if the model does not write calls as JSON: other formats are not enforced.
+        The schema of a function's arguments is a document of its own, because its references
+        (``$ref``) begin at its root. Returns None if the model does not write calls as JSON: other
+        formats are not enforced.
         """
         if self.name != JSON_PARSER:
             return None
-        calls = [_call_schema(tool["function"]) for tool in tools]
-        schema = json.dumps({"anyOf": calls, "x-guidance": JSON_STYLE})
         first, last = _terminal(self.start, tokenizer), _terminal(self.end, tokenizer)
-        return f'start: {first} "\\n" call "\\n" {last}\ncall: %json {schema}\n'
+        calls = " | ".join(f"call_{index}" for index in range(len(tools)))
+        rules = [f'start: {first} "\\n" ({calls}) "\\n" {last}']
+        for index, tool in enumerate(tools):
+            function = tool["function"]
+            begin = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
+            schema = json.dumps({**_arguments_schema(function), "x-guidance": JSON_STYLE})
+            rules.append(f'call_{index}: {begin} arguments_{index} "}}"')
+            rules.append(f"arguments_{index}: %json {schema}")
+        return "\n".join([*rules, ""])
 
 
 def _terminal(mark: str, tokenizer: Tokenizer) -> str:
@@ -85,35 +126,21 @@ def _terminal(mark: str, tokenizer: Tokenizer) -> str:
     return json.dumps(mark) if token is None else f"<[{token}]>"
 
 
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("parameters") or {"type": "object", "additionalProperties": False}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
+def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return function.get("parameters") or {"type": "object", "additionalProperties": False}
 
 
-def _call(parsed: Any) -> ParsedToolCall | None:
-    """Convert one result of mlx_lm's parser, or return None if it is not a call.
-
-    A call has a function's name. Its arguments, if it has any, are a JSON object.
-    """
-    if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
-        return None
-    name, arguments = parsed["name"], parsed.get("arguments")
+def _arguments_text(arguments: Any) -> str | None:
+    """Return parsed arguments as the JSON text of an object, or None if they are not an object."""
     try:
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
         arguments = {} if arguments is None else arguments
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + text).encode()  # fails if there is a lone surrogate
+        text.encode()  # fails if there is a lone surrogate
     except (TypeError, ValueError, RecursionError):
         return None
-    if not isinstance(arguments, Mapping):
-        return None
-    return ParsedToolCall(uuid.uuid4().hex[:24], name, text)
+    return text if isinstance(arguments, Mapping) else None
 
 
 def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
@@ -134,7 +161,8 @@ class ToolCallParser:
     It buffers an unfinished call, and any text that may be the beginning of a start mark. Text
     between calls that is only whitespace belongs to the format and is dropped.
 
-    With ``single_call``, the message ends with its first call, and any later text is dropped.
+    With ``single_call``, the message ends with its first call, and any later text is dropped. A
+    format without an end mark (Mistral's) has no calls before the end of the output.
     """
 
     def __init__(
@@ -162,9 +190,16 @@ class ToolCallParser:
         yield from self._without_blank_texts(self._split(text))
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """End the output: yield what is still buffered, as plain text or as the last call."""
+        """End the output: yield what is still buffered.
+
+        A call without its end mark is plain text: some of mlx_lm's parsers would take a call that
+        was cut off for one with fewer arguments.
+        """
         buffered, self._buffer = self._buffer, ""
-        rest = self._calls(buffered, "") if self._inside else _nonempty(buffered)
+        if self._inside and not self._format.end:
+            rest = self._calls(buffered, "")
+        else:
+            rest = _nonempty(f"{self._format.start if self._inside else ''}{buffered}")
         yield from self._without_blank_texts(rest)
         if not self._has_call:
             yield from _nonempty(self._whitespace)

@@ -6,8 +6,11 @@ API also leave out the ``type`` of messages in ``input``, so this module adds it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import inspect
 
 REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
@@ -36,31 +39,28 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
     "use_beam_search": (False,),
 }
-MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {
+# Of fields of objects inside a request: messages, their parts, tools, options.
+NESTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
+    "include_obfuscation": (False,),  # of stream_options
     "provider_specific_fields": ({},),  # LiteLLM's
 }
-MESSAGE_LISTS = ("messages", "input", "system", "tools")
-PART_LISTS = ("content", "tool_calls")
+# The names of an object's fields, and of the fields of the objects in each of them. Empty for a
+# value without objects, or one that a user defines, such as a JSON schema.
+Fields = Mapping[str, Any]
 
 
-def without_neutral_values(request: Any, known: Collection[str]) -> Any:
+def without_neutral_values(request: Any, request_type: Any) -> Any:
     """Return a decoded request without null fields and without unknown fields at neutral values.
 
-    Messages, message parts, tool calls and tools are cleaned in the same way. Values that a user
-    defines, such as JSON schemas, are not changed. ``known`` has the names of the request's fields.
+    The objects in its fields are cleaned in the same way. Values that a user defines, such as JSON
+    schemas, are not changed. ``request_type`` is the ``msgspec.Struct`` of the request.
     """
     if not isinstance(request, dict):
         return request
-    cleaned = {
-        name: value
-        for name, value in request.items()
-        if value is not None
-        and (name in known or not _is_neutral(value, REQUEST_VALUES.get(name, ())))
-    }
-    for name in MESSAGE_LISTS:
-        if isinstance(cleaned.get(name), list):
-            cleaned[name] = [_clean_message(item) for item in cleaned[name]]
+    known = _request_fields(request_type)
+    neutral = {name: values for name, values in REQUEST_VALUES.items() if name not in known}
+    cleaned = _cleaned(request, known, neutral)
     if isinstance(cleaned.get("input"), list):
         cleaned["input"] = [_with_type(item) for item in cleaned["input"]]
     return cleaned
@@ -71,19 +71,39 @@ def _with_type(item: Any) -> Any:
     return {"type": "message", **item} if is_untyped_message else item
 
 
-def _clean_message(message: Any) -> Any:
-    if not isinstance(message, dict):
-        return message
-    cleaned = {
-        name: value
-        for name, value in message.items()
-        if value is not None
-        and not (name in MESSAGE_VALUES and _is_neutral(value, MESSAGE_VALUES[name]))
+@functools.cache
+def _request_fields(request_type: Any) -> Fields:
+    return _fields(inspect.type_info(request_type))
+
+
+def _fields(kind: inspect.Type) -> Fields:
+    """Return the fields of the objects in a value. Of a union, those of all its members."""
+    if isinstance(kind, inspect.Metadata):
+        return _fields(kind.type)
+    if isinstance(kind, inspect.ListType):
+        return _fields(kind.item_type)
+    if isinstance(kind, inspect.UnionType):
+        return functools.reduce(_merged, map(_fields, kind.types))
+    if isinstance(kind, inspect.StructType):
+        return {field.encode_name: _fields(field.type) for field in kind.fields}
+    return {}
+
+
+def _merged(one: Fields, other: Fields) -> Fields:
+    return {n: _merged(one.get(n, {}), other.get(n, {})) for n in one.keys() | other.keys()}
+
+
+def _cleaned(value: Any, known: Fields, neutral: Mapping[str, tuple[object, ...]]) -> Any:
+    """Return an object, or a list of objects, without null and neutral fields."""
+    if isinstance(value, list):
+        return [_cleaned(item, known, neutral) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _cleaned(item, known[name], NESTED_VALUES) if known.get(name) else item
+        for name, item in value.items()
+        if item is not None and not (name in neutral and _is_neutral(item, neutral[name]))
     }
-    for name in PART_LISTS:
-        if isinstance(cleaned.get(name), list):
-            cleaned[name] = [_clean_message(part) for part in cleaned[name]]
-    return cleaned
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:

@@ -65,7 +65,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         except msgspec.ValidationError:  # a number is out of range; this error does not say where
             raise error from None
     _check_tool_types(request)
-    cleaned = without_neutral_values(request, decoder.type.__struct_fields__)
+    cleaned = without_neutral_values(request, decoder.type)
     return decoder.decode(msgspec.json.encode(cleaned))
 
 
