@@ -10,8 +10,10 @@ undecided; 2 for a mistake in the command or in a file; 130 if interrupted.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,9 +75,10 @@ def _run(options: argparse.Namespace) -> int:
     with run_study.claimed_folder(options.out) as out:
         if out.exists() and any(out.iterdir()):
             raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
-        folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
-    cache = AnalysisCache()
-    report_files.write_study(out, plots=False, analysis_cache=cache)
+        cache = AnalysisCache()
+        with _emptied_on_failure(out):
+            folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
+            report_files.write_study(out, plots=False, analysis_cache=cache)
     print_cell(folder, analysis_cache=cache)
     print(f"page: {out / 'report.html'}")
     analysis = cache.cell(folder)
@@ -90,6 +93,21 @@ def _run(options: argparse.Namespace) -> int:
     caveat = study.plan.order.value
     publish_summary(f"{markdown(title, results, options.margin)}\n{caveat}\n", options.summary)
     return 1 if analysis.cell.failures else total(results).value
+
+
+@contextmanager
+def _emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Remove what was written into a folder that was empty or absent if the block fails."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.glob("*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not existed:
+            with suppress(OSError):  # it could not be created
+                folder.rmdir()
+        raise
 
 
 def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:

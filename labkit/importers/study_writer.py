@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from labkit.records import (
 )
 
 MAX_RUNS = 1000  # of an arm; the test's relabellings need 0.2 MB for each
+MAX_NAME = 120  # bytes of an arm's name; a file's name has at most 255, and adds to it
 UNPROVEN = (
     "the files do not show whether the arms gave the same outputs, or whether each ran the path "
     "that its name promises"
@@ -95,8 +97,19 @@ def _check_equal(
 
 
 def arm_name(text: str) -> str:
-    """Return a text as the name of an arm."""
-    return re.sub(r"[^\w.=,-]+", "_", text).strip("_") or "arm"
+    """Return a text as the name of an arm, which becomes part of files' names.
+
+    A long one is cut, and a digest of the whole text keeps it distinct. It does not begin with a
+    dot, because such files are taken for temporary ones.
+
+    >>> arm_name("./old --fast")
+    'old_--fast'
+    """
+    name = re.sub(r"[^\w.=,-]+", "_", text).lstrip("._").rstrip("_") or "arm"
+    if len(name.encode()) <= MAX_NAME:
+        return name
+    digest = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name.encode()[: MAX_NAME - len(digest)].decode(errors="ignore") + digest
 
 
 def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: float) -> Path:
