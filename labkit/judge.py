@@ -84,14 +84,13 @@ def _run(options: argparse.Namespace) -> int:
     analysis = cache.cell(folder)
     for line in _more_runs(analysis):
         print(line)
-    unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
-    if unjudged:
-        first, more = list(unjudged)[:MAX_NAMED], len(unjudged) - MAX_NAMED
+    if study.unjudged:
+        first, more = study.unjudged[:MAX_NAMED], len(study.unjudged) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
     results = [one for arm in study.arms[1:] for one in row_results(arm, analysis.cell, arm)]
-    caveat = study.plan.order.value
-    publish_summary(f"{markdown(title, results, options.margin)}\n{caveat}\n", options.summary)
+    caveats = "\n\n".join(study.caveats)
+    publish_summary(f"{markdown(title, results, options.margin)}\n{caveats}\n", options.summary)
     return 1 if analysis.cell.failures else total(results).value
 
 
@@ -127,6 +126,9 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
                 f"{found[0].file}: it has several arms ({', '.join(names)}): leave out --against, "
                 "or give each its own file"
             )
+        both = {run.file for run in runs} & {run.file for run in found}
+        if both:
+            raise ResultFileError(f"{min(both)}: it is named on both sides of --against")
         runs += [replace(run, arm=arm) for run in found]
     return runs
 

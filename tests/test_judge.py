@@ -193,6 +193,7 @@ def errors(timed):
         "it names no arms; add --against FILE": [throughput],
         "no-such: No such file or directory": ["no-such", "--against", one],
         "must be above 0 and at most 50": [one, "--against", other, "--margin", "0"],
+        "one.json: it is named on both sides": [one, "--against", one],
         "name another with --out": [one, "--against", other, "--out", "."],
     }
 
