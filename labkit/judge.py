@@ -10,8 +10,10 @@ undecided; 2 for a mistake in the command or in a file; 130 if interrupted.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,23 +75,38 @@ def _run(options: argparse.Namespace) -> int:
     with run_study.claimed_folder(options.out) as out:
         if out.exists() and any(out.iterdir()):
             raise ResultFileError(f"{out}: there are files in this folder; name another with --out")
-        folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
-    cache = AnalysisCache()
-    report_files.write_study(out, plots=False, analysis_cache=cache)
+        cache = AnalysisCache()
+        with _emptied_on_failure(out):
+            folder = write_study(study, out, f"{study.runs[0].tool}: {title}", options.margin)
+            report_files.write_study(out, plots=False, analysis_cache=cache)
     print_cell(folder, analysis_cache=cache)
     print(f"page: {out / 'report.html'}")
     analysis = cache.cell(folder)
     for line in _more_runs(analysis):
         print(line)
-    unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
-    if unjudged:
-        first, more = list(unjudged)[:MAX_NAMED], len(unjudged) - MAX_NAMED
+    if study.unjudged:
+        first, more = study.unjudged[:MAX_NAMED], len(study.unjudged) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
     results = [one for arm in study.arms[1:] for one in row_results(arm, analysis.cell, arm)]
-    caveat = study.plan.order.value
-    publish_summary(f"{markdown(title, results, options.margin)}\n{caveat}\n", options.summary)
+    caveats = "\n\n".join(study.caveats)
+    publish_summary(f"{markdown(title, results, options.margin)}\n{caveats}\n", options.summary)
     return 1 if analysis.cell.failures else total(results).value
+
+
+@contextmanager
+def _emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Remove what was written into a folder that was empty or absent if the block fails."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.glob("*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not existed:
+            with suppress(OSError):  # it could not be created
+                folder.rmdir()
+        raise
 
 
 def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
@@ -109,6 +126,9 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
                 f"{found[0].file}: it has several arms ({', '.join(names)}): leave out --against, "
                 "or give each its own file"
             )
+        both = {run.file for run in runs} & {run.file for run in found}
+        if both:
+            raise ResultFileError(f"{min(both)}: it is named on both sides of --against")
         runs += [replace(run, arm=arm) for run in found]
     return runs
 

@@ -1,5 +1,6 @@
 """The judge: what it prints and writes, its exit codes, and its one-line errors."""
 
+import errno
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.importers import study_writer
 from labkit.judge import main
 
 ROOT = str(Path(__file__).parents[1])
@@ -104,6 +106,68 @@ def test_a_file_with_two_commands_names_its_arms(tmp_path, timed, capsys):
     assert "c_d against a_b" in capsys.readouterr().out
 
 
+def commands(folder, *names, factor=1.0):
+    """Write hyperfine's file of several commands."""
+    file = folder / "commands.json"
+    mean = sum(SPREAD) / 8
+    results = [
+        {
+            "command": name,
+            "mean": mean * factor**place,
+            "times": [x * factor**place for x in SPREAD],
+        }
+        for place, name in enumerate(names)
+    ]
+    file.write_text(json.dumps({"results": results}))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (("./old", "./new"), "hyperfine: new against old"),
+        (("bench --file " + "x" * 230 + "1", "bench --file " + "x" * 230 + "2"), " against bench_"),
+        (("ä" * 230, "ä" * 230 + "b"), " against ää"),
+    ],
+)
+def test_commands_with_a_path_or_a_long_name_are_judged(tmp_path, timed, capsys, names, line):
+    assert main([commands(tmp_path, *names), "--out", "out"]) == 0
+    assert line in " ".join(capsys.readouterr().out.split())
+    assert len(list((tmp_path / "out" / "files" / "arms").glob("*.json"))) == 2
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path, timed, capsys, monkeypatch):
+    words = [commands(tmp_path, "a", "b"), "--out", "out"]
+    publish = study_writer.publish_records
+
+    def full(cell, *records):
+        publish(cell, records[0])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(cell))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study_writer, "publish_records", full)
+        assert main(words) == 2
+        assert not (tmp_path / "out").exists()
+        assert main(words[:1]) == 2
+        assert not (tmp_path / "outputs").exists()
+        (tmp_path / "out").mkdir()
+        assert main(words) == 2
+        assert list((tmp_path / "out").iterdir()) == []
+    assert main(words) == 0
+
+
+def test_what_could_change_the_answer_is_in_the_summary(timed, tmp_path, capsys):
+    for pair in range(6):
+        for place, arm in enumerate(("base", "head")):
+            (tmp_path / arm).mkdir(exist_ok=True)
+            times = [SPREAD[pair] + 1e-6 * place]
+            timed(f"{arm}/{pair}", times, at=60.0 * (2 * pair + place))
+    assert main(["head", "--against", "base", "--out", "out", "--summary", "s.md"]) in (0, 125)
+    line = "always in the same order: a steady drift of the machine does not cancel"
+    assert line in (tmp_path / "s.md").read_text()
+    assert line in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_results_of_several_cases_are_named_cases(tmp_path, timed, capsys):
     lines = ["arm,run,case,latency:ms:lower"]
     pairs = [(arm, case) for arm in "ab" for case in "uv"]
@@ -129,6 +193,7 @@ def errors(timed):
         "it names no arms; add --against FILE": [throughput],
         "no-such: No such file or directory": ["no-such", "--against", one],
         "must be above 0 and at most 50": [one, "--against", other, "--margin", "0"],
+        "one.json: it is named on both sides": [one, "--against", one],
         "name another with --out": [one, "--against", other, "--out", "."],
     }
 

@@ -5,7 +5,7 @@ The three may have measured the same server many times: then the runs share its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,16 @@ SUMMARY = {
 }  # fmt: skip
 PERCENTILE = r"p\d+"
 STATISTICS = {"unit", "avg", "min", "max", "std", "count", "sum"}  # of AIPerf
-# What was asked, in the config that AIPerf or genai-perf repeats in its report.
+# What was asked, in the config that a tool repeats in its report: AIPerf, older versions of it and
+# genai-perf; GuideLLM, and older versions of it.
 ASKED = (
-    ("loadgen",), ("perf_analyzer", "stimulus"), ("input", "prompt"), ("input", "synthetic_tokens"),
-    ("input", "output_tokens"),
+    ("phases",), ("datasets",), ("loadgen",), ("perf_analyzer", "stimulus"), ("input", "prompt"),
+    ("input", "synthetic_tokens"), ("input", "output_tokens"),
+)  # fmt: skip
+GUIDELLM_ASKED = (
+    ("config", "spec", "data"), ("config", "spec", "constraints"), ("config", "spec", "profile"),
+    ("config", "benchmarks"), ("args", "data"), ("args", "data_args"), ("args", "max_requests"),
+    ("args", "max_seconds"), ("args", "rate"),
 )  # fmt: skip
 # AIPerf's metrics: their unit, and as above. Its inter-token latency is labkit's TPOT.
 AIPERF: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, bool], ...]]] = {
@@ -76,6 +82,7 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. A case is a strategy, such as a rate of requests."""
     cases: list[CaseRecord] = []
     failures, starts, unjudged = [], [], dict[str, None]()
+    given, generated = dict[str, float](), dict[str, float]()
     report = Fields.of(document, f"{file}: ")
     report.only(GUIDELLM_REPORT)
     for benchmark in report.each("benchmarks"):
@@ -92,6 +99,9 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
             for ours, which, primary in wanted
         ]
         cases.append(CaseRecord(name, metrics=tuple(own)))
+        for amounts, key in ((given, "prompt_token_count"), (generated, "output_token_count")):
+            if key in metrics:  # per request, because the number of requests may follow from time
+                amounts[f"{key} of {name}"] = _statistic(metrics.at(key), "mean")
         scheduler = benchmark.at("scheduler_metrics")
         starts.append(scheduler.number("start_time"))
         made = scheduler.at("requests_made")
@@ -100,7 +110,15 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
             failures.append(f"{name}: {made.number('errored'):.0f} requests failed")
     failure = "; ".join(failures) or None
     yield ImportedRun(
-        "GuideLLM", file, tuple(cases), min(starts), failure=failure, unjudged=tuple(unjudged)
+        "GuideLLM",
+        file,
+        tuple(cases),
+        min(starts),
+        work=_asked(report.data, GUIDELLM_ASKED),
+        given=given,
+        generated=generated,
+        failure=failure,
+        unjudged=tuple(unjudged),
     )
 
 
@@ -146,16 +164,22 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=tuple(metrics)),),
         started=seconds(report, "start_time") if "start_time" in report else None,
-        work=_asked(report.data["input_config"]),
+        work=_asked(report.data["input_config"], ASKED),
+        given=_mean(report, "input_sequence_length"),
+        generated=_mean(report, "output_sequence_length"),
         failure=failure,
         unjudged=tuple(unjudged),
     )
 
 
-def _asked(config: Any) -> Mapping[str, Any]:
-    """Return the load and the lengths of a config, as far as it names them."""
+def _mean(report: Fields, key: str) -> Mapping[str, float]:
+    return {key: report.at(key).number("avg")} if key in report else {}
+
+
+def _asked(config: Any, paths: Sequence[Sequence[str]]) -> Mapping[str, Any]:
+    """Return the load, the data and the lengths of a config, as far as it names them."""
     found = {}
-    for path in ASKED:
+    for path in paths:
         value = config
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None

@@ -38,6 +38,10 @@ class ImportedRun:
         When the run began, in seconds since 1970; None if the file does not say.
     work
         What was asked of the arm, such as the number of requests. It must be equal in all runs.
+    given
+        How much that was, such as the number of input tokens. Another random seed changes it.
+    generated
+        How much the arm answered, such as the number of output tokens.
     settings
         How the arm did it. They must be equal in all runs of an arm.
     environment
@@ -47,7 +51,11 @@ class ImportedRun:
     arm, block
         The run's arm and block, if the file names them.
     unjudged
-        Fields that may be measurements, but whose direction is unknown.
+        Fields that may be measurements, but whose direction is unknown, and what was not measured.
+    caveats
+        Lines on what a verdict on such runs would mean.
+    digest
+        A digest of the result, if a file of the tool may hold several; otherwise None.
     """
 
     tool: str
@@ -55,12 +63,16 @@ class ImportedRun:
     cases: tuple[CaseRecord, ...]
     started: float | None = None
     work: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, float] = field(default_factory=dict)
+    generated: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
     arm: str | None = None
     block: str | None = None
     unjudged: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         counts = Counter(case.case for case in self.cases)
@@ -128,6 +140,10 @@ class Fields:
         if not isinstance(values, list) or not values:
             raise self.error_at(key, f"is {_shown(values)}, not a list of numbers")
         return tuple(self._number(key, value) for value in values)
+
+    def known_numbers(self, *keys: str) -> dict[str, float]:
+        """Return those of the numbers that exist."""
+        return {key: self.number(key) for key in keys if key in self}
 
     def text(self, key: str) -> str:
         """Return a text."""

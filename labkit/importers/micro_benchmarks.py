@@ -145,18 +145,21 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     report.only(("context", "benchmarks"))
     lines: dict[str, list[Fields]] = {}
     medians: dict[str, list[Fields]] = {}
-    failures = []
+    failures, skipped = [], dict[str, None]()
     for line in report.each("benchmarks"):
         name = str(line.data.get("run_name") or line.text("name"))
         if line.data.get("error_occurred"):
             failures.append(f"{name}: {line.data.get('error_message')}")
+        elif line.data.get("skipped"):  # its times mean nothing
+            skipped[f"{name} (skipped)"] = None
         elif line.data.get("run_type", "iteration") == "iteration":
             lines.setdefault(name, []).append(line)
         elif line.data.get("aggregate_name") == "median":
             medians.setdefault(name, []).append(line)
     lines = {**medians, **lines}
     if not lines and not failures:
-        raise report.error_at("benchmarks", "has neither repetitions nor medians")
+        reason = "all were skipped" if skipped else "has neither repetitions nor medians"
+        raise report.error_at("benchmarks", reason)
     known = {*GOOGLE_FIELDS, *RATES}
     counters = {key for own in lines.values() for line in own for key in line.data} - known
     context = report.at("context")
@@ -168,7 +171,7 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
         started=seconds(context, "date"),
         environment=_machine(facts, "host_name", "cpu_model", "num_cpus", "os"),
         failure="; ".join(failures) or None,
-        unjudged=tuple(sorted(counters)),
+        unjudged=(*skipped, *sorted(counters)),
     )
 
 

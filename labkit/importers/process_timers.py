@@ -20,7 +20,8 @@ PERF = {
 }  # fmt: skip
 NOT_COUNTED = ("<not counted>", "<not supported>")
 PERF_UNITS = {"msec": ("ms", 1.0), "ns": ("us", 1e-3), "": ("events", 1.0)}
-PERF_PRIMARY = ("duration_time", "task-clock", "cpu-clock", "cycles")  # the first that was counted
+ELAPSED = "duration_time"
+PERF_PRIMARY = (ELAPSED, "task-clock", "cpu-clock", "cycles")  # the first that was counted
 
 
 def _is_hyperfine(document: Any) -> bool:
@@ -79,12 +80,27 @@ def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
             counts[name] = scale * float(value), own_unit
         except ValueError:
             raise event.error_at("counter-value", f"is {value!r}, not a number") from None
-    main = next((name for name in PERF_PRIMARY if name in counts), next(iter(counts), None))
+    # Without a modifier, as in cycles:u; of several, the first.
+    words = {name.partition(":")[0]: name for name in reversed(counts)}
+    main = next((words[word] for word in PERF_PRIMARY if word in words), next(iter(counts), None))
+    caveats = () if main is None or main == words.get(ELAPSED) else (_not_elapsed(main),)
     metrics = tuple(
         metric(name, [value], unit, primary=name == main) for name, (value, unit) in counts.items()
     )
     yield ImportedRun(
-        "perf stat", file, (CaseRecord("all", metrics=metrics),), unjudged=tuple(unjudged)
+        "perf stat",
+        file,
+        (CaseRecord("all", metrics=metrics),),
+        unjudged=tuple(unjudged),
+        caveats=caveats,
+    )
+
+
+def _not_elapsed(event: str) -> str:
+    return (
+        f"the verdict is on {event}, added up over all threads, and not on the elapsed time, so "
+        "that more threads may look worse where they take less time; to judge the elapsed time, "
+        f"count it: perf stat -e {ELAPSED},{event}"
     )
 
 

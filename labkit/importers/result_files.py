@@ -36,14 +36,19 @@ def read_files(files: Sequence[Path]) -> list[ImportedRun]:
     Raises
     ------
     ResultFileError
-        A file is not of a known tool, or its content is not as the tool writes it.
+        A file is not of a known tool, its content is not as the tool writes it, or it is named
+        twice.
     OSError
         A file cannot be read.
     """
     runs: list[ImportedRun] = []
+    read = set[Path]()
     for file in files:
         found = sorted(p for p in file.iterdir() if p.is_file()) if file.is_dir() else [file]
         for one in found:
+            if one in read:
+                raise ResultFileError(f"{one}: it is named twice")
+            read.add(one)
             runs += _read_file(one)
     if not runs:
         raise ResultFileError(f"{', '.join(map(str, files))}: there are no files")

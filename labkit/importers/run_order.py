@@ -25,6 +25,11 @@ class Order(Enum):
 
     blocks = "the file names the blocks; whether the order within them was random is not known"
     in_turns = "the arms ran in turns; whether their order was random is not known"
+    same_turns = (
+        "the arms ran in turns, always in the same order: a steady drift of the machine does not "
+        "cancel, and its step from one run to the next would look like an effect; change the order "
+        "from turn to turn, as in B A A B"
+    )
     mixed = "the runs of the arms were mixed, but not in blocks: the test assumes a random order"
     one_after_the_other = (
         "the arms ran one after the other: the test assumes that nothing drifted in between, and a "
@@ -74,6 +79,8 @@ def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         joined = tuple(tuple(map(_as_one_run, _groups(block))) for block in plan.blocks)
         plan = RunPlan(Order.in_turns, joined, 1)
     if plan is not None:
+        orders = {tuple(run.arm for run in block) for block in plan.blocks}
+        plan = replace(plan, order=Order.same_turns) if len(orders) == 1 else plan
         joined_runs = sum(map(len, plan.blocks)) < len(runs)
         joining = ("runs of an arm that came together count as one",) if joined_runs else ()
         return replace(plan, notes=(*notes, *joining))
@@ -113,7 +120,7 @@ def _times(runs: Sequence[ImportedRun]) -> tuple[list[float] | None, tuple[str, 
     for run, time in zip(runs, times, strict=True):
         other = first.setdefault(time, run)
         if run.arm != other.arm and run.file != other.file:
-            return None, (f"{run.file.name} and {other.file.name} have the same time",)
+            return None, (f"{run.file} and {other.file} have the same time",)
     return times, (source,)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Design
+from labkit.importers.comparability import check_alike, differing_amounts, differing_settings
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.importers.run_order import RunPlan, plan_runs
+from labkit.importers.unusable_results import without_summaries, without_unmeasured
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,
@@ -23,6 +26,7 @@ from labkit.records import (
 )
 
 MAX_RUNS = 1000  # of an arm; the test's relabellings need 0.2 MB for each
+MAX_NAME = 120  # bytes of an arm's name; a file's name has at most 255, and adds to it
 UNPROVEN = (
     "the files do not show whether the arms gave the same outputs, or whether each ran the path "
     "that its name promises"
@@ -31,10 +35,16 @@ UNPROVEN = (
 
 @dataclass(frozen=True)
 class ImportedStudy:
-    """The arms (the baseline first), and their runs in order."""
+    """The arms (the baseline first), and their runs in order.
+
+    ``caveats`` could change the answer. ``unjudged`` names what is in the files and not in the
+    runs.
+    """
 
     arms: tuple[str, ...]
     plan: RunPlan
+    caveats: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
     @property
     def runs(self) -> list[ImportedRun]:
@@ -53,7 +63,9 @@ class ImportedStudy:
         arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
         if len(arms) < 2:
             raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")
-        _check_alike(runs)
+        check_alike(runs)
+        runs, repeated = without_summaries(runs)
+        runs, unmeasured = without_unmeasured(runs)
         plan = plan_runs(arms, runs)
         per_arm = len(plan.blocks) * plan.runs_per_block
         if per_arm > MAX_RUNS:
@@ -62,41 +74,32 @@ class ImportedStudy:
                 "tested; leave some out, or, if they are requests to one server, give them one "
                 "value in the column run: they are repeats of one run"
             )
-        return cls(arms, plan)
-
-
-def _check_alike(runs: Sequence[ImportedRun]) -> None:
-    """Refuse runs of different tools or work, and settings that differ within an arm."""
-    first = runs[0]
-    files: dict[bytes, Path] = {}
-    for file in dict.fromkeys(run.file for run in runs):
-        other = files.setdefault(file.read_bytes(), file)
-        if other != file:
-            raise ResultFileError(f"{file} has the same content as {other}")
-    by_arm = {run.arm: run for run in reversed(runs)}
-    for run in runs:
-        if run.tool != first.tool:
-            raise ResultFileError(f"{run.file} is of {run.tool}, but {first.file} of {first.tool}")
-        _check_equal(run, first, run.work, first.work)
-        _check_equal(run, by_arm[run.arm], run.settings, by_arm[run.arm].settings)
-    cases = {case.case for run in runs for case in run.cases}
-    if not any(cases <= {case.case for case in run.cases} for run in runs):
-        raise ResultFileError(f"{first.file}: no run has all cases; are the files of one suite?")
-
-
-def _check_equal(
-    run: ImportedRun, other: ImportedRun, own: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> None:
-    for key in dict.fromkeys([*own, *theirs]):
-        if own.get(key) != theirs.get(key):
-            raise ResultFileError(
-                f"{run.file}: {key} is {own.get(key)!r}, but {theirs.get(key)!r} in {other.file}"
-            )
+        settings = differing_settings(arms, runs)
+        notes = (*repeated, *plan.notes, *([settings] if settings else []))
+        of_tool = dict.fromkeys(line for run in runs for line in run.caveats)
+        unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
+        return cls(
+            arms,
+            replace(plan, notes=notes),
+            (plan.order.value, *differing_amounts(arms, runs), *of_tool),
+            (*unmeasured, *unjudged),
+        )
 
 
 def arm_name(text: str) -> str:
-    """Return a text as the name of an arm."""
-    return re.sub(r"[^\w.=,-]+", "_", text).strip("_") or "arm"
+    """Return a text as the name of an arm, which becomes part of files' names.
+
+    A long one is cut, and a digest of the whole text keeps it distinct. It does not begin with a
+    dot, because such files are taken for temporary ones.
+
+    >>> arm_name("./old --fast")
+    'old_--fast'
+    """
+    name = re.sub(r"[^\w.=,-]+", "_", text).lstrip("._").rstrip("_") or "arm"
+    if len(name.encode()) <= MAX_NAME:
+        return name
+    digest = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name.encode()[: MAX_NAME - len(digest)].decode(errors="ignore") + digest
 
 
 def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: float) -> Path:
@@ -131,7 +134,7 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
         "imported": {
             "tool": study.runs[0].tool,
             "in_sequence": plan.order.weak,
-            "could_change": [plan.order.value],
+            "could_change": list(study.caveats),
             "for_the_record": [*plan.notes, UNPROVEN],
         },
     }

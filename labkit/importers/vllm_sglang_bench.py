@@ -6,6 +6,8 @@ measured the same server many times: then the runs share its process.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from labkit.records import CaseRecord, Metric
 WORK = (
     "num_prompts", "request_rate", "max_concurrency", "burstiness", "dataset_name",
     "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len",
+    "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps",
 )  # fmt: skip
 LATENCIES = {"ttft": "ttft", "tpot": "tpot_excl_first", "itl": "itl_chunk"}
 E2E = {"e2el": "e2e", "e2e_latency": "e2e"}  # vLLM's name, and SGLang's
@@ -29,6 +32,7 @@ KNOWN = {
     "total_input_vision_tokens", "total_output_tokens_retokenized", "accept_length", "run_number",
     "max_concurrent_requests_per_s",
 }  # fmt: skip
+WARM_UP = -1  # the ``run_number`` of a warm-up of ``vllm bench sweep serve``
 VLLM_DATE = "%Y%m%d-%H%M%S"
 VLLM_THROUGHPUT = {
     "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second",
@@ -44,8 +48,8 @@ def _is_vllm_serve(document: Any) -> bool:
 def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
     items = document if isinstance(document, list) else [document]
     for result in Fields({"result": items}, f"{file}: ").each("result"):
-        asked, completed = result.number("num_prompts"), result.number("completed")
-        failed = asked - completed
+        if result.data.get("run_number") == WARM_UP:
+            raise result.error_at("run_number", "is -1, a warm-up's; leave this file out")
         settings = {key: result.data.get(key) for key in ("backend", "model_id", "tokenizer_id")}
         yield ImportedRun(
             "vllm bench serve",
@@ -53,10 +57,30 @@ def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
             _case(result, "total_token_throughput"),
             started=seconds(result, "date", VLLM_DATE),
             work=_work(result),
+            given=result.known_numbers("total_input_tokens"),
+            generated=result.known_numbers("total_output_tokens"),
             settings=settings,
-            failure=f"{failed:.0f} of {asked:.0f} requests failed" if failed else None,
+            failure=_failure(result),
             unjudged=_unjudged(result),
+            digest=_digest(result),
         )
+
+
+def _failure(result: Fields) -> str | None:
+    """Return how many requests failed, or None.
+
+    A small data set has fewer requests than ``num_prompts``, which is -1 for all of them, so that
+    the difference counts only in older files, which do not say how many failed.
+    """
+    asked, completed = result.number("num_prompts"), result.number("completed")
+    failed = result.number("failed") if "failed" in result else max(asked - completed, 0.0)
+    if failed:
+        return f"{failed:.0f} of {completed + failed:.0f} requests failed"
+    return None if completed else "no request was served"
+
+
+def _digest(result: Fields) -> str:
+    return hashlib.sha256(json.dumps(result.data, sort_keys=True).encode()).hexdigest()
 
 
 def _is_sglang(document: Any) -> bool:
@@ -73,9 +97,12 @@ def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
             file,
             _case(result, "total_throughput"),
             work={**_work(result), "completed": completed},  # it does not say how many failed
+            given=result.known_numbers("total_input_tokens"),
+            generated=result.known_numbers("total_output_tokens"),
             settings={"backend": result.data.get("backend"), "tag": result.data.get("tag")},
             failure=None if completed else "no request was served",
             unjudged=_unjudged(result),
+            digest=_digest(result),
         )
 
 
@@ -134,6 +161,7 @@ def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
         file,
         (CaseRecord("all", metrics=metrics),),
         work={"num_requests": result.number("num_requests")},
+        given={"total_num_tokens": tokens},
         settings={"model_id": result.data.get("model_id")},
     )
 

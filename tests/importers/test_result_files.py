@@ -37,7 +37,7 @@ def text_of(document):
 
 def planted(value, factor, when, key=""):
     """Return a document whose times are ``factor`` times as long, and that was written ``when``."""
-    if key == "input_config":
+    if key in ("input_config", "config", "prompt_token_count"):
         return value
     if isinstance(value, dict):
         inherited = key in SLOWER | FASTER
@@ -198,7 +198,7 @@ def test_runs_of_two_hosts_get_no_verdict(tmp_path):
 
 
 def test_requests_that_failed_and_other_work_are_named(tmp_path):
-    served = json.loads(json.dumps(VLLM)) | {"completed": 5, "request_throughput": 9.8311628}
+    served = VLLM | {"completed": 5, "failed": 1, "request_throughput": 9.8311628}
     (tmp_path / "a.json").write_text(json.dumps(served))
     (tmp_path / "b.json").write_text(json.dumps(VLLM | {"request_rate": 4.0, "new_rate": 1.0}))
     (run,), (other,) = (read_files([tmp_path / name]) for name in ("a.json", "b.json"))
@@ -208,7 +208,7 @@ def test_requests_that_failed_and_other_work_are_named(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(genai_perf))
     other_load = edited(genai_perf, "input_config.perf_analyzer.stimulus", {"concurrency": 4})
     (tmp_path / "d.json").write_text(other_load)
-    with pytest.raises(ResultFileError, match=r"perf_analyzer.stimulus is {'concurrency': 4}, but"):
+    with pytest.raises(ResultFileError, match=r"perf_analyzer.stimulus.concurrency is 4, but 2 in"):
         ImportedStudy.of(_runs([tmp_path / "d.json"], [tmp_path / "c.json"]))
     with pytest.raises(ResultFileError, match=r"request_rate is 4.0, but 'inf' in .*a.json"):
         ImportedStudy.of(_runs([tmp_path / "b.json"], [tmp_path / "a.json"]))
@@ -370,3 +370,254 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, text, reason):
         read_files([file])
     assert reason in str(error.value) and str(file) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def sets_of(folder, base, head, pairs=6):
+    """Write files of two arms in turns whose order changes, and return the runs of both.
+
+    ``base`` and ``head`` are documents, or functions of the pair's number that return one.
+    """
+    files = {"base": [], "head": []}
+    for pair in range(pairs):
+        arms = {"base": base, "head": head}
+        for place, arm in enumerate(sorted(arms, reverse=pair % 3 == 1)):
+            document = arms[arm](pair) if callable(arms[arm]) else arms[arm]
+            seconds = 1_790_000_000 + 100 * (2 * pair + place)
+            factor = 1 + 0.001 * (pair * 7 % 11) + 1e-6 * place
+            document = planted(document, factor, datetime.fromtimestamp(seconds, UTC))
+            file = folder / f"{arm}{pair}.json"
+            file.write_text(text_of(document))
+            os.utime(file, (seconds, seconds))
+            files[arm].append(file)
+    return _runs(files["head"], files["base"])
+
+
+def sweep_of(folder, runs=3, factor=1.0):
+    """Write a combination's folder of ``vllm bench sweep serve``: its runs and their summary."""
+    folder.mkdir()
+    whens = [datetime.fromtimestamp(1_790_000_000 + 60 * i, UTC) for i in range(runs)]
+    results = [
+        planted(VLLM, factor * (1 + 0.001 * i), when) | {"run_number": i}
+        for i, when in enumerate(whens)
+    ]
+    for i, result in enumerate(results):
+        (folder / f"run={i}.json").write_text(json.dumps(result, indent=4))
+    (folder / "summary.json").write_text(json.dumps(results, indent=4))
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_summary_of_a_sweep_is_not_counted_again(tmp_path, count):
+    base, head = sweep_of(tmp_path / "b", count), sweep_of(tmp_path / "h", count, 1.01)
+    study = ImportedStudy.of(_runs([head], [base]))
+    assert len(study.runs) == 2 * count
+    assert {run.file.name for run in study.runs} == {f"run={i}.json" for i in range(count)}
+    for arm in ("base", "head"):
+        note = f"summary.json of {arm} is not counted: it repeats results of other files"
+        assert note in study.plan.notes
+
+
+def test_a_result_that_comes_again_is_refused(tmp_path):
+    base, head = sweep_of(tmp_path / "b"), sweep_of(tmp_path / "h", factor=1.01)
+    same = [base / "run=0.json", base / "run=1.json"]
+    with pytest.raises(ResultFileError, match=r"run=0.json: it holds a result that is also in .*b"):
+        ImportedStudy.of(_runs(same, [base / "summary.json"]))
+    results = json.loads((base / "summary.json").read_text())
+    for name, twice, line in (
+        ("part", [results[0], VLLM], "part: it holds a result that is also in"),
+        ("twice", [VLLM, VLLM], "twice: it holds a result twice"),
+    ):
+        (tmp_path / name).write_text(json.dumps(twice))
+        with pytest.raises(ResultFileError, match=line):
+            ImportedStudy.of(_runs([head], [base / "summary.json", tmp_path / name]))
+    with pytest.raises(ResultFileError, match=r"run=0.json: it is named twice"):
+        read_files([base, base / "run=0.json"])
+    with pytest.raises(ResultFileError, match=r"run=0.json: it is named on both sides"):
+        _runs([base / "run=0.json"], [base])
+    warm_up = base / "warmup.json"
+    warm_up.write_text(json.dumps(VLLM | {"run_number": -1}))
+    with pytest.raises(ResultFileError, match=r"run_number: is -1, a warm-up's; leave this file"):
+        read_files([base])
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({"num_prompts": 1000}, None),  # of a small data set, with --no-oversample
+        ({"num_prompts": -1}, None),  # all prompts of the data set
+        ({"failed": 2}, "2 of 8 requests failed"),
+        ({"failed": None, "num_prompts": -1}, None),
+        ({"failed": None, "num_prompts": 8}, "2 of 8 requests failed"),  # of an older version
+        ({"completed": 0, "request_throughput": 0.0}, "no request was served"),
+    ],
+)
+def test_failed_requests_of_vllm(tmp_path, fields, failure):
+    (tmp_path / "a.json").write_text(json.dumps(VLLM | fields))
+    assert read_files([tmp_path / "a.json"])[0].failure == failure
+
+
+def with_spec(**changes):
+    data = {"kind": "synthetic_text", "prompt_tokens": 16}
+    spec = {"data": [{**data, **changes}], "constraints": [{"kind": "max_requests", "value": 4}]}
+    return FAMILIES["GuideLLM"] | {"config": {"spec": spec}}
+
+
+def with_prompt_tokens(tokens):
+    path = "benchmarks.0.metrics.prompt_token_count"
+    summary = {"successful": {"mean": tokens, "percentiles": {}}}
+    return json.loads(edited(FAMILIES["GuideLLM"], path, summary))
+
+
+AIPERF = FAMILIES["AIPerf"]
+GENAI_PERF = FAMILIES["genai-perf"]
+THROUGHPUT = FAMILIES["vllm bench throughput"]
+OTHER_WORK = [
+    (VLLM, VLLM | {"ramp_up_end_rps": 8}, "ramp_up_end_rps is 8, but None in"),
+    (VLLM, VLLM | {"total_input_tokens": 98}, "total_input_tokens is 98 in head, but 96 in base"),
+    (
+        THROUGHPUT,
+        THROUGHPUT | {"total_num_tokens": 288, "tokens_per_second": 547.06978},
+        "total_num_tokens is 288 in head, but 144 in base: they were given different work",
+    ),
+    (
+        FAMILIES["SGLang bench_serving"],
+        FAMILIES["SGLang bench_serving"] | {"total_input_tokens": 64},
+        "total_input_tokens is 64 in head",
+    ),
+    (
+        with_spec(),
+        with_spec(prompt_tokens=32),
+        r"config.spec.data\[0\].prompt_tokens is 32, but 16",
+    ),
+    (
+        with_prompt_tokens(16.0),
+        with_prompt_tokens(24.0),
+        "prompt_token_count of synchronous is 24 in head, but 16 in base",
+    ),
+    (
+        AIPERF | {"input_sequence_length": {"unit": "tokens", "avg": 550.0}},
+        AIPERF | {"input_sequence_length": {"unit": "tokens", "avg": 128.0}},
+        "input_sequence_length is 128 in head, but 550 in base",
+    ),
+    (
+        AIPERF | {"input_config": {"phases": [{"concurrency": 1}]}},
+        AIPERF | {"input_config": {"phases": [{"concurrency": 8}]}},
+        r"phases\[0\].concurrency is 8, but 1 in",
+    ),
+    (
+        GENAI_PERF,
+        json.loads(edited(GENAI_PERF, "input_sequence_length.avg", 32.0)),
+        "input_sequence_length is 32 in head, but 16 in base",
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "head", "line"), OTHER_WORK)
+def test_arms_that_were_given_different_work_are_refused(tmp_path, base, head, line):
+    with pytest.raises(ResultFileError, match=line):
+        ImportedStudy.of(sets_of(tmp_path, base, head))
+
+
+def test_work_that_another_seed_changes_is_named(tmp_path):
+    def seeded(first):
+        return lambda pair: VLLM | {"total_input_tokens": first + 3 * pair}
+
+    study = ImportedStudy.of(sets_of(tmp_path, seeded(2000), seeded(2001)))
+    line = "total_input_tokens is 2,001 to 2,016 in head, but 2,000 to 2,015 in base"
+    assert f"the arms were not given exactly the same work: {line}" in study.caveats
+    same = ImportedStudy.of(sets_of(tmp_path, seeded(2000), seeded(2000)))
+    assert len(same.caveats) == 1  # the order
+
+    shorter = VLLM | {"total_output_tokens": 40, "output_throughput": 78.649302}
+    study = ImportedStudy.of(sets_of(tmp_path, VLLM, shorter))
+    line = "total_output_tokens is 40 in head, but 48 in base"
+    assert study.caveats[1:] == (f"the arms did not generate equally many tokens: {line}",)
+
+
+def test_the_input_of_a_run_that_failed_is_not_compared(tmp_path):
+    failed = VLLM | {"completed": 5, "failed": 1, "request_throughput": 9.8311628}
+    part = failed | {"total_input_tokens": 80}
+    study = ImportedStudy.of(sets_of(tmp_path, VLLM, lambda pair: VLLM if pair else part))
+    assert len(study.caveats) == 1 and study.runs[1].failure == "1 of 6 requests failed"
+
+
+def test_settings_in_which_the_arms_files_differ_are_named(tmp_path):
+    other = [
+        test | {"model_filename": "small.gguf", "model_size": 12064256}
+        for test in FAMILIES["llama-bench"]
+    ]
+    study = ImportedStudy.of(sets_of(tmp_path, FAMILIES["llama-bench"], other))
+    assert study.plan.notes[-1] == (
+        "the arms' files differ in model_filename ('tiny.gguf' in base, 'small.gguf' in head), "
+        "model_size (24128512 in base, 12064256 in head)"
+    )
+
+
+@pytest.mark.parametrize("tool", ["vllm bench serve", "SGLang bench_serving"])
+def test_a_latency_that_is_0_in_all_runs_is_not_judged(tmp_path, tool):
+    """With one token per request, there is no time per output token."""
+    keys = [key for key in FAMILIES[tool] if key.endswith(("_tpot_ms", "_itl_ms"))]
+    one_token = FAMILIES[tool] | dict.fromkeys(keys, 0.0)
+    study = ImportedStudy.of(sets_of(tmp_path, one_token, one_token))
+    assert "tpot_excl_first_p50_ms (0 in all runs)" in study.unjudged
+    cell = cell_of(tmp_path / "study", study.runs)
+    assert [row.metric for row in cell.primary_rows] == ["output_tok_s", "ttft_p50_ms"]
+    assert {row.comparisons[0].verdict for row in cell.primary_rows} == {"equivalent"}
+    measured = sets_of(tmp_path, one_token, lambda pair: one_token if pair else FAMILIES[tool])
+    assert "tpot_excl_first_p50_ms (0 in all runs)" not in ImportedStudy.of(measured).unjudged
+
+
+def test_times_that_are_all_0_are_refused(tmp_path):
+    lines = [f"{arm},{run},0" for run in range(6) for arm in "ab"]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,run,latency:ms:lower", *lines]))
+    with pytest.raises(ResultFileError, match=r"t.csv: all times are 0"):
+        ImportedStudy.of(_runs([tmp_path / "t.csv"], []))
+
+
+def test_perf_is_judged_by_the_elapsed_time_or_says_that_it_is_not(tmp_path):
+    events = FAMILIES["perf stat"]
+    assert read_files([FILES / "perf_stat.jsonl"])[0].caveats == ()
+
+    def read(*names):
+        lines = [e | {"event": f"{e['event']}:u"} for e in events if e["event"] in names]
+        (tmp_path / "perf").write_text("\n".join(map(json.dumps, lines)))
+        (run,) = read_files([tmp_path / "perf"])
+        return [one.name for one in run.cases[0].metrics if one.primary], run.caveats
+
+    assert read("task-clock", "duration_time") == (["duration_time:u"], ())
+    primary, (caveat,) = read("page-faults", "task-clock")
+    assert primary == ["task-clock:u"]
+    assert caveat.startswith("the verdict is on task-clock:u, added up over all threads, and not")
+    assert caveat.endswith("perf stat -e duration_time,task-clock:u")
+    study = ImportedStudy.of(
+        sets_of(tmp_path, *(2 * [[e for e in events if e["event"] == "task-clock"]]))
+    )
+    assert "the verdict is on task-clock" in study.caveats[-1]
+
+
+def test_a_benchmark_that_google_benchmark_skipped_is_not_judged(tmp_path):
+    skipped = {
+        "name": "gpu", "run_name": "gpu", "run_type": "iteration", "repetition_index": 0,
+        "skipped": True, "skip_message": "no GPU", "iterations": 0, "real_time": 0.0,
+        "cpu_time": 0.0, "time_unit": "ns",
+    }  # fmt: skip
+    both = GOOGLE | {"benchmarks": [*GOOGLE["benchmarks"], skipped]}
+    (tmp_path / "a").write_text(json.dumps(both))
+    (run,) = read_files([tmp_path / "a"])
+    assert [case.case for case in run.cases] == ["sort/iterations:1000"]
+    assert run.unjudged == ("gpu (skipped)",)
+    (tmp_path / "b").write_text(json.dumps(GOOGLE | {"benchmarks": [skipped]}))
+    with pytest.raises(ResultFileError, match="benchmarks: all were skipped"):
+        read_files([tmp_path / "b"])
+
+
+def test_a_sweep_of_guidellm_is_told_to_use_fixed_rates(tmp_path):
+    def swept(rate):
+        document = json.loads(json.dumps(FAMILIES["GuideLLM"]))
+        other = json.loads(json.dumps(document["benchmarks"][0]))
+        other["config"]["strategy"] = {"type_": "constant", "rate": rate}
+        document["benchmarks"].append(other)
+        return document
+
+    with pytest.raises(ResultFileError, match=r"no run has all cases; .* profile with fixed rates"):
+        ImportedStudy.of(sets_of(tmp_path, swept(3.1), swept(3.4)))

@@ -37,6 +37,10 @@ def shape(plan):
         ("aaabbbb", Order.one_after_the_other, 3, ["aaabbb"]),
         ("aababb", Order.mixed, 3, ["aababb"]),
         ("abccba", Order.in_turns, 1, ["abc", "cba"]),
+        ("ababab", Order.same_turns, 1, ["ab", "ab", "ab"]),  # a drift does not cancel
+        ("abcabc", Order.same_turns, 1, ["abc", "abc"]),
+        ("aabbaabb", Order.same_turns, 1, ["ab", "ab"]),
+        ("abbaabba", Order.in_turns, 1, ["ab", "ba", "ab", "ba"]),
     ],
 )
 def test_windows_hold_every_arm_equally_often(text, order, runs, blocks):
@@ -48,7 +52,7 @@ def test_windows_hold_every_arm_equally_often(text, order, runs, blocks):
 
 def test_processes_of_one_file_are_repeats_if_files_came_in_turns():
     plan = plan_runs("ab", runs_of("aabbbaab", files="11222334"))
-    assert shape(plan) == (Order.in_turns, 1, ["ab", "ab"])
+    assert shape(plan) == (Order.same_turns, 1, ["ab", "ab"])
     assert plan.blocks[0][1].cases[0].metrics[0].repeats == (3.0, 4.0, 5.0)
     assert "runs of an arm that came together count as one" in plan.notes[-1]
 
