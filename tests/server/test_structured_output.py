@@ -284,7 +284,7 @@ def test_a_call_of_a_function_that_the_request_does_not_have_is_plain_text(parse
 
 
 ARGUMENTS = {
-    "json_tools": ('<tool_call>{"name": "f", "arguments": {"a": 1}}', "\n</tool_call>"),
+    "json_tools": ('<tool_call>{"name": "f", "arguments": {"a": 1}', "}\n</tool_call>"),
     "glm47": (
         "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key>",
         "<arg_value>2</arg_value></tool_call>",
@@ -308,6 +308,14 @@ def test_a_call_without_its_end_is_plain_text(parser):
     assert parse([begin], call_format) == (begin, [])
     text, calls = parse([begin, end], call_format)
     assert (text, [name for name, _ in calls]) == ("", ["f"])
+
+
+def test_a_whole_json_call_needs_no_end_mark():
+    call_format = ToolCallFormat("json_tools")
+    whole = '<tool_call>{"name": "f", "arguments": {"a": 1}}'
+    text, calls = parse([whole], call_format)
+    assert (text, [name for name, _ in calls]) == ("", ["f"])
+    assert parse([whole[:-1]], call_format) == (whole[:-1], [])
 
 
 KIMI = (

@@ -69,6 +69,9 @@ class ToolCallFormat:
         self.name = parser
         self.start: str = self._module.tool_call_start
         self.end: str = self._module.tool_call_end
+        # Whether a call that lacks its end mark is whole if it can be parsed: JSON that was cut off
+        # cannot be, but other formats would give a call with fewer arguments.
+        self.shows_its_end = not self.end or parser == JSON_PARSER
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
         """Return the calls in the text between a start and an end mark.
@@ -192,11 +195,10 @@ class ToolCallParser:
     def finish(self) -> Iterator[str | ParsedToolCall]:
         """End the output: yield what is still buffered.
 
-        A call without its end mark is plain text: some of mlx_lm's parsers would take a call that
-        was cut off for one with fewer arguments.
+        A call that may have been cut off is plain text.
         """
         buffered, self._buffer = self._buffer, ""
-        if self._inside and not self._format.end:
+        if self._inside and self._format.shows_its_end:
             rest = self._calls(buffered, "")
         else:
             rest = _nonempty(f"{self._format.start if self._inside else ''}{buffered}")
