@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -144,6 +145,21 @@ def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
             np.testing.assert_array_equal(np.array(dequantized_weight(layer)), expected)
     gguf_block_formats = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
     assert formats == {*gguf_block_formats, "mxfp4", "affine"}
+
+
+def test_other_weights_in_a_folder_of_the_same_name_have_a_copy_of_their_own(
+    k_quant_directory, tmp_path
+):
+    """A user may copy a converted directory out of the cache."""
+    folders = [tmp_path / name / "model" for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(k_quant_directory, folder)
+    config = folders[1] / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_theta": 5e5}))
+    copies = [mlx_lm_directory(folder) for folder in folders]
+    bases = [json.loads((copy / "config.json").read_text())["rope_theta"] for copy in copies]
+    assert bases == [1e4, 5e5]
+    assert mlx_lm_directory(folders[0]) == copies[0]
 
 
 def test_a_float32_copy_has_the_same_numbers_and_no_quantisation(tmp_path, no_cache):
