@@ -55,7 +55,7 @@ def with_special_tokens(model, folder, template):
 
 @pytest.mark.parametrize("template", ["<|bos|> $A", "<|bos|> $A <|eos|>", "$A <|eos|>"])
 def test_every_window_begins_with_the_bos_that_the_tokenizer_adds(
-    template, compose_experiment, tmp_path
+    template, compose_experiment, tmp_path, monkeypatch
 ):
     file = tmp_path / "a.txt"
     file.write_text("one two three four " * 20)
@@ -68,6 +68,7 @@ def test_every_window_begins_with_the_bos_that_the_tokenizer_adds(
     prefix = [bos] if "bos" in template else []
     step = 8 - len(prefix)
     starts = range(0, len(tokens) - step + 1, step)
+    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
     windows = windows_of(experiment, model)
     assert len(windows) == 10 + len(prefix)
     assert [list(w.token_ids) for w in windows] == [prefix + tokens[i : i + step] for i in starts]
