@@ -75,11 +75,12 @@ def test_every_window_begins_with_the_bos_that_the_tokenizer_adds(
     assert [w.request_id for w in windows] == [f"text 1, token {i}" for i in starts]
 
 
-def test_a_window_without_room_for_text_is_one_line(compose_experiment, tmp_path):
+def test_a_window_without_room_for_text_is_one_line(compose_experiment, tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
     file.write_text("one two three four")
     experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=2")
     model = with_special_tokens(resolve(experiment.model), tmp_path / "model", "<|bos|> <|bos|> $A")
+    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
     with pytest.raises(ConfigError, match="begins with the model's 2 special tokens; set a larger"):
         windows_of(experiment, model)
 
