@@ -63,8 +63,8 @@ refused. For byte-level BPE, `tokenizer.ggml.pre` must be one of the values in t
 whether a text begins with the BOS token if the file does not say. *Published test*: whether the ids
 equal those of llama.cpp's vocabulary test (47 texts each). SentencePiece passes its two tests, of
 Llama and Phi-3. The others were not compared with llama.cpp. A request ends with the file's EOS,
-EOT and EOM tokens, and with each control token that llama.cpp takes for an end, such as
-`<|im_end|>`.
+EOT and EOM tokens, and with each token that llama.cpp takes for an end by its text, such as
+`<|im_end|>` and fill-in-the-middle's `<|file_sep|>`.
 
 | pre-tokenizer | BOS | published test |
 | --- | --- | --- |

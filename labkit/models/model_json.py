@@ -48,6 +48,19 @@ def check_not_pointer(path: Path, where: str) -> None:
     require(not is_pointer, f"{where}: {path.name} {LFS_ADVICE}")
 
 
+def decode_tagged_floats(value: Any) -> Any:
+    """Return JSON data with ``{"__float__": "Infinity"}`` replaced by the number, at any depth.
+
+    transformers 5 writes the floats of config.json that JSON does not have in this way.
+    """
+    if isinstance(value, dict):
+        tag = value.get("__float__") if len(value) == 1 else None
+        if tag in ("Infinity", "-Infinity", "NaN"):
+            return float(tag)
+        return {key: decode_tagged_floats(item) for key, item in value.items()}
+    return [decode_tagged_floats(item) for item in value] if isinstance(value, list) else value
+
+
 def read_optional(path: Path, where: str | None = None) -> dict[str, Any]:
     """Return ``read_object``, or an empty object if there is no such file."""
     return read_object(path, where) if path.exists() else {}

@@ -53,8 +53,18 @@ def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
+def widen(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return floating-point numbers as float32. uint16 is bfloat16."""
+    if array.dtype != np.uint16:
+        return array.astype(np.float32)
+    return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a file that ``write`` has written, memory-mapped. bfloat16 is uint16."""
+    """Return the arrays of a file by name, memory-mapped. bfloat16 is uint16.
+
+    Raises ``KeyError`` for a dtype that ``write`` does not write.
+    """
     header, offset = read_header(path)
     data = np.memmap(path, np.uint8, "r", offset=offset)
     arrays: dict[str, npt.NDArray[Any]] = {}

@@ -92,13 +92,24 @@ class Tokenizer:
 
         The model's special tokens are added once, around the whole text.
         """
-        text = "a"
-        bare, whole = self.encode(text, special=False), self.encode(text)
-        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        before, after = self._special_around
         first, *others = turns
         ids = self.encode(first, special=False)
         ids += [token for turn in others for token in self.encode_pieces(["", turn])]
-        return [*whole[:start], *ids, *whole[start + len(bare) :]]
+        return [*before, *ids, *after]
+
+    @property
+    def text_prefix(self) -> list[int]:
+        """The ids of the special tokens that begin every text, such as BOS."""
+        return self._special_around[0]
+
+    @cached_property
+    def _special_around(self) -> tuple[list[int], list[int]]:
+        """The ids of the special tokens that are added before and after a text."""
+        text = "a"
+        bare, whole = self.encode(text, special=False), self.encode(text)
+        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:start], whole[start + len(bare) :]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
@@ -190,6 +201,9 @@ def load(model_dir: Path) -> Tokenizer:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {one_line(error)}") from None
+    # Some files store the settings of their training, which would cut or lengthen every prompt.
+    loaded.no_truncation()
+    loaded.no_padding()
     try:
         return Tokenizer(loaded, chat_template.load_template(model_dir))
     except ConfigError as error:

@@ -476,6 +476,92 @@ def test_other_factors_are_refused(tmp_path, factors):
         )
 
 
+PHI4 = {"phi3.context_length": 131072, "phi3.rope.scaling.original_context_length": 4096}
+PHI4_FACTOR = {"phi3.rope.scaling.attn_factor": 1.1902381}  # Phi-4-mini's
+LLAMA3_FACTORS = {"rope_freqs.weight": factors_of(LLAMA3, 64, 500_000.0)}
+LONG_FACTORS = {f"rope_factors_{word}.weight": np.ones(32, "<f4") for word in ("long", "short")}
+
+
+def rope_scaling(tmp_path, name, keys, factors):
+    tensors = {
+        tensor: (gguf_files.F32, data.shape, data.tobytes()) for tensor, data in factors.items()
+    }
+    path = gguf_files.write(tmp_path / "m.gguf", {"a": 1} | keys, tensors)
+    file = gguf_header.read_header(path)
+    return gguf_model_config.gguf_rope_scaling.read_rope_scaling(file, name, 500_000.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "factors", "kind"),
+    [
+        ("phi3", PHI4 | PHI4_FACTOR, LONG_FACTORS, "longrope"),
+        ("phi3", PHI4 | PHI4_FACTOR | {"phi3.rope.scaling.type": "longrope"}, LONG_FACTORS, None),
+        ("phi3", {"phi3.context_length": 4096}, LONG_FACTORS, "longrope"),
+        ("llama", {"llama.rope.scaling.type": "none"}, LLAMA3_FACTORS, "llama3"),
+        ("llama", {"llama.rope.scaling.attn_factor": 1.0}, LLAMA3_FACTORS, "llama3"),
+    ],
+)
+def test_factors_whose_keys_say_nothing_else_are_read(tmp_path, name, keys, factors, kind):
+    read = rope_scaling(tmp_path, name, keys, factors)
+    assert read["rope_type"] == (kind or "longrope")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "factors", "message"),
+    [
+        (
+            "llama",
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+            LLAMA3_FACTORS,
+            "type is linear with factor 2.0, beside the tensor rope_freqs.weight",
+        ),
+        ("llama", {"llama.rope.scale_linear": 4.0}, LLAMA3_FACTORS, "linear with factor 4.0"),
+        ("llama", {"llama.rope.scaling.type": "yarn"}, LLAMA3_FACTORS, "type is yarn with fact"),
+        (
+            "phi3",
+            PHI4 | PHI4_FACTOR | {"phi3.rope.scaling.factor": 2.0},
+            LONG_FACTORS,
+            "linear with factor 2.0, beside the tensor rope_factors_long.weight",
+        ),
+        ("phi3", PHI4, LONG_FACTORS, "attn_factor is 1; mlx_lm computes with 1.19024"),
+        (
+            "phi3",
+            PHI4 | {"phi3.rope.scaling.attn_factor": 1.25},
+            LONG_FACTORS,
+            "attn_factor is 1.25; mlx_lm computes with 1.19024",
+        ),
+        *(
+            (
+                "llama",
+                {"llama.rope.scaling.attn_factor": 1.5, **keys},
+                factors,
+                r"attn_factor is 1.5; mlx_lm computes with 1.0",
+            )
+            for keys, factors in (
+                ({}, LLAMA3_FACTORS),
+                ({}, {}),
+                ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}, {}),
+            )
+        ),
+        ("llama", {"llama.rope.scaling.yarn_attn_factor": 2.0}, {}, "yarn_attn_factor is 2; mlx"),
+    ],
+)
+def test_scaling_that_mlx_lm_would_drop_is_one_line(tmp_path, name, keys, factors, message):
+    with pytest.raises(GGUFError, match=message) as error:
+        rope_scaling(tmp_path, name, keys, factors)
+    assert "\n" not in str(error.value)
+
+
+def test_mlx_lm_s_longrope_multiplies_by_the_factor_that_is_checked(tmp_path):
+    from mlx_lm.models.rope_utils import SuScaledRoPE
+
+    path = gguf_files.write(tmp_path / "m.gguf", PHI4, {})
+    expected = gguf_model_config.gguf_rope_scaling._longrope_attn_factor(
+        gguf_header.read_header(path), "phi3"
+    )
+    assert SuScaledRoPE(64, 1e4, 131072, 4096)._scale == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
     keys = {"qwen3__attention__sliding_window": 96}
     path = gguf_files.write(

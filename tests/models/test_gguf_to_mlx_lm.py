@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -146,6 +147,21 @@ def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
     assert formats == {*gguf_block_formats, "mxfp4", "affine"}
 
 
+def test_other_weights_in_a_folder_of_the_same_name_have_a_copy_of_their_own(
+    k_quant_directory, tmp_path
+):
+    """A user may copy a converted directory out of the cache."""
+    folders = [tmp_path / name / "model" for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(k_quant_directory, folder)
+    config = folders[1] / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_theta": 5e5}))
+    copies = [mlx_lm_directory(folder) for folder in folders]
+    bases = [json.loads((copy / "config.json").read_text())["rope_theta"] for copy in copies]
+    assert bases == [1e4, 5e5]
+    assert mlx_lm_directory(folders[0]) == copies[0]
+
+
 def test_a_float32_copy_has_the_same_numbers_and_no_quantisation(tmp_path, no_cache):
     """Its names are those of transformers, so that a server without MLX loads it."""
     from mlx_lm.utils import load_model as load_plain
@@ -259,11 +275,11 @@ def test_every_architecture_loads_and_computes(tmp_path, no_cache, name, tied):
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(name), tensors)
     widened = local(path)
     assert widened.name == "m"
-    assert widened.eos_token_ids == (0, 2)
+    assert widened.eos_token_ids == (0, 2, 4)
     assert widened.vocab_size == len(gguf_files.vocabulary()[0])
     loaded = model_loader.load_model(widened.path)
     assert loaded.model_type == name
-    assert loaded.eos_token_ids == {0, 2}
+    assert loaded.eos_token_ids == {0, 2, 4}
     logits = np.array(loaded.model(mx.array([[1, 20, 30]])))
     assert np.isfinite(logits).all() and logits.std() > 0.01
     biased = {key for key in weights(widened.path) if key.endswith("_proj.bias")}

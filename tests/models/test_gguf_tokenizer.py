@@ -77,8 +77,18 @@ def test_a_text_has_the_special_tokens_that_llama_cpp_adds(tmp_path, changes, ad
     [
         ("a b c d e", {"eot": 0}, [0, 2]),
         ("a b c d e", {"eos": 4, "eom": 3}, [3, 4]),
-        ("<|end|> <|im_end|> </s> <|eot_id|> <end_of_turn>", {}, [0, 1, 2, 3]),  # 4 is a word
+        ("<|end|> <|im_end|> </s> <|eot_id|> <end_of_turn>", {}, [0, 1, 2, 3, 4]),  # of any type
+        ("a b c <\uff5cend\u2581of\u2581sentence\uff5c> [e~[", {}, [2, 3, 4]),
+        # Fill-in-the-middle: padding, a repository, a file; not the prefix.
+        ("a b c <|fim_pad|> <|fim_prefix|>", {}, [2, 3]),
+        ("<|repo_name|> b c <|file_sep|> <reponame>", {}, [0, 2, 3, 4]),
+        ("a b c [PAD] <PAD>", {"fim_pad": 0, "fim_rep": 1}, [0, 1, 2]),
+        ("a b c <|file_sep|> e", {"fim_sep": 4}, [2, 4]),
         ("<|end|> <|return|> x <|call|> e", {}, [1, 2, 3]),  # gpt-oss: messages end with <|end|>
+        ("<|end|> <|return|> x <|calls|> e", {}, [1, 2, 3]),
+        ("<|end|> <|flush|> x <|calls|> e", {}, [1, 2, 3]),
+        ("<|end|> <|call|> x <|calls|> e", {}, [0, 1, 2, 3]),
+        ("<|end|> <|return|> x <|call|> e", {"eot": 0}, [1, 2, 3]),
         ("</s> <|tool_response> x d e", {}, [1, 2]),
     ],
 )
@@ -88,6 +98,28 @@ def test_end_tokens_are_those_of_llama_cpp(tmp_path, names, keys, ends):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__tokens=tokens, **changes)
     generation = gguf_tokenizer.generation_config(gguf_header.read_header(path))
     assert generation == {"bos_token_id": 1, "eos_token_id": ends}
+
+
+def test_an_end_is_matched_whole_whatever_its_type(tmp_path):
+    tokens = gguf_files.vocabulary()[0]
+    tokens[-1] = "<|im_end|>"  # as some fine-tunes have it: an ordinary word
+    bpe = built(tmp_path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["Ġ t"])
+    assert names(bpe, "a<|im_end|>") == ["a", "<|im_end|>"]
+    assert bpe.decode(ids(bpe, "a<|im_end|>")) == "a"
+    word = built(tmp_path, tokenizer__ggml__eot_token_id=4)  # a letter that a file names as an end
+    assert word.decode([4], skip_special_tokens=True) == tokens[4]
+
+
+@pytest.mark.parametrize(("name", "stripped"), [("Phi 3", False), ("my Phi-3 mini", True)])
+def test_special_tokens_of_phi_3_swallow_the_white_space_after_them(tmp_path, name, stripped):
+    """As in llama.cpp, which knows the model by its name, except for some of them."""
+    tokens = gguf_files.vocabulary()[0]
+    tokens[1] = "<|endoftext|>"
+    bpe = built(tmp_path, general__name=name, tokenizer__ggml__tokens=tokens)
+    space = [] if stripped else ["Ġ", "Ċ"]
+    assert names(bpe, "<|end|> \na") == ["<|end|>", *space, "a"]
+    assert names(bpe, "<tool> \na") == ["<tool>", *space, "a"]
+    assert names(bpe, "<|endoftext|> \na") == ["<|endoftext|>", "Ġ", "Ċ", "a"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def file():
 
 
 def test_the_models_dimensions(smollm2):
-    assert smollm2.eos_token_ids == (0, 2)
+    assert smollm2.eos_token_ids == (0, 2, 4)
     assert smollm2.vocab_size == 49152
 
 

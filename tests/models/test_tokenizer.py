@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+import tokenizers
 
 from labkit.config import ConfigError
 from labkit.models import tokenizer
@@ -23,6 +24,18 @@ def test_encode_and_decode_round_trip(folder):
     assert len(ids) < len("so it goes: ünd 🙂".encode())
     assert loaded.decode(ids) == "so it goes: ünd 🙂"
     assert loaded.vocab_size == 300
+
+
+def test_stored_truncation_and_padding_do_not_change_a_prompt(folder):
+    """Files of sentence encoders and some fine-tunes store the settings of their training."""
+    path = folder / "tokenizer.json"
+    texts = ["so it goes " * repeats for repeats in (1, 20, tokenizer.LONG_TEXT)]
+    whole = [tokenizer.load(folder).encode(text) for text in texts]
+    stored = tokenizers.Tokenizer.from_file(str(path))
+    stored.enable_truncation(8)
+    stored.enable_padding(length=512)
+    stored.save(str(path))
+    assert [tokenizer.load(folder).encode(text) for text in texts] == whole
 
 
 def test_special_tokens_are_decoded_as_text(folder):
@@ -75,7 +88,6 @@ def test_no_token_is_longer_than_the_longest(folder):
 @pytest.mark.parametrize("spaces", [True, False])
 @pytest.mark.parametrize("added", ["<s> $A", "<s> $A </s>", "$A"])
 def test_turns_are_one_text_with_special_tokens_around_it(spaces, added):
-    import tokenizers
     from tokenizers import decoders, models, normalizers, processors
 
     words = ["<s>", "</s>", "\u2581", "a", "b", "\n", "\n\n", "\u2581a", "ab"]

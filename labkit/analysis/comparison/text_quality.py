@@ -32,6 +32,9 @@ from labkit.records.measurement_notes import ScoringNote
 KL_QUANTILES = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p99_9": 0.999}
 # The metrics that can have a limit, and whether it is the largest value allowed or the least.
 IS_UPPER_LIMIT = {"kl_mean": True, "perplexity_ratio": True, "top1_agreement": False}
+# The largest mean probability of the tokens compared as one, for a KL divergence to keep a limit.
+# With .8 % that of 4-bit weights was 1.3 % too small; with more it is a mere lower bound.
+MAX_REST = 0.01
 INTERVAL_KEYS = ("estimate", "low", "high")
 Floats = NDArray[np.float64]
 
@@ -159,8 +162,26 @@ def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
     }
 
 
-def broken_limits(quality: ArmQuality, limits: Mapping[str, float]) -> Iterator[str]:
-    """Yield a phrase for each limit that the arm breaks, or that its interval leaves undecided."""
+def kl_is_bound(arm: str, baseline: str, records: Sequence[Record]) -> bool:
+    """Return whether an arm's KL divergence is a mere lower bound, and may be much larger.
+
+    The rest of a server's likeliest tokens is not recorded, and is larger than the baseline's.
+    """
+    note, reference = scoring_note(arm, records), scoring_note(baseline, records)
+    if note is None or reference is None:
+        return False
+    compares_fewer = note["reference_top"] < reference["reference_top"]
+    return compares_fewer or note["reference_rest"] > MAX_REST
+
+
+def broken_limits(
+    quality: ArmQuality, limits: Mapping[str, float], *, is_bound: bool = False
+) -> Iterator[str]:
+    """Yield a phrase for each limit that the arm breaks, or that its interval leaves undecided.
+
+    ``is_bound``: see ``kl_is_bound``. Such a KL divergence can break a limit and never keep it,
+    unless it is 0: the arm predicts what the baseline does.
+    """
     for name, limit in limits.items():
         interval, is_upper = quality.metrics[name], IS_UPPER_LIMIT[name]
         bound = f"{'at most' if is_upper else 'at least'} {limit:g}"
@@ -176,6 +197,12 @@ def broken_limits(quality: ArmQuality, limits: Mapping[str, float]) -> Iterator[
             inside, outside = interval.low >= limit, interval.high < limit
         if outside:
             yield f"{name} is {extent}, and must be {bound}"
+        elif name == "kl_mean" and is_bound and interval.high > 0:
+            yield (
+                f"{name} is not decided: {extent} is a lower bound from the likeliest tokens only, "
+                f"which cannot show that it is {bound}; set a limit of perplexity_ratio or "
+                "top1_agreement instead"
+            )
         elif not inside:
             yield f"{name} is not decided: {extent} reaches across {bound}; score more windows"
 

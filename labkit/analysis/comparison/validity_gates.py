@@ -13,7 +13,11 @@ from typing import Any
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.comparison.served_requests import unserved_errors
-from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
+from labkit.analysis.comparison.text_quality import (
+    broken_limits,
+    kl_is_bound,
+    text_qualities,
+)
 from labkit.analysis.model.cell_model import GateResult
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE
 from labkit.config import count_text
@@ -256,7 +260,8 @@ def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record], confide
         gate.fail(f"{arm}: no run has scored texts", None, "no scored texts")
     for quality in qualities:
         affected = quality.arm if roles[quality.arm] == "arm" else None
-        for broken in broken_limits(quality, arms[0].quality):
+        is_bound = kl_is_bound(quality.arm, arms[0].name, records)
+        for broken in broken_limits(quality, arms[0].quality, is_bound=is_bound):
             gate.fail(f"{quality.arm}: {broken}", affected, f"quality: {broken}")
 
 

@@ -67,6 +67,8 @@ def _write_copy(model_dir: Path, folder: Path) -> None:
 
 def _widened(weights: Weights, quantization: dict[str, Any]) -> Weights:
     """Return a file's weights as float32. A quantised matrix has its scales and biases there."""
+    from labkit.models.safetensors_io import widen
+
     packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     result: Weights = {}
     for name, array in weights.items():
@@ -77,7 +79,7 @@ def _widened(weights: Weights, quantization: dict[str, Any]) -> Weights:
                 f"engine.server: {path} has its scales in another file; its words are no numbers "
                 "without them",
             )
-            result[name] = _float32(array)
+            result[name] = widen(array)
         elif leaf == "weight":
             entry = quantization.get(path)
             layout = quantization | (entry if isinstance(entry, dict) else {})
@@ -87,10 +89,10 @@ def _widened(weights: Weights, quantization: dict[str, Any]) -> Weights:
                 f"engine.server: {path} has MLX's format {mode}, which is not widened to float32; "
                 "set a model of another format",
             )
-            scales, biases = (_float32(weights[f"{path}.{part}"]) for part in ("scales", "biases"))
+            scales, biases = (widen(weights[f"{path}.{part}"]) for part in ("scales", "biases"))
             result[name] = _dequantized(array, scales, biases, layout["bits"])
         elif leaf not in ("scales", "biases"):
-            result[name] = _float32(array)
+            result[name] = widen(array)
     return result
 
 
@@ -108,11 +110,3 @@ def _dequantized(
     groups = numbers.reshape(*scales.shape, -1)
     matrix: NDArray[Any] = groups * scales[..., None] + biases[..., None]
     return matrix.reshape(*scales.shape[:-1], -1)
-
-
-def _float32(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as float32; uint16 is bfloat16."""
-    if array.dtype == np.uint16:
-        widened: NDArray[Any] = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return widened
-    return array.astype(np.float32)

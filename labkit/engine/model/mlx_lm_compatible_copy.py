@@ -27,8 +27,11 @@ RECIPE_VERSION = 1  # part of the cache key: raise it when the written files cha
 def mlx_lm_directory(model_dir: Path) -> Path:
     """Return the directory itself or, if mlx_lm cannot load it, a copy in the cache.
 
-    Raises ``CacheError`` if the cache folder cannot be written.
+    Raises ``ConfigError`` if a file of the model is missing or invalid, and ``CacheError`` if the
+    cache folder cannot be written.
     """
+    from labkit.models.model_directory import inspect
+
     settings = json.loads((model_dir / "config.json").read_text("utf-8"))
     modes = {
         path: entry["mode"]
@@ -37,8 +40,10 @@ def mlx_lm_directory(model_dir: Path) -> Path:
     }
     if not modes:
         return model_dir
-    # Only converted GGUF files have such layers, and their names in the cache contain a digest.
-    copy = cache_dir.root() / "models" / f"{model_dir.name}-mlx-{RECIPE_VERSION}"
+    # A converted GGUF file, whose directory a user may have copied or renamed.
+    digest = inspect(model_dir, name=model_dir.name, option="mlx_lm's copy").digest
+    name = f"{model_dir.name[:40]}-{digest[:16]}-mlx-{RECIPE_VERSION}"
+    copy = cache_dir.root() / "models" / name
     if not cache_dir.has_directory(copy):
         with cache_dir.building_directory(copy) as unfinished:
             _write_copy(model_dir, settings, modes, unfinished)

@@ -147,11 +147,11 @@ def load_model(
 def _read_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
     with config_errors():
-        settings = model_json.read_object(path)
+        settings = model_json.decode_tagged_floats(model_json.read_object(path))
     if "model_type" not in settings:
         raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
-    return settings
+    return dict(settings)
 
 
 def _without_dynamic_rope(settings: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +175,11 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
     if not own and (foreign or text.get("quantization")):
         raise EngineError(
             f"{path}: the model is quantised, but not by mlx_lm; convert it with mlx_lm.convert"
+        )
+    if own and settings.get("quantize_activations"):
+        raise EngineError(
+            f"{path}: quantize_activations is set, and engine=paged does not quantise activations "
+            "as mlx_lm does; set engine=mlx_lm"
         )
     layers = {name: value for name, value in (own or {}).items() if isinstance(value, dict)}
     for where, layer in {"": own or {}, **layers}.items():

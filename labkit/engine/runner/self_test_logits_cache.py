@@ -40,18 +40,20 @@ def get(
     """Return the stored logits of a model, or call ``compute`` and store them.
 
     ``model`` is mlx_lm's model, ``loading`` what the logits depend on besides its files. They are
-    computed again after a change of the model's files or class, of MLX or mlx_lm, or of the code
-    that computes them.
+    computed again after a change of the model's files, of mlx_lm's folder of model classes (which
+    import each other), of MLX or mlx_lm, or of the code that computes them.
     """
     states = file_states(model_dir)
     if sum(state.size for _, state in states) < MIN_STORED_BYTES:
         return compute()
     source = inspect.getsourcefile(type(model))
+    classes = sorted(Path(source).parent.glob("*.py")) if source else []
     code = [Path(inspect.getfile(compute_expected)).resolve(), _PACKAGE / LOADED_LATER]
     key = (
         states,
         loading,
-        source and file_state(Path(source)),
+        source,
+        [(file.name, file_state(file)) for file in classes],
         [metadata.version(package) for package in ("mlx", "mlx-lm", "numpy")],
         [numba_sources.digest(file, _PACKAGE) for file in code],
     )

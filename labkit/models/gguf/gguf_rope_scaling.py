@@ -7,6 +7,7 @@ factors are the tensor ``rope_freqs.weight``, from which the parameters are reco
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 TENSORS = (FACTORS, LONG, SHORT)
 MAX_RELATIVE_ERROR = 1e-5  # of Llama 3's factors, computed from the recovered parameters
-# GGUF's YaRN keys for which mlx_lm has no option, and the values that mlx_lm computes with.
-YARN_CONSTANTS = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
+MAX_FACTOR_ERROR = 1e-4  # relative; the file's is a float32
 
 
 def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dict[str, Any] | None:
@@ -41,17 +41,18 @@ def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dic
         The scaling is invalid, or mlx_lm does not have it.
     """
     prefix = f"{name}.rope.scaling"
-    if FACTORS in file.tensors:
-        return _llama3(_factors(file, FACTORS, dims), theta)
-    if LONG in file.tensors or SHORT in file.tensors:
-        factors = {
-            f"{word}_factor": _factors(file, f"rope_factors_{word}.weight", dims).tolist()
-            for word in ("long", "short")
-        }
-        return {"type": "longrope", "rope_type": "longrope", **factors}
     # Older files have the factor of linear scaling under another key.
     factor = float(file.number(f"{prefix}.factor", file.number(f"{name}.rope.scale_linear", 1.0)))
     kind = file.string(f"{prefix}.type", "none" if factor == 1.0 else "linear")
+    tensor = next((tensor for tensor in TENSORS if tensor in file.tensors), None)
+    if tensor is not None:
+        if kind != "none" and (kind == "yarn" or factor != 1.0):
+            raise GGUFError(
+                f"{prefix}.type is {kind} with factor {factor}, beside the tensor {tensor}; "
+                "mlx_lm does not compute both"
+            )
+        return _scaling_by_tensor(file, name, theta, dims)
+    _check_constants(file, prefix, {"attn_factor": 1.0, "yarn_attn_factor": 1.0})
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     if not 0 < factor < math.inf:
@@ -63,11 +64,43 @@ def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dic
     return _yarn(file, name, prefix, factor)
 
 
+def _scaling_by_tensor(file: GGUFFile, name: str, theta: float, dims: int) -> dict[str, Any] | None:
+    """Return Llama 3's scaling or LongRoPE, whose factors are tensors; None if all are 1."""
+    prefix, is_llama3 = f"{name}.rope.scaling", FACTORS in file.tensors
+    attn_factor = 1.0 if is_llama3 else _longrope_attn_factor(file, name)
+    _check_constants(file, prefix, {"attn_factor": attn_factor, "yarn_attn_factor": 1.0})
+    if is_llama3:
+        return _llama3(_factors(file, FACTORS, dims), theta)
+    factors = {
+        f"{word}_factor": _factors(file, f"rope_factors_{word}.weight", dims).tolist()
+        for word in ("long", "short")
+    }
+    return {"type": "longrope", "rope_type": "longrope", **factors}
+
+
+def _longrope_attn_factor(file: GGUFFile, name: str) -> float:
+    """Return the factor by which mlx_lm's LongRoPE multiplies queries and keys."""
+    context = file.count(f"{name}.context_length")
+    original = file.count(f"{name}.rope.scaling.original_context_length", context)
+    if not 1 < original < context:
+        return 1.0
+    return math.sqrt(1 + math.log(context / original) / math.log(original))
+
+
+def _check_constants(file: GGUFFile, prefix: str, computed: Mapping[str, float]) -> None:
+    """Refuse other values of keys for which mlx_lm has no option.
+
+    ``computed``: the value that mlx_lm computes with, by key. A key that is absent is 1, as in
+    llama.cpp.
+    """
+    for word, value in computed.items():
+        given = float(file.number(f"{prefix}.{word}", 1.0))
+        if not math.isclose(given, value, rel_tol=MAX_FACTOR_ERROR):
+            raise GGUFError(f"{prefix}.{word} is {given:g}; mlx_lm computes with {value:.6}")
+
+
 def _yarn(file: GGUFFile, name: str, prefix: str, factor: float) -> dict[str, Any]:
-    for word, value in YARN_CONSTANTS.items():
-        given = file.number(f"{prefix}.{word}", value)
-        if given != value:
-            raise GGUFError(f"{prefix}.{word} is {given}; mlx_lm computes with {value}")
+    _check_constants(file, prefix, {"yarn_ext_factor": 1.0})
     if file.number(f"{prefix}.yarn_log_multiplier", 0.0) != 0.0:
         raise GGUFError(f"{prefix}.yarn_log_multiplier is not 0; mlx_lm computes with 0")
     return {

@@ -15,7 +15,7 @@ from labkit.machine import cache_dir
 from labkit.models import safetensors_io
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
-RECIPE_VERSION = 4  # part of the cache key: raise it when the written files change
+RECIPE_VERSION = 5  # part of the cache key: raise it when the written files change
 ROW_MATRICES = ("shared_expert_gate",)  # matrices of one row, which are vectors in the file
 SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 
@@ -117,7 +117,7 @@ def _parameters(
             raise gguf_header.GGUFError(f"tensor {target.tensor} is quantised but not a matrix")
         arrays = gguf_repacking.convert_blocks(tensor.type.name, file.blocks(tensor))
         if target.minus_one:
-            arrays = {"weight": _wide(arrays["weight"]) - np.float32(1)}
+            arrays = {"weight": safetensors_io.widen(arrays["weight"]) - np.float32(1)}
         for part, array in arrays.items():
             if target.interleaved_heads is not None:
                 array = _deinterleave_heads(array, target.interleaved_heads)
@@ -125,13 +125,6 @@ def _parameters(
                 array = array[None]
             name = f"{target.path}.{part}" if is_quantized else target.name
             yield name, np.ascontiguousarray(array)
-
-
-def _wide(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return numbers in float32. uint16 is bfloat16."""
-    if array.dtype != np.uint16:
-        return array.astype(np.float32)
-    return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

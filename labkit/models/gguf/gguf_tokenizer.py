@@ -16,6 +16,9 @@ from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
 
+# In a file with one of these words in its name, special tokens swallow the white space after them,
+# except some.
+PHI3_NAMES, KEPT_SPACES = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
 SPACE = "\u2581"  # replaces every space of a text
 UNKNOWN_TOKEN = 2  # a value of tokenizer.ggml.token_type
 
@@ -23,17 +26,26 @@ MAX_TOKENS = 1 << 20
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 # Keys of the ids that end a text, a turn and a message.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-# Control tokens that end a text or a turn in whatever file they are, as in llama.cpp.
+# Tokens that end a text or a turn in whatever file they are and of whatever type, as in llama.cpp.
 END_TOKENS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>"),
-        *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]"),
-        *("<EOT>", "_<EOT>", "[EOT]", "<|eom_id|>"),
+        *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[e~["),
+        *("<EOT>", "_<EOT>", "[EOT]", "<|eom_id|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
         *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),
     )
 )
-# With these tokens, a turn has several messages, each of which ends with "<|end|>".
-MULTIPLE_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+# Keys of the ids of tokens of fill-in-the-middle that end a text, too: padding, a repository's name
+# and a file's. Without the key, the token is the one with one of these texts.
+FIM_END_TOKENS = {
+    "tokenizer.ggml.fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "tokenizer.ggml.fim_rep_token_id": (
+        *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ),
+    "tokenizer.ggml.fim_sep_token_id": ("<|file_sep|>",),
+}
+# With a token of each set, a turn has several messages, each of which ends with "<|end|>".
+MULTIPLE_MESSAGES = ({"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"})
 
 BYTE_LEVEL_BPE, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
 
@@ -120,18 +132,23 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _end_token_ids(file: GGUFFile) -> set[int]:
-    """Return the ids that the file names as ends, and those of the control tokens that are ends."""
-    tokens, kinds = file.strings("tokenizer.ggml.tokens"), _token_types(file)
-    ends = {
-        token: index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind in (CONTROL_TOKEN, USER_DEFINED_TOKEN) and token in END_TOKENS
-    }
-    if any(several <= ends.keys() for several in MULTIPLE_MESSAGES):
+    """Return the ids that the file names as ends, and those of the tokens that are ends by text."""
+    tokens = file.strings("tokenizer.ggml.tokens")
+    named = {_token_id(file, key) for key in (*END_KEYS, *FIM_END_TOKENS) if key in file.metadata}
+    ends = {tokens[index]: index for index in named | _ends_by_text(file)}
+    if all(ends.keys() & some for some in MULTIPLE_MESSAGES):
         ends.pop("<|end|>", None)
     if "<|tool_response>" in ends:  # Gemma 4, in which "</s>" is a word
         ends.pop("</s>", None)
-    return {*ends.values(), *(_token_id(file, key) for key in END_KEYS if key in file.metadata)}
+    return set(ends.values())
+
+
+def _ends_by_text(file: GGUFFile) -> set[int]:
+    texts = set(END_TOKENS)
+    for key, fim_texts in FIM_END_TOKENS.items():
+        texts.update(fim_texts if key not in file.metadata else ())
+    tokens = file.strings("tokenizer.ggml.tokens")
+    return {index for index, token in enumerate(tokens) if token in texts}
 
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
@@ -146,12 +163,25 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    kinds = _token_types(file)
-    for kind, token in zip(kinds, tokens, strict=bool(len(kinds))):
-        if kind == CONTROL_TOKEN:
-            built.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+    """Add the tokens that are matched whole in a text.
+
+    A token that is an end by its text is a control token whatever its type, as in llama.cpp.
+    """
+    kinds, strips = _token_types(file), _strips_spaces(file)
+    ends = _end_token_ids(file) & _ends_by_text(file)
+    for index, (kind, token) in enumerate(zip(kinds, tokens, strict=bool(len(kinds)))):
+        added = AddedToken(token, normalized=False, rstrip=strips and token not in KEPT_SPACES)
+        if kind == CONTROL_TOKEN or index in ends:
+            added.special = True
+            built.add_special_tokens([added])
         elif kind == USER_DEFINED_TOKEN:
-            built.add_tokens([AddedToken(token, normalized=False)])
+            built.add_tokens([added])
+
+
+def _strips_spaces(file: GGUFFile) -> bool:
+    """Return whether llama.cpp drops the white space after a special token: that of Phi-3."""
+    name = file.metadata.get("general.name")
+    return isinstance(name, str) and any(word in name.lower() for word in PHI3_NAMES)
 
 
 def _token_types(file: GGUFFile) -> list[int]:

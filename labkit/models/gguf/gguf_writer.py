@@ -1,22 +1,23 @@
 """Export a model directory as a GGUF file in float32, so that llama.cpp runs the same weights.
 
 Two architectures are supported: mlx_lm's qwen3, which labkit's synthetic models have, and llama, in
-which llama.cpp interleaves the two halves of a query's or key's head for RoPE. Tensor and metadata
-names are those of llama.cpp's own converter.
+which llama.cpp interleaves the two halves of a query's or key's head for RoPE. The tokenizer must
+be byte-level BPE. Tensor and metadata names are those of llama.cpp's own converter.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
-from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS
+from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
 
-RECIPE_VERSION = 2  # part of the file's name: raise it when the file's content changes
+RECIPE_VERSION = 3  # part of the file's name: raise it when the file's content changes
 ARCHITECTURES = ("qwen3", "llama")
 INTERLEAVED = ("q_proj", "k_proj")  # matrices of llama whose rows are reordered
 GGUF_NAMES = {
@@ -36,6 +37,8 @@ GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 OPTION = "engine.server.command: {gguf}"
+REMEDY = "name a GGUF file in the command instead"
+DEFAULT_ROPE_THETA = 10_000.0  # of a llama whose config.json has none, as in mlx_lm
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # values of tokenizer.ggml.token_type
 
 
@@ -49,45 +52,122 @@ def check_package() -> None:
 def export_gguf(model_dir: Path) -> Path:
     """Export a model directory, unless the cache already has its GGUF file; return the file's path.
 
-    Raises ``ConfigError`` if the model is quantised or of another architecture, or the package gguf
-    is not installed.
+    Raises ``ConfigError`` if the model is quantised, of another architecture, or has something else
+    that the file could not hold, or the package gguf is not installed. The message is one line.
     """
     from labkit.models.model_directory import inspect
 
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
-    kind = config.get("model_type")
-    require(
-        kind in ARCHITECTURES and not (config.get("quantization") or config.get("rope_scaling")),
-        f"{OPTION}: only {' and '.join(ARCHITECTURES)} models with floating-point weights and "
-        "without RoPE scaling can be exported as GGUF, and this is "
-        f"{'a quantised ' if 'quantization' in config else ''}{kind}; name a GGUF file in the "
-        "command instead",
-    )
+    _check_model(config)
+    tokenizer = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
+    pre_tokenizer = _pre_tokenizer_name(tokenizer)
     check_package()
+    import gguf
+
     digest = inspect(model_dir, name=model_dir.name, option=OPTION).digest
     path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():
         with cache_dir.building_file(path) as temporary:
-            _write_file(model_dir, config, temporary)
+            writer = gguf.GGUFWriter(temporary, config["model_type"])
+            _add_metadata(writer, config)
+            _add_tokenizer(writer, tokenizer, pre_tokenizer, config)
+            _write_tensors(writer, model_dir, config)
     return path
 
 
-def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
-    import gguf
-    import numpy as np
-    from safetensors import safe_open
+def _check_model(config: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` if the file could not hold what a model's config.json says."""
+    kind = config.get("model_type")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    is_scaled = (scaling.get("type") or scaling.get("rope_type", "default")) != "default"
+    reasons = {
+        f"a quantised {kind}": bool(config.get("quantization")),
+        f"{kind}": kind not in ARCHITECTURES,
+        f"{kind} with RoPE scaling": is_scaled,
+        # mlx_lm's qwen3 computes without windows.
+        f"{kind} with sliding windows": kind == "llama"
+        and "sliding_attention" in (config.get("layer_types") or ()),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    require(
+        reason is None,
+        f"{OPTION}: only {' and '.join(ARCHITECTURES)} models with floating-point weights, without "
+        "RoPE scaling and without sliding windows can be exported as GGUF, and this is "
+        f"{reason}; {REMEDY}",
+    )
 
-    writer = gguf.GGUFWriter(path, config["model_type"])
-    _add_metadata(writer, config)
-    _add_tokenizer(writer, model_dir, config)
+
+def _pre_tokenizer_name(tokenizer: dict[str, Any]) -> str:
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json.
+
+    Raises ``ConfigError`` if the tokenizer is not byte-level BPE, or llama.cpp does not have its
+    pre-tokenizer. The message is one line.
+    """
+    model, splits = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
+    kind = "SentencePiece (byte fallback)" if model.get("byte_fallback") else model.get("type")
+    require(
+        kind == "BPE",
+        f"{OPTION}: only a tokenizer of byte-level BPE can be exported as GGUF, and this is "
+        f"{kind}; {REMEDY}",
+    )
+    parts = splits["pretokenizers"] if splits.get("type") == "Sequence" else [splits]
+    patterns, ignores_merges = _patterns(parts), bool(model.get("ignore_merges"))
+    name = next(
+        (
+            name
+            for name, pre in PRE_TOKENIZERS.items()
+            if pre.patterns == patterns and pre.ignores_merges == ignores_merges
+        ),
+        None,
+    )
+    if name is None:
+        described = " + ".join(str(part.get("type")) for part in parts)
+        splitting = "" if not patterns else f" (patterns {', '.join(map(repr, patterns))})"
+        raise ConfigError(
+            f"{OPTION}: llama.cpp has no pre-tokenizer like the tokenizer's {described}{splitting}"
+            f"{' that ignores merges' if ignores_merges else ''}; {REMEDY}"
+        )
+    return name
+
+
+def _patterns(parts: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Return ``PreTokenizer.patterns`` of a pre-tokenizer for byte-level BPE, else None.
+
+    ``parts``: its parts, as in tokenizer.json.
+    """
+    patterns: list[str] = []
+    for part in parts[:-1]:
+        match part:
+            case {
+                "type": "Split",
+                "pattern": {"Regex": str(pattern)},
+                "behavior": "Isolated",
+                "invert": False,
+            }:
+                patterns.append(pattern)
+            case {"type": "Digits", "individual_digits": True}:
+                patterns.append(DIGIT)
+            case _:
+                return None
+    match parts[-1]:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}:
+            return tuple(patterns)
+        case {"type": "ByteLevel", "add_prefix_space": False}:  # splits with GPT-2's pattern
+            return (*patterns, GPT2)
+    return None
+
+
+def _write_tensors(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
+    """Write the file: all tensors in float32, after the metadata that the writer holds."""
+    from labkit.models import safetensors_io
+
     for file in sorted(model_dir.glob("model*.safetensors")):
-        with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
-                tensor = tensors.get_tensor(name).astype(np.float32)
-                if config["model_type"] == "llama" and name.split(".")[-2] in INTERLEAVED:
-                    halves = tensor.reshape(-1, 2, _head_dim(config) // 2, *tensor.shape[1:])
-                    tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
-                writer.add_tensor(gguf_name(name), tensor)
+        for name, array in safetensors_io.read(file).items():
+            tensor = safetensors_io.widen(array)
+            if config["model_type"] == "llama" and name.split(".")[-2] in INTERLEAVED:
+                halves = tensor.reshape(-1, 2, _head_dim(config) // 2, *tensor.shape[1:])
+                tensor = halves.swapaxes(1, 2).reshape(tensor.shape)
+            writer.add_tensor(gguf_name(name), tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,6 +190,12 @@ def _head_dim(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
+def _rope_theta(config: dict[str, Any]) -> float:
+    """Return the base of RoPE, which transformers 5 writes into ``rope_parameters``."""
+    nested = (config.get("rope_parameters") or {}).get("rope_theta")
+    return float(config.get("rope_theta") or nested or DEFAULT_ROPE_THETA)
+
+
 def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
@@ -122,13 +208,14 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(_rope_theta(config))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(0)  # ALL_F32
 
 
-def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
-    tokenizer = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
+def _add_tokenizer(
+    writer: Any, tokenizer: dict[str, Any], pre_tokenizer: str, config: dict[str, Any]
+) -> None:
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     by_id = {number: word for word, number in tokenizer["model"]["vocab"].items()} | special
     tokens = [by_id.get(i, f"[PAD{i}]") for i in range(config["vocab_size"])]
@@ -137,13 +224,7 @@ def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None
         for merge in tokenizer["model"]["merges"]
     ]
     writer.add_tokenizer_model("gpt2")
-    splits = tokenizer.get("pre_tokenizer")
-    names = (
-        name
-        for name, pre in PRE_TOKENIZERS.items()
-        if json.loads(pre.build().__getstate__()) == splits
-    )
-    writer.add_tokenizer_pre(next(names, "gpt-2"))
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(
         [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(tokens))]

@@ -29,24 +29,49 @@ def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> Predic
 
     ``arm.scored`` holds the arm's log probabilities of the tokens ``baseline.top_ids``. It is empty
     for an arm that cannot score given tokens (a server). Then the tokens that are among the
-    likeliest of both the arm and the baseline are compared one by one.
+    likeliest of both the arm and the baseline are compared one by one, and so are the baseline's
+    that the arm must give less than the rest would leave them.
     """
     scores_ids = arm.scored.shape[1] > 0
     return PredictionDistance(
         arm.tokens,
-        kl_divergence(baseline.top, arm.scored) if scores_ids else _common_kl(baseline, arm),
+        kl_divergence(baseline.top, arm.scored) if scores_ids else _least_kl(baseline, arm),
         baseline.top_ids[:, 0] == arm.top_ids[:, 0],
         np.exp(arm.tokens) - np.exp(baseline.tokens),
     )
 
 
-def _common_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
-    """Return the KL divergence per row over the tokens in both ``top_ids`` of that row."""
+def _least_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
+    """Return the least KL divergence per row that agrees with the likeliest tokens of both.
+
+    The arm gives a token that is not among its likeliest at most the probability of the last of
+    these.
+    """
     kl = np.empty(len(baseline.top))
     for row, (ids, arm_ids) in enumerate(zip(baseline.top_ids, arm.top_ids, strict=True)):
         _, ours, theirs = np.intersect1d(ids, arm_ids, assume_unique=True, return_indices=True)
-        kl[row] = kl_divergence(baseline.top[row, ours][None], arm.top[row, theirs][None])[0]
+        p, q, largest = baseline.top[row, ours], arm.top[row, theirs], arm.top[row, -1]
+        others = np.delete(baseline.top[row], ours)  # the likeliest first
+        count = _num_capped(p, q, others, largest)
+        p = np.concatenate([p, others[:count]])
+        q = np.concatenate([q, np.full(count, largest)])
+        kl[row] = kl_divergence(p[None], q[None])[0]
     return kl
+
+
+def _num_capped(p: Floats, q: Floats, others: Floats, largest: float) -> int:
+    """Return how many of the tokens ``others`` have the probability ``largest`` at the least KL.
+
+    The divergence is least where the arm shares what it gives the tokens outside ``q`` in the
+    baseline's proportions. The likeliest of ``others`` would get more than ``largest`` so, and
+    what they may not have goes to the rest. All are log probabilities.
+    """
+    shares, cap = np.exp(others), np.exp(largest)
+    before = np.concatenate([[0.0], np.cumsum(shares)[:-1]])  # the sum of the likelier ones
+    rest = np.maximum(1 - np.exp(p).sum() - before, MIN_REST)
+    arm_rest = np.maximum(1 - np.exp(q).sum() - cap * np.arange(len(others)), MIN_REST)
+    fits = shares * arm_rest <= cap * rest
+    return int(np.argmax(fits)) if fits.any() else len(others)
 
 
 def kl_divergence(baseline: Floats, arm: Floats) -> Floats:

@@ -34,8 +34,8 @@ class TextWindows(Sequence[Prompt]):
     A token takes 4 bytes, as a Python integer it would take 36.
     """
 
-    # A row per window: the number of its text from 1, the index of its first token in the text, and
-    # its token ids. int32 [windows, 2 + window_tokens].
+    # A row per window: the number of its text from 1, the index of its first token in the text (BOS
+    # not counted), and its token ids. int32 [windows, 2 + window_tokens].
     table: NDArray[np.int32]
 
     def __len__(self) -> int:
@@ -146,7 +146,9 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     """Return the first ``workload.num_windows`` windows of ``workload.window_tokens`` tokens.
 
     The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
-    window is scored on its own, so its first token has no log probability. Raises ``ConfigError``
+    window is scored on its own, so its first token has no log probability. If the tokenizer begins
+    a text with BOS, every window begins with it, because without BOS the predictions of such a
+    model are meaningless. Raises ``ConfigError``
     if a text is shorter than a window, a window longer than the model's context, or there are fewer
     windows than ``workload.num_windows`` or than limits on quality need. Raises ``CacheError`` if
     the cache folder cannot be written.
@@ -191,20 +193,35 @@ def _mapped(path: Path, length: int) -> NDArray[np.int32]:
 
 def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> NDArray[np.int32]:
     encoder = tokenizer.load(model.path)
+    prefix = encoder.text_prefix
     return np.concatenate(
-        [_cut_text(number, encoder.encode(text), length) for number, text in enumerate(texts, 1)]
+        [
+            _cut_text(number, encoder.encode(text), prefix, length)
+            for number, text in enumerate(texts, 1)
+        ]
     )
 
 
-def _cut_text(number: int, tokens: Sequence[int], length: int) -> NDArray[np.int32]:
+def _cut_text(
+    number: int, tokens: Sequence[int], prefix: Sequence[int], length: int
+) -> NDArray[np.int32]:
+    """Return the windows of a text, whose ``tokens`` begin with ``prefix``, as each window does."""
     require(
         len(tokens) >= length,
         f"workload.window_tokens={length}: text {number} has only "
         f"{count_text(len(tokens), 'token')}; set a smaller window",
     )
-    count = len(tokens) // length
+    step = length - len(prefix)  # tokens of the text in a window
+    require(
+        step > 0,
+        f"workload.window_tokens={length}: a window begins with the model's "
+        f"{count_text(len(prefix), 'special token')}; set a larger window",
+    )
+    text = tokens[len(prefix) :]
+    count = len(text) // step
     table = np.empty((count, NUM_PLACES + length), np.int32)
     table[:, 0] = number
-    table[:, 1] = np.arange(count) * length
-    table[:, NUM_PLACES:] = np.reshape(tokens[: count * length], (count, length))
+    table[:, 1] = np.arange(count) * step
+    table[:, NUM_PLACES : NUM_PLACES + len(prefix)] = prefix
+    table[:, NUM_PLACES + len(prefix) :] = np.reshape(text[: count * step], (count, step))
     return table

@@ -68,7 +68,7 @@ def windows(shift, count=32):
 def record(arm, shift, block=0, outcome="ok", top=64, **notes):
     notes = {
         "reference_top": top,
-        "reference_rest": 0.125,
+        "reference_rest": 0.0075,
         "windows": windows(shift),
         "worst": [PLACE] if shift else [],
         **notes,
@@ -159,7 +159,7 @@ def parts(cell, records):
 def test_tables_have_a_line_per_arm_and_the_worst_places():
     table, places = parts(CELL, RECORDS)
     assert [table.cells(quality)[0] for quality in table.lines] == ["base", "lossy"]
-    assert "32 windows" in table.notes[0] and "12.50%" in table.notes[1]
+    assert "32 windows" in table.notes[0] and "0.75%" in table.notes[1]
     assert [places.cells(place) for place in places.lines] == [
         ["lossy", "0.5", r"a\n", "b¦", "c", "d", "e", "text 1, token 0 + 3"]
     ]
@@ -327,6 +327,30 @@ def test_the_gate_fails_for_the_arm_outside_the_limits():
     failed = gate(0.01)
     assert failed.status == "fail" and failed.cause("base") is None
     assert "kl_mean is 0." in failed.cause("lossy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "pass"),
+        ({"top": 20}, "fail"),  # a server
+        ({"reference_rest": 0.02}, "fail"),  # an arm in a process of its own
+    ],
+)
+def test_a_lower_bound_of_the_kl_divergence_breaks_a_limit_and_never_keeps_it(changes, status):
+    other = {key: value for key, value in changes.items() if key != "top"}
+    records = [record("base", 0.0, **other), record("lossy", 0.1, **changes)]
+    decided = gate(0.2, records)
+    assert decided.status == status
+    assert decided.cause("base") is None
+    if status == "fail":
+        cause = decided.cause("lossy")
+        assert "kl_mean is not decided: 0." in cause and "lower bound from the likeliest" in cause
+        assert "must be at most 0.01" in gate(0.01, records).cause("lossy")
+        (line,) = gate(0.1, records).reasons  # more windows would not help
+        assert "lower bound" in line and "score more windows" not in line
+    same = [record("base", 0.0, **other), record("lossy", 0.0, **changes)]
+    assert gate(0.2, same).status == "pass"
 
 
 def test_an_arm_that_scored_nothing_fails_the_gate():

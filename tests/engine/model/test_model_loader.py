@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from small_models import CONFIGS, build_model_dir
 
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.model import model_loader
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.model_loader import load_model
 from labkit.models.synthetic import train_bpe
@@ -74,6 +76,17 @@ def test_generation_config_names_the_end_of_text_as_in_mlx_lm(model_dir, tmp_pat
     assert load_model(path).eos_token_ids == {7, 8}
 
 
+def test_tagged_floats_of_transformers_5_are_numbers(model_dir, tmp_path):
+    """Here as in mlx_lm, whose load_config decodes them."""
+    from mlx_lm.utils import load_config
+
+    tagged = {"rms_norm_eps": {"__float__": "Infinity"}, "x": [{"__float__": "NaN"}]}
+    path = copy_with(model_dir, tmp_path, **tagged, y={"__float__": "1"})
+    assert load_model(path).model.args.rms_norm_eps == math.inf
+    decoded = model_loader._read_config(path)
+    assert repr(decoded) == repr(load_config(path)) and math.isnan(decoded["x"][0])
+
+
 def test_half_precision_weights_become_float32(model_dir, tmp_path):
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -106,6 +119,10 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
                 }
             },
             r"mode fp3 of layer model\.layers\.1\.mlp\.up_proj; must be one of",
+        ),
+        (
+            {"quantization": {"bits": 4, "group_size": 32}, "quantize_activations": True},
+            "quantize_activations is set, and engine=paged .* set engine=mlx_lm$",
         ),
         ({"hidden_size": 128}, "shape"),
         (

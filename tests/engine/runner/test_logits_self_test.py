@@ -95,6 +95,27 @@ def test_another_process_finds_a_large_model_s_logits_in_the_cache(
     assert load_in_another_process() == 5
 
 
+def test_a_change_of_a_module_that_the_class_imports_is_noticed(model_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1)
+    monkeypatch.setattr(self_test_logits_cache, "SETTLED_S", 0)
+    source, imported = tmp_path / "qwen3.py", tmp_path / "rope_utils.py"
+    for file in (source, imported):
+        file.write_text("")
+    monkeypatch.setattr(self_test_logits_cache.inspect, "getsourcefile", lambda cls: str(source))
+    path, computed = model_dir("qwen3"), []
+
+    def compute():
+        computed.append(imported.read_text())
+        return (np.zeros((2, 3), np.float32),)
+
+    for text in ("", "", "factor = 2\n", "factor = 2\n"):
+        if imported.read_text() != text:
+            imported.write_text(text)
+        self_test_logits_cache.get(path, object(), (), (np.zeros(2, np.int32),), compute)
+    assert computed == ["", "factor = 2\n"]
+
+
 def test_engines_cannot_change_the_logits_that_they_share(model_dir):
     from labkit.engine.model.model_loader import load_model
 

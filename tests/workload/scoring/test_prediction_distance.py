@@ -1,5 +1,7 @@
 """KL divergence and agreement against plain calculations over the whole vocabulary."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import log_softmax
@@ -41,6 +43,35 @@ def test_with_the_likeliest_tokens_it_is_that_of_the_partition_and_a_lower_bound
     kl = compare(top).kl
     np.testing.assert_allclose(kl, entropy(*parts, axis=1), atol=1e-6)
     assert (kl <= entropy(p, q, axis=1) + 1e-6).all()
+
+
+def server_s(logits, top):
+    """Return what a server returns: its likeliest tokens and no others."""
+    scored = score_rows(logits, TOKENS, top)
+    return replace(scored, scored=np.empty((len(logits), 0)))
+
+
+@pytest.mark.parametrize("noise", [0.3, 3.0])
+@pytest.mark.parametrize("top", [1, 8, 20, 40])
+def test_with_a_server_s_likeliest_tokens_it_is_the_least_that_agrees_with_them(top, noise):
+    arm = BASE + noise * RNG.normal(size=BASE.shape).astype(np.float32)
+    p, q = (np.exp(log_softmax(x.astype(np.float64), axis=1)) for x in (BASE, arm))
+    baseline, server = score_rows(BASE, TOKENS, 40), server_s(arm, top)
+    kl = prediction_distance(baseline, server).kl
+    assert (kl <= entropy(p, q, axis=1) + 1e-6).all()
+    for row in range(50):
+        known = server.top_ids[row]
+        others = np.setdiff1d(np.arange(40), known)
+        cap, free = np.exp(server.top[row, -1]), 1 - np.exp(server.top[row]).sum()
+        # The arm's probabilities that minimise the divergence: min(cap, factor * p), by bisection.
+        low, high = 0.0, 1e9
+        for _ in range(200 if len(others) else 0):
+            factor = (low + high) / 2
+            given = np.minimum(cap, factor * p[row, others]).sum()
+            low, high = (factor, high) if given < free else (low, factor)
+        closest = q[row].copy()
+        closest[others] = np.minimum(cap, high * p[row, others])
+        np.testing.assert_allclose(kl[row], entropy(p[row], closest), rtol=1e-4, atol=1e-6)
 
 
 def test_a_constant_added_to_all_logits_changes_nothing():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from labkit.analysis.statistics import text_window_intervals
 from labkit.config import ConfigError, Model, ModelShape
-from labkit.models import resolve
+from labkit.models import resolve, tokenizer
 from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
     MIN_JUDGED_WINDOWS,
@@ -23,8 +24,6 @@ SCORING = ("workload=scoring", "model=tiny")
 
 
 def test_windows_do_not_overlap_and_have_equal_length(compose_experiment, tmp_path):
-    from labkit.models import tokenizer
-
     file = tmp_path / "texts.jsonl"
     texts = ["one two three four " * 20, "five six seven eight " * 20]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -39,6 +38,51 @@ def test_windows_do_not_overlap_and_have_equal_length(compose_experiment, tmp_pa
     assert [window.token_ids for window in windows] == expected
     assert len({window.request_id for window in windows}) == len(windows)
     assert windows_of(compose_experiment(*options, "workload.num_windows=3"), model) == windows[:3]
+
+
+def with_special_tokens(model, folder, template):
+    """Copy a model; its tokenizer adds ``<|bos|>`` or ``<|eos|>`` to a text as in ``template``."""
+    import tokenizers
+    from tokenizers import processors
+
+    shutil.copytree(model.path, folder)
+    changed = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [(token, changed.token_to_id(token)) for token in ("<|bos|>", "<|eos|>")]
+    changed.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    changed.save(str(folder / "tokenizer.json"))
+    return resolve(Model(name="local", path=str(folder)))
+
+
+@pytest.mark.parametrize("template", ["<|bos|> $A", "<|bos|> $A <|eos|>", "$A <|eos|>"])
+def test_every_window_begins_with_the_bos_that_the_tokenizer_adds(
+    template, compose_experiment, tmp_path, monkeypatch
+):
+    file = tmp_path / "a.txt"
+    file.write_text("one two three four " * 20)
+    experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=8")
+    plain = resolve(experiment.model)
+    model = with_special_tokens(plain, tmp_path / "model", template)
+    tokens = tokenizer.load(plain.path).encode(file.read_text())
+    bos, eos = (tokenizer.load(plain.path).token_id(token) for token in ("<|bos|>", "<|eos|>"))
+    tokens += [eos] if "eos" in template else []
+    prefix = [bos] if "bos" in template else []
+    step = 8 - len(prefix)
+    starts = range(0, len(tokens) - step + 1, step)
+    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    windows = windows_of(experiment, model)
+    assert len(windows) == 10 + len(prefix)
+    assert [list(w.token_ids) for w in windows] == [prefix + tokens[i : i + step] for i in starts]
+    assert [w.request_id for w in windows] == [f"text 1, token {i}" for i in starts]
+
+
+def test_a_window_without_room_for_text_is_one_line(compose_experiment, tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("one two three four")
+    experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=2")
+    model = with_special_tokens(resolve(experiment.model), tmp_path / "model", "<|bos|> <|bos|> $A")
+    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    with pytest.raises(ConfigError, match="begins with the model's 2 special tokens; set a larger"):
+        windows_of(experiment, model)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no table", "float", "narrow"])
