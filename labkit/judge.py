@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from labkit.cli.program_base import Program, print_notes
 from labkit.compare import margin
+from labkit.config import ConfigError
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.importers.result_files import read_files
 from labkit.importers.study_writer import ImportedStudy, arm_name, write_study
@@ -54,11 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
-    return parser.run(argv, _run, refused=(ResultFileError, RecordError))
+    return parser.run(argv, _run, refused=(ConfigError, ResultFileError, RecordError))
 
 
 def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.findings.regression_gate import (
+        check_summary,
         markdown,
         publish_summary,
         row_results,
@@ -69,6 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.cli import run_study
 
+    check_summary(options.summary)
     runs = _runs(options.files, options.against)
     study = ImportedStudy.of(runs)
     title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"
@@ -88,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         first, more = study.unjudged[:MAX_NAMED], len(study.unjudged) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
-    results = [one for arm in study.arms[1:] for one in row_results(arm, analysis.cell, arm)]
+    results = {arm: list(row_results(arm, analysis.cell, arm)) for arm in study.arms[1:]}
     caveats = "\n\n".join(study.caveats)
     publish_summary(f"{markdown(title, results, options.margin)}\n{caveats}\n", options.summary)
     return 1 if analysis.cell.failures else total(results).value

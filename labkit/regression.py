@@ -5,14 +5,16 @@ or an ablation, labkit's or one in ``--config-dir DIR``; the arms of an ablation
 one. Every test is an ordinary study of the arms ``base`` and ``head`` with an A/A control, in live
 processes that take turns. Arguments ``key=value`` are overrides of these studies, which share the
 time of ``--minutes``. Exit codes, as ``git bisect run`` reads them: 0 if no primary row is worse by
-the margin or more; 1 if a row is; 125 if a row is undecided, or a revision does not run; 2 for a
-mistake in the command; 130 if interrupted.
+the margin or more; 1 if a row is; 125 if a row or a whole NAME is undecided, a revision does not
+run, or the program fails; 2 for a mistake in the command, at which a bisection must stop (see
+docs/regression.md); 130 if interrupted, 141 if nobody reads the output.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 from labkit.analysis.findings.regression_gate import (
     Outcome,
     RowResult,
+    check_summary,
     markdown,
     publish_summary,
     row_results,
@@ -141,17 +144,24 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code. That of a defect is not 1, "worse"."""
+    from labkit.engine.user_classes import UserClassError
     from labkit.experiment import StudyError
-    from labkit.experiment.launch.python_environment import RevisionError
+    from labkit.experiment.launch.exported_revision import RevisionError
+    from labkit.machine.cache_dir import CacheError
 
-    return _parser().run(
-        argv,
-        _run,
-        refused=(ConfigError,),
-        failed=(RevisionError, StudyError, RecordError, OSError),
-        failed_status=Outcome.undecided.value,
-    )
+    failed = (RevisionError, StudyError, RecordError, CacheError, UserClassError, OSError)
+    try:
+        return _parser().run(
+            argv,
+            _run,
+            refused=(ConfigError,),
+            failed=failed,
+            failed_status=Outcome.undecided.value,
+        )
+    except Exception:
+        traceback.print_exc()
+        return Outcome.undecided.value
 
 
 def _parser() -> Program:
@@ -196,6 +206,7 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.cli import run_study, study_composer
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
+    check_summary(options.summary)
     given = [*options.words, *options.on]
     revisions = [word for word in options.words if "=" not in word]
     names = [word for word in options.on if "=" not in word]
@@ -212,18 +223,19 @@ def _run(options: argparse.Namespace) -> int:
         design.append(f"design.time={60 * options.minutes / len(found):g}")
     if len(found) > 1:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
-    results: list[RowResult] = []
+    results: dict[str, list[RowResult]] = {}
     commits = [str(arm["revision"])[:12] for arm in (base, head)]
     with run_study.claimed_folder(options.out, "plan=true" in overrides) as out:
         for number, subject in enumerate(found):
             # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
             folder = out / "-".join([str(number), *commits])
-            results += _study(subject, folder, [*design, *overrides])
+            rows = _study(subject, folder, [*design, *overrides])
+            results.setdefault(subject.name, []).extend(rows)
     if "plan=true" in overrides:
         return 0
     text = markdown(" against ".join(reversed(commits)), results, options.margin)
-    print(text)
     publish_summary(text, options.summary)
+    print(text)
     return total(results).value
 
 

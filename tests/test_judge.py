@@ -51,6 +51,16 @@ def test_arms_that_came_one_after_the_other_are_judged_if_nothing_drifted(timed,
     assert "outputs not compared; if nothing drifted between the arms' runs" in report
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_there_is_a_report(
+    timed, tmp_path, capsys
+):
+    base, head = timed("base", SPREAD), timed("head", SPREAD)
+    (tmp_path / "folder").mkdir()
+    assert main([head, "--against", base, "--out", "out", "--summary", "folder"]) == 2
+    line = "labkit.judge: --summary folder: no file can be written there\n"
+    assert capsys.readouterr().err == line and not (tmp_path / "out").exists()
+
+
 def test_a_table_is_printed_in_a_locale_without_its_minus(timed):
     base, head = timed("base", SPREAD), timed("head", [0.9 * x for x in SPREAD])
     judged = subprocess.run(

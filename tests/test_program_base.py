@@ -54,3 +54,13 @@ def test_a_program_s_status_is_that_of_how_it_ends(raised, status, line, capsys)
 def test_a_program_raises_what_it_does_not_expect():
     with pytest.raises(ZeroDivisionError):
         Program(prog="python -m labkit.x").run([], lambda _: 1 // 0, refused=(Refused,))
+
+
+def test_a_closed_pipe_is_no_verdict(tmp_path, monkeypatch):
+    def body(options):
+        raise BrokenPipeError
+
+    with open(tmp_path / "out", "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        ended = Program(prog="python -m labkit.x").run([], body, failed=(OSError,), failed_status=1)
+    assert ended == 141

@@ -217,9 +217,9 @@ TESTS = [c for c in RECIPES if c.startswith("pytest ")]
 def no_environment_is_built(monkeypatch):
     """Compose ablation=versions without a network, and ablation=revisions outside a checkout."""
     facts = Imports(VERSION, default_options(), ())
-    monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+    monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
     monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: None)
-    monkeypatch.setattr(python_environment, "_commit", lambda revision, repository: "0" * 40)
+    monkeypatch.setattr(python_environment, "commit_of", lambda revision, repository: "0" * 40)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

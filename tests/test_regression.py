@@ -1,5 +1,6 @@
 """The regression program: exit codes, the studies that it composes, and its summary."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -13,17 +14,22 @@ from planted_cells import planted_cell
 from labkit import regression
 from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results, total
+from labkit.analysis.findings import regression_gate
+from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.cli import run_study, study_composer
+from labkit.engine.user_classes import UserClassError
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
-from labkit.experiment.launch.python_environment import Imports, RevisionError, default_options
+from labkit.experiment.launch.exported_revision import RevisionError
+from labkit.experiment.launch.python_environment import Imports, default_options
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.importers.result_files import read_files
 from labkit.importers.study_writer import ImportedStudy, write_study
+from labkit.machine.cache_dir import CacheError
 from labkit.machine.facts import code_revision
 from labkit.records import RecordError
+from labkit.regression import Subject
 
 ROOT = Path(__file__).parent.parent
 PLANTED = {"base": 1.0, "head": 0.83}
@@ -38,6 +44,11 @@ def cell(verdict, low=None, high=None, better="higher", reason=None, primary=Tru
     row |= {"primary": primary, "skipped": None}
     row["arms"] = {arm: {"median": x} for arm, x in {"base": 1234.5, **medians}.items()}
     return planted_cell([{**row, "comparisons": [one, control]}])
+
+
+def total(results):
+    """Return the outcome of a command with one subject."""
+    return regression_gate.total({"chat": results})
 
 
 @pytest.mark.parametrize(
@@ -93,11 +104,27 @@ def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
     assert total([*fine, *unknown, *worse]) is Outcome.worse
     assert total([*fine, *unknown]) is Outcome.undecided
     assert total([]) is Outcome.undecided
+    assert regression_gate.total({"a": fine, "b": fine}) is Outcome.no_worse
+    assert regression_gate.total({}) is Outcome.undecided
+
+
+def test_a_subject_without_a_result_is_undecided_and_has_a_line():
+    fine, worse = (list(row_results("a", cell(word), "head")) for word in ("better", "worse"))
+    skipped = cell("better")
+    rows = [dataclasses.replace(row, skipped="no such metric") for row in skipped.rows]
+    nothing = list(row_results("b|c", dataclasses.replace(skipped, rows=rows), "head"))
+    assert nothing == []
+    assert regression_gate.total({"a": fine, "b|c": nothing}) is Outcome.undecided
+    assert regression_gate.total({"a": worse, "b|c": nothing}) is Outcome.worse
+    text = markdown("b against a", {"a": fine, "b|c": nothing}, 2)
+    assert text.startswith("### Undecided: ")
+    line = r"| b\|c | | | | | | | undecided (it has no result in a primary row) |"
+    assert line in text.splitlines()
 
 
 def test_the_summary_is_a_table():
     results = list(row_results("chat", cell("worse", -4.0, -1.0), "head"))
-    text = markdown("b against a", results, 2)
+    text = markdown("b against a", {"chat": results}, 2)
     assert text.startswith("### Worse: b against a\n")
     row = r"| chat | a\|b | total_tok_s | 1,234.5 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
     assert text.splitlines()[6] == row
@@ -105,12 +132,12 @@ def test_the_summary_is_a_table():
 
 def test_the_summary_has_a_picture_in_characters():
     results = [*row_results("chat", cell("worse", -4.0, -1.0), "head")]
-    *_, fence, bar, scale, end = markdown("b against a", results, 2).splitlines()
+    *_, fence, bar, scale, end = markdown("b against a", {"chat": results}, 2).splitlines()
     assert (fence, end) == ("```text", "```")
     assert bar == "chat a|b total_tok_s  ├─────────────────┤     │●          ┊"
     assert scale == "                      -4 %                    0                    +4 %"
     assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("-")
-    assert "```" not in markdown("b against a", [], 2)
+    assert "```" not in markdown("b against a", {"chat": []}, 2)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +163,7 @@ def studies(two_commits, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
-    monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+    monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
     monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: studies.refusal)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     monkeypatch.chdir(tmp_path)
@@ -290,7 +317,7 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     monkeypatch.setattr(
         regression,
         "subjects",
-        lambda names, base, head, folders: resolved.append((base, head)) or ["chat"],
+        lambda names, base, head, folders: resolved.append((base, head)) or [Subject("chat", ())],
     )
     monkeypatch.setattr(
         regression, "_study", lambda *_: list(row_results("chat", studies.result, "head"))
@@ -322,12 +349,57 @@ def test_a_plan_has_no_result(studies, monkeypatch, capsys):
         (RevisionError("arm head: no worker"), 125),
         (StudyError("disk full"), 125),
         (RecordError("no cell"), 125),
+        (CacheError("cannot write /cache"), 125),
+        (UserClassError("step() KeyError", "mine.toy:Toy"), 125),
     ],
 )
 def test_exit_codes(studies, result, code, capsys):
     studies.result = result
     assert studies("HEAD~1", "--on", "chat")[0] == code
     assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+def test_a_defect_is_not_worse_and_keeps_its_traceback(studies, capsys):
+    studies.result = ZeroDivisionError("x")
+    assert studies("HEAD~1", "--on", "chat")[0] == 125
+    assert "Traceback" in (error := capsys.readouterr().err) and "ZeroDivisionError: x" in error
+
+
+def test_a_file_that_is_no_yaml_is_a_mistake(studies, tmp_path, capsys):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "w.yaml").write_text("name: [\n")
+    assert studies("HEAD~1", "--on", "w", "--config-dir", str(tmp_path))[0] == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("labkit.regression: ") and "w" in line
+
+
+def test_a_summary_s_folder_is_created(studies, tmp_path):
+    studies.result = cell("worse")
+    assert studies("HEAD~1", "--on", "chat", "--summary", "reports/new/s.md")[0] == 1
+    assert (tmp_path / "reports" / "new" / "s.md").read_text().startswith("### Worse: ")
+
+
+@pytest.mark.parametrize("name", ["folder", "file/s.md"])
+def test_a_summary_that_cannot_be_written_is_refused_before_anything_runs(
+    studies, tmp_path, name, capsys
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    code, cells = studies("HEAD~1", "--on", "chat", "--summary", name)
+    assert (code, cells) == (2, [])
+    line = f"labkit.regression: --summary {name}: no file can be written there\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"), [(0, 0), (1, 1), (125, 125), (2, 128), (127, 128), (130, 128), (141, 128)]
+)
+def test_the_page_s_bisection_stops_at_every_code_that_is_no_answer(code, seen):
+    (command,) = (line for line in COMMANDS if "git bisect run" in line)
+    words = shlex.split(command.partition("git bisect run ")[2])
+    first = words.index("python")
+    done = subprocess.run([*words[:first], "sh", "-c", f"exit {code}"], check=False)
+    assert done.returncode == seen
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
+
+PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 class Program(argparse.ArgumentParser):
@@ -29,7 +32,8 @@ class Program(argparse.ArgumentParser):
         """Parse the arguments, call ``body`` with them and return the exit status.
 
         The status is what ``body`` returns (None: 0), 2 for an exception in ``refused``,
-        ``failed_status`` for one in ``failed``, 130 after ctrl-C, 1 if the output's pipe is closed.
+        ``failed_status`` for one in ``failed``, 130 after ctrl-C, 141 if the output's pipe is
+        closed: the shell's status of a program that SIGPIPE ended, and no verdict.
         A file that cannot be read or written is named; that is 2 unless ``failed`` has ``OSError``.
         """
         write_utf8()
@@ -41,7 +45,7 @@ class Program(argparse.ArgumentParser):
             return status
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return PIPE_CLOSED
         except expected as error:
             if isinstance(error, OSError) and error.filename:
                 print_error(self.prog, f"{error.filename}: {error.strerror}")

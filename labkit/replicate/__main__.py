@@ -229,7 +229,7 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
 
 def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
     """Add the author's revision of labkit; if it does not run here, say so and leave it out."""
-    from labkit.experiment.launch.python_environment import RevisionError
+    from labkit.experiment.launch.exported_revision import RevisionError
 
     theirs = replace(reader, revision=study.other_revision)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import unit_name, value_text
+from labkit.config import require
 
 
 class Outcome(Enum):
@@ -37,6 +38,9 @@ class RowResult:
     row: Row
     comparison: Comparison
     outcome: Outcome
+
+
+Results = Mapping[str, Sequence[RowResult]]  # of every subject, by its name
 
 
 def row_results(subject: str, cell: Cell, arm: str) -> Iterator[RowResult]:
@@ -77,19 +81,25 @@ def _computed_outcome(row: Row, one: Comparison) -> Outcome:
     return Outcome.worse if worse else Outcome.no_worse
 
 
-def total(results: Sequence[RowResult]) -> Outcome:
-    """Return the outcome of all rows together.
+def total(results: Results) -> Outcome:
+    """Return the outcome of all subjects together.
 
     It is ``worse`` if any row is worse, ``no_worse`` if all rows are no worse, else ``undecided``.
+    A subject without rows is undecided.
     """
-    outcomes = {result.outcome for result in results}
+    outcomes = {result.outcome for rows in results.values() for result in rows}
+    if not all(results.values()):
+        outcomes.add(Outcome.undecided)
     if Outcome.worse in outcomes:
         return Outcome.worse
     return Outcome.no_worse if outcomes == {Outcome.no_worse} else Outcome.undecided
 
 
-def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str:
-    """Return the Markdown summary for a pull request: a table and a picture, a line per row."""
+def markdown(title: str, results: Results, margin_pct: float) -> str:
+    """Return the Markdown summary for a pull request: a table and a picture, a line per row.
+
+    A subject without rows has a line in the table.
+    """
     outcome = total(results)
     lines = [
         f"### {TITLES[outcome]}: {title}",
@@ -99,17 +109,30 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
         "| on | row | metric | baseline | change, % | interval, % | p | outcome |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
-    for result in results:
-        one, row = result.comparison, result.row
-        interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
-        p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
-        effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
-        reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
-        base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
-        cells = (result.subject, row.case, row.metric, base, effect, interval, p)
-        words = " | ".join(str(cell).replace("|", "\\|") for cell in cells)
-        lines.append(f"| {words} | {TITLES[result.outcome].lower()}{reason} |")
-    return "\n".join([*lines, *_picture(results, margin_pct)]) + "\n"
+    for subject, rows in results.items():
+        lines += map(_line, rows)
+        if not rows:
+            what = f"{TITLES[Outcome.undecided].lower()} (it has no result in a primary row)"
+            lines.append(f"| {_cell(subject)} | | | | | | | {what} |")
+    drawn = [result for rows in results.values() for result in rows]
+    return "\n".join([*lines, *_picture(drawn, margin_pct)]) + "\n"
+
+
+def _line(result: RowResult) -> str:
+    """Return a row's line of the table."""
+    one, row = result.comparison, result.row
+    interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
+    p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
+    effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
+    reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
+    base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
+    cells = (result.subject, row.case, row.metric, base, effect, interval, p)
+    words = " | ".join(map(_cell, cells))
+    return f"| {words} | {TITLES[result.outcome].lower()}{reason} |"
+
+
+def _cell(text: object) -> str:
+    return str(text).replace("|", "\\|")
 
 
 def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
@@ -145,9 +168,31 @@ def _bar(one: Comparison, margin_pct: float, limit: float) -> str:
     return "".join(line)
 
 
+def check_summary(file: Path | None) -> None:
+    """Check, before anything is measured, that :func:`publish_summary` can write its files.
+
+    Raises ``ConfigError`` if it cannot. Nothing is written.
+    """
+    for path in _summary_files(file):
+        existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+        is_right_kind = existing.is_dir() == (existing != path)
+        require(
+            is_right_kind and os.access(existing, os.W_OK),
+            f"{'--summary' if path == file else '$GITHUB_STEP_SUMMARY'} {path}: no file can be "
+            "written there",
+        )
+
+
 def publish_summary(text: str, file: Path | None) -> None:
-    """Append a summary to ``file`` and to ``$GITHUB_STEP_SUMMARY``, if they are given."""
-    for path in (file, os.environ.get("GITHUB_STEP_SUMMARY")):
-        if path:
-            with open(path, "a", encoding="utf-8") as summary:
-                summary.write(text)
+    """Append a summary to ``file`` and to ``$GITHUB_STEP_SUMMARY``, if they are given.
+
+    The folders of both are created.
+    """
+    for path in _summary_files(file):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as summary:
+            summary.write(text)
+
+
+def _summary_files(file: Path | None) -> list[Path]:
+    return [Path(name) for name in (file, os.environ.get("GITHUB_STEP_SUMMARY")) if name]

@@ -380,6 +380,21 @@ class OpenAIServer(Group, place="engine.server"):
         variables = f"env {preset.variables}" if preset.variables else ""
         return " ".join([variables, command, self.args]).strip()
 
+    @property
+    def python_program(self) -> str | None:
+        """The module (``{python} -m MODULE``) or script (``{python} FILE.py``) of the command.
+
+        None for other commands, and if {python} is another interpreter than the arm's.
+        """
+        words = shlex.split(self.command_line)
+        if self.python is not None or self.packages or "{python}" not in words:
+            return None
+        after = words[words.index("{python}") + 1 :]
+        is_option = bool(after) and after[0].startswith("-")
+        if is_option and "-m" in after[:-1]:
+            return after[after.index("-m") + 1]
+        return after[0] if after and after[0].endswith(".py") else None
+
     def check_startable(self) -> None:
         """Raise ``ConfigError`` if the server has neither a start command nor a URL."""
         require(

@@ -21,6 +21,7 @@ from labkit.config import (
     Design,
     Experiment,
     Isolation,
+    is_class_path,
     require,
     to_plain,
     user_classes,
@@ -38,10 +39,10 @@ from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_be
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
 from labkit.experiment.compose.user_class_check import check_workload_class
 from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote
+from labkit.experiment.launch.exported_revision import RevisionError
 from labkit.experiment.launch.python_environment import (
     Imports,
     PythonEnvironment,
-    RevisionError,
     default_options,
     imports_of,
     known_options,
@@ -278,10 +279,13 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
     environment's revision of labkit lacks are left out of the arm's config, which the revision
     reads as a test.
     """
-    modules = {path.partition(":")[0] for path in user_classes(experiment.engine).values()}
+    engine, kind = experiment.engine, experiment.workload.kind
+    paths = [*user_classes(engine).values(), *([kind] if is_class_path(kind) else [])]
+    modules = tuple(sorted({path.partition(":")[0] for path in paths}))
+    program = engine.server.python_program if engine.name == "openai" else None
     try:
         environment = PythonEnvironment.resolve(plain)
-        imports = imports_of(environment, tuple(sorted(modules)))
+        imports = imports_of(environment, modules, program)
         config = arm.config
         if environment.replaces_labkit:
             config = known_options(with_former_values(config), imports.defaults, default_options())

@@ -2,21 +2,19 @@
 
 ``ablation.arms.NAME.environment`` (:class:`labkit.config.Environment`) names another interpreter,
 versions of packages, or a revision of a Git checkout. The packages and the revision are installed
-in folders of the cache, which come first on the Python path. Everything else is imported as in the
-other arms. The arm's identity holds the full hash of the commit, so a study is not continued after
+in folders of the cache, which come first on the Python path
+(:mod:`labkit.experiment.launch.exported_revision`). Everything else is imported as in the other
+arms. The arm's identity holds the full hash of the commit, so a study is not continued after
 the revision (a branch, for example) has moved.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,17 +23,15 @@ from textwrap import dedent
 from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
+from labkit.experiment.launch.exported_revision import ExportedRevision, RevisionError, commit_of
 from labkit.machine import cache_dir, package_installer, worker_environment
-from labkit.machine.facts import code_revision
 
-GIT_TIMEOUT_S = 60.0
 IMPORT_TIMEOUT_S = 120.0
-LABKIT_FOLDERS = ("labkit", "conf")  # of a revision of labkit; the other folders are large
 # Revisions with one of these files name their kernels by their sources.
 KERNEL_CACHES = ("labkit/cpu/runtime/kernel_cache.py", "labkit/cpu/kernel_cache.py")
 # Imports what a worker imports, and prints what the parent must know about it.
 IMPORT_SCRIPT = dedent("""
-    import importlib, importlib.util, json, sys
+    import importlib, importlib.util, json, os, sys
     import numba, numpy
     for package in "mlx", "safetensors", "tokenizers":  # of the extra mlx
         if importlib.util.find_spec(package):
@@ -49,12 +45,33 @@ IMPORT_SCRIPT = dedent("""
             break
         except ImportError:  # an earlier revision has the other module, or none
             pass
-    smallest, *modules = sys.argv[1:]
+
+    def file_of(name):
+        if name.endswith(".py"):
+            return os.path.abspath(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise
+            return None  # its package does not exist
+        if spec is None or spec.has_location:
+            return spec and spec.origin
+        return next(iter(spec.submodule_search_locations or ()), "")
+
+    smallest, named, imported = map(json.loads, sys.argv[1:])
+    files = {name: file_of(name) for name in named}
+    for name in imported:
+        if files[name] is not None:
+            importlib.import_module(name)
+    modules = [vars(m) for m in list(sys.modules.values()) if isinstance(m, type(sys))]
     print(json.dumps({
         "protocol": VERSION,
-        "defaults": to_plain(from_plain(Experiment, json.loads(smallest))),
-        "missing": [m for m in modules if importlib.util.find_spec(m.partition(".")[0]) is None],
-    }))
+        "defaults": to_plain(from_plain(Experiment, smallest)),
+        "files": files,
+        "loaded": [m["__file__"] for m in modules if m.get("__file__")],
+    }), flush=True)
+    os._exit(0)  # a thread of the user's would keep the process alive
 """)
 # Builds an arm's config as a worker does, and prints what is wrong with it.
 CONFIG_SCRIPT = dedent("""
@@ -68,10 +85,6 @@ CONFIG_SCRIPT = dedent("""
     print(json.dumps(refusal))
 """)
 SMALLEST_EXPERIMENT = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}}
-
-
-class RevisionError(ConfigError):
-    """An environment exists, but an arm cannot run in it. The message is one line."""
 
 
 @dataclass
@@ -139,7 +152,7 @@ class PythonEnvironment:
         repository = requested.repository and str(
             Path(requested.repository).expanduser().absolute()
         )
-        revision = requested.revision and _commit(requested.revision, repository)
+        revision = requested.revision and commit_of(requested.revision, repository)
         absolute = python and os.path.abspath(python)
         return cls(absolute, tuple(requested.requirements), revision, repository)
 
@@ -166,12 +179,14 @@ class PythonEnvironment:
         Raises
         ------
         ConfigError
-            A requirement cannot be installed, or the revision cannot be exported.
+            A requirement cannot be installed.
+        RevisionError
+            The revision cannot be exported.
         """
         if self.requirements and not self._packages.is_dir():
             self._install()
-        if self.revision is not None and not self._tree.is_dir():
-            self._export(self.revision)
+        if self._exported is not None:
+            self._exported.export()
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return ``command`` with this environment's interpreter in place of its first word."""
@@ -187,9 +202,13 @@ class PythonEnvironment:
         """
         if not any(vars(self).values()):
             return dict(base)
+        exported = self._exported
+        inherited = [*filter(None, base.get("PYTHONPATH", "").split(os.pathsep)), os.getcwd()]
+        trees = [] if exported is None else exported.folders(inherited)
+        packages = [self._packages] if self.requirements else []
+        others = inherited if exported is None else exported.others(inherited)
+        parts = [*map(str, [*trees, *packages]), *others]
         # Without PYTHONSAFEPATH the working folder would precede PYTHONPATH.
-        inherited = base.get("PYTHONPATH", "").split(os.pathsep)
-        parts = [*map(str, self._path()), *filter(None, inherited), os.getcwd()]
         return {
             **base,
             "PYTHONSAFEPATH": "1",
@@ -197,22 +216,33 @@ class PythonEnvironment:
             "NUMBA_CACHE_DIR": str(self._numba_cache()),
         }
 
-    def imports(self, modules: Sequence[str]) -> Imports:
+    def imports(self, modules: Sequence[str], program: str | None = None) -> Imports:
         """Import labkit and its dependencies in this environment, and return the results.
 
         Parameters
         ----------
         modules
-            Modules of the user's own that the arm's options name. They are not imported; the result
+            Modules of the user's own that the arm's options name. They are imported only if the
+            environment has a repository, of whose checkout they must import nothing. The result
             says which are missing.
+        program
+            A module or a script that the arm's server runs. It is not imported, and matters only if
+            the environment has a repository.
 
         Raises
         ------
         RevisionError
-            An import fails, or the program is not a Python interpreter.
+            An import fails, the program is not a Python interpreter, or a module of the repository
+            is not the revision's.
         """
-        facts = self._printed(IMPORT_SCRIPT, json.dumps(SMALLEST_EXPERIMENT), *modules)
-        return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
+        imported = [] if self.repository is None else list(modules)
+        named = [*modules, *([program] if program and self.repository is not None else [])]
+        arguments = map(json.dumps, (SMALLEST_EXPERIMENT, named, imported))
+        facts = self._printed(IMPORT_SCRIPT, *arguments)
+        if self._exported is not None:
+            self._exported.check_imports(facts["files"], facts["loaded"])
+        missing = tuple(name for name in modules if facts["files"][name] is None)
+        return Imports(facts["protocol"], facts["defaults"], missing)
 
     def refusal(self, config: str) -> str | None:
         """Return why labkit in this environment refuses an arm's config (JSON); None: it does not.
@@ -227,7 +257,11 @@ class PythonEnvironment:
         """Return the JSON that a script prints here; ``text`` is its standard input."""
         command = self.command([sys.executable, "-c", script, *arguments])
         base, _ = worker_environment.worker_environment(os.environ, threads=1, cores=1)
-        result = _run(command, IMPORT_TIMEOUT_S, self.variables(base), text.encode())
+        variables = self.variables(base)
+        try:
+            result = package_installer.run(command, IMPORT_TIMEOUT_S, variables, text.encode())
+        except package_installer.InstallError as error:
+            raise RevisionError(f"environment: {error}") from None
         lines = result.stdout.decode(errors="replace").splitlines()
         try:
             return json.loads(lines[-1] if result.returncode == 0 and lines else "")
@@ -245,18 +279,13 @@ class PythonEnvironment:
         return f"environment.python={self.python}: {reason}; install labkit's dependencies there"
 
     @property
-    def _tree(self) -> Path:
-        return cache_dir.root() / "environments" / str(self.revision)
+    def _exported(self) -> ExportedRevision | None:
+        return None if self.revision is None else ExportedRevision(self.revision, self.repository)
 
     @property
     def _packages(self) -> Path:
         python = self.python or sys.executable
         return package_installer.folder_of(python, sys.version, self.requirements)
-
-    def _path(self) -> list[Path]:
-        source = self._tree / "src"
-        trees = [source if source.is_dir() else self._tree] if self.revision is not None else []
-        return [*trees, *([self._packages] if self.requirements else [])]
 
     def _numba_cache(self) -> Path:
         """Return the folder of numba's compiled code, which depends on the versions of packages.
@@ -265,8 +294,8 @@ class PythonEnvironment:
         has a folder of its own.
         """
         identity = self.identity()
-        tree = self._path()[0] if self.replaces_labkit else None
-        if tree is not None and any((tree / name).exists() for name in KERNEL_CACHES):
+        exported = self._exported if self.replaces_labkit else None
+        if exported and any((exported.tree / name).exists() for name in KERNEL_CACHES):
             del identity["revision"]
         if not identity:
             return cache_dir.numba_cache_dir()
@@ -284,24 +313,14 @@ class PythonEnvironment:
             except package_installer.InstallError as error:
                 raise ConfigError(f"environment.requirements: {error}") from None
 
-    def _export(self, revision: str) -> None:
-        own = () if self.repository is not None else LABKIT_FOLDERS
-        with cache_dir.building_directory(self._tree) as folder:
-            archive = _git(self.repository, "archive", "--format=tar", revision, *own)
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                # Links may lead out of the checkout. Python before 3.11.4 has no filters.
-                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
-                tar.extractall(folder)
-            # Workers read their commit from this file (labkit.machine.facts.code_revision).
-            (folder / ".git").mkdir()
-            (folder / ".git" / "HEAD").write_text(f"{revision}\n")
-
 
 @cache
-def imports_of(environment: PythonEnvironment, modules: tuple[str, ...]) -> Imports:
+def imports_of(
+    environment: PythonEnvironment, modules: tuple[str, ...], program: str | None
+) -> Imports:
     """Build an environment and import labkit in it. The result is cached for this process."""
     environment.build()
-    return environment.imports(modules)
+    return environment.imports(modules, program)
 
 
 @cache
@@ -362,41 +381,3 @@ def with_defaults(options: Any, defaults: Any) -> Any:
         return options
     known = {key: with_defaults(value, defaults.get(key)) for key, value in options.items()}
     return {**known, **{key: value for key, value in defaults.items() if key not in known}}
-
-
-def _commit(revision: str, repository: str | None) -> str:
-    name = f"{revision}^{{commit}}"
-    return _git(repository, "rev-parse", "--verify", "--quiet", name, of=revision).decode().strip()
-
-
-def _git(repository: str | None, *arguments: str, of: str | None = None) -> bytes:
-    """Return the output of a Git command in a checkout (``repository``; None: labkit's own).
-
-    ``of``: a revision that the command looks up. If the command fails, the error message is Git's
-    own or, if Git is silent, that this revision does not exist.
-    """
-    checkout = Path(repository) if repository is not None else code_revision.CHECKOUT
-    where = "environment.repository" if repository is not None else "environment.revision"
-    require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")
-    result = _run(["git", "-C", str(checkout), *arguments], GIT_TIMEOUT_S, _without_git_variables())
-    unknown = of is not None and not result.stderr
-    reason = "no such revision" if unknown else package_installer.last_line(result.stderr)
-    require(result.returncode == 0, f"environment.revision={of or arguments[-1]}: {reason}")
-    return result.stdout
-
-
-def _without_git_variables() -> dict[str, str]:
-    # Inherited variables such as GIT_DIR would make git use another repository.
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-
-def _run(
-    command: Sequence[str],
-    timeout_s: float,
-    environment: Mapping[str, str] | None = None,
-    text: bytes = b"",
-) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return package_installer.run(command, timeout_s, environment, text)
-    except package_installer.InstallError as error:
-        raise ConfigError(f"environment: {error}") from None
