@@ -213,6 +213,9 @@ class KVCacheManager:
     def clear(self) -> None:
         """Empty the prefix cache, if the layout has one."""
 
+    def forget_failed_step(self) -> None:
+        """Drop what a failed step may have left half done. No request has memory."""
+
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""
         if set(self._tables) != running:
