@@ -82,8 +82,8 @@ class StepLoop:
     """Runs the parts of a step in the order of ``engine.pipeline``.
 
     ``schedule_check`` compares each schedule with those of the other ranks before the step runs.
-    The counter ``pipeline.overlapped`` is the number of steps that were launched before the
-    results of the previous step were processed.
+    The counter ``pipeline.overlapped`` is the number of steps that were launched when the previous
+    step had ended, but before its results were processed. They run while the host processes them.
     """
 
     def __init__(

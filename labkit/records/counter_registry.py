@@ -84,7 +84,8 @@ COUNTERS: tuple[Counter, ...] = (
                "decode-only steps with this batch shape policy"),
     _family_of("engine.pipeline", "pipeline.*", "steps", "steps run with this pipeline"),
     Counter("pipeline.overlapped", "steps",
-            "steps submitted while the previous step was still running"),
+            "steps launched to run while the host processes the previous step's results and "
+            "schedules the next step; the previous step had ended"),
     _family_of("engine.speculation", "speculation.*", "steps",
                "steps with this method of speculation"),
     Counter("ranks.*", "steps", "steps computed by this number of tensor-parallel processes"),

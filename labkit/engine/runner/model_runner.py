@@ -46,7 +46,7 @@ class ModelRunner:
     @property
     def is_lazy(self) -> bool:
         """Whether ``launch`` returns before the step is computed."""
-        return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
+        return self._forward.name == "mlx" and self.memory.attention.is_lazy
 
     @property
     def runs_on_numpy(self) -> bool:
