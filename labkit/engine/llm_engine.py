@@ -20,6 +20,7 @@ from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.step_loop import StepLoop
 from labkit.engine.step_trace import StepTrace
+from labkit.records.counter_registry import DRAFT_PREFIX
 
 if TYPE_CHECKING:
     from labkit.engine.runner.step_clocks import StepClocks
@@ -49,6 +50,9 @@ class LLMEngine:
     ----------
     scheduler, cache, loop, counters
         The engine's parts.
+    draft_counters
+        The counters of the draft model's forwards. They are returned with ``draft.`` before the
+        name.
     vocab_size
         Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
     max_context
@@ -74,6 +78,7 @@ class LLMEngine:
         notes: Mapping[str, str | float | None],
         load_counters: Mapping[str, float],
         name: str,
+        draft_counters: Counters | None = None,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
@@ -82,6 +87,7 @@ class LLMEngine:
         self._cache = cache
         self._loop = loop
         self._counters = counters
+        self._draft_counters = draft_counters or Counters()
         self._vocab_size = vocab_size
         self._max_context = max_context
         self._refused: list[TokenEvent] = []
@@ -219,16 +225,19 @@ class LLMEngine:
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``device_ms`` is the time of the forwards. ``host_ms`` is the time of the steps minus the
-        time in which the host waited for a forward. If no request is live, the call waits for a
-        step in flight, to count it.
+        ``device_ms`` is the time of the model's forwards. ``host_ms`` is the time of the steps
+        minus the time in which the host waited for a forward, a draft model's included. If no
+        request is live, the call waits for a step in flight, to count it.
         """
         self._finish_superfluous_step()
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
+        draft = self._draft_counters.as_dict()
+        device_ms = values["device_ms"] + draft.get("device_ms", 0.0)
         return values | {
+            **{f"{DRAFT_PREFIX}{name}": value for name, value in draft.items()},
             f"engine.{self.name}": values["steps.total"],
-            "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
+            "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", device_ms),
             **self._load_counters,
             **self._cache.counters(),
         }
@@ -236,6 +245,7 @@ class LLMEngine:
     def reset_counters(self) -> None:
         self._finish_superfluous_step()
         self._counters.reset()
+        self._draft_counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 

@@ -271,6 +271,13 @@ def test_a_draft_model_of_fewer_layers_changes_no_token(verification, model_dir,
     assert 0 < counters["spec.accepted"] < counters["spec.drafted"]
     assert counters["prefix.hit_tokens"] > 0
     assert engine.notes["draft"].endswith("layers: 2")
+    # The draft model's forwards are not the target's: a claim on one is no claim on the other.
+    forwards = counters["forward.eager"] + counters.get("forward.replayed", 0)
+    assert forwards == counters["forwards.batched"] == counters["steps.total"]
+    assert counters["draft.forward.replayed"] > 0 and counters["draft.forward.eager"] > 0
+    assert counters["draft.forwards.batched"] > counters["spec.draft"]
+    assert counters["kernel.decode"] + counters["kernel.tiled"] == 3 * forwards
+    assert 0 < counters["host_ms"] < counters["step_ms"] - counters["draft.device_ms"]
 
 
 def test_a_draft_survives_preemption(model_dir, plain_greedy):
