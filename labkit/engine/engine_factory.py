@@ -164,7 +164,7 @@ def _create_own(
         machine,
         shapes,
         lambda: measure_activation_bytes(
-            choice.forward, factory, expected.shapes, options.scheduler
+            choice.forward, factory, expected.shapes, options.scheduler, options.max_decode_rows
         ),
         expected.states,
         draft.weight_bytes if draft else 0,
@@ -202,7 +202,7 @@ def _assemble(
         InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
         DecodePadding(
             options.decode_shape,
-            speculation.max_decode_rows(options),
+            options.max_decode_rows,
             counters,
             options.decode_sizes,
         ),
