@@ -20,7 +20,6 @@ from labkit.engine.request import Request
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.step_loop import StepLoop
 from labkit.engine.step_trace import StepTrace
-from labkit.records.counter_registry import DRAFT_PREFIX
 
 if TYPE_CHECKING:
     from labkit.engine.runner.step_clocks import StepClocks
@@ -235,7 +234,7 @@ class LLMEngine:
         draft = self._draft_counters.as_dict()
         device_ms = values["device_ms"] + draft.get("device_ms", 0.0)
         return values | {
-            **{f"{DRAFT_PREFIX}{name}": value for name, value in draft.items()},
+            **{f"draft.{name}": value for name, value in draft.items()},
             f"engine.{self.name}": values["steps.total"],
             "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", device_ms),
             **self._load_counters,

@@ -97,6 +97,12 @@ class PagedBackend:
         self._kinds = []
         self._last = None
 
+    def clear_values(self) -> None:
+        """Remove a failed step's NaN from the pools, if values that no query sees have an effect.
+
+        This base class does nothing.
+        """
+
     def bind(
         self,
         layer: int,

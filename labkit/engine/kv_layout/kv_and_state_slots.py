@@ -186,13 +186,12 @@ class HybridKVCacheManager(KVCacheManager):
         self._slots.release(request_id)
 
     def forget_failed_step(self) -> None:
-        """Drop all states and their snapshots.
+        """Drop all states and, with their blocks, all snapshots.
 
         The failed step may have left copies of states undone, those of snapshots included whose
         blocks were cached by the step before it.
         """
-        if self._snapshots is not None:
-            self._snapshots.drop_all()
+        self._attention.forget_failed_step()
         self._slots.take_forks()
         self._states.forget()
 

@@ -94,6 +94,7 @@ def create(
         backend.advances_metadata = True
     attention = CacheGroupAttention(backends, [places[i] for i in range(len(shapes))])
     manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
+    manager.on_failed_step = lambda: [cache.manager.on_failed_step() for cache in caches]
     return KVCache(manager, WindowedMemory(attention))
 
 

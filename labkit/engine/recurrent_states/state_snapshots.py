@@ -141,10 +141,6 @@ class StateSnapshots:
             if slot is not None:
                 self._slots.free(slot)
 
-    def drop_all(self) -> None:
-        """Free the snapshots of all blocks."""
-        self.drop(list(self._by_block))
-
     def release(self, request_id: str) -> None:
         """Free a request's snapshots that are attached to no block. Unknown ids are ignored."""
         for _, slot in self._pending.pop(request_id, ()):
