@@ -15,7 +15,8 @@ Every counter that a run may record. The counters of a run are in its record (`r
 in this table is refused before anything runs. A star in a name stands for a word; the possible
 words are in parentheses after the meaning. You name the counters of your own classes: an arm with
 your own engine or attention backend may claim any counter, an arm with your own resolver any
-`resolver.*`, and every arm any counter whose name begins with `own.`.
+`resolver.*`, and every arm any counter whose name begins with `own.`. The forward passes of a draft
+model are counted apart, with `draft.` before the name: `draft.forward.replayed`, `draft.device_ms`.
 
 This page is generated from `labkit/records/counter_registry.py`:
 `python -m docs.generators.counters > docs/counters.md`.

@@ -164,7 +164,7 @@ def _create_own(
         machine,
         shapes,
         lambda: measure_activation_bytes(
-            choice.forward, factory, expected.shapes, options.scheduler
+            choice.forward, factory, expected.shapes, options.scheduler, options.max_decode_rows
         ),
         expected.states,
         draft.weight_bytes if draft else 0,
@@ -183,14 +183,17 @@ def _assemble(
     difference: float,
     schedule_check: NoScheduleCheck,
 ) -> LLMEngine:
-    choice, expected, counters = prepared.choice, prepared.expected, Counters()
+    choice, expected = prepared.choice, prepared.expected
+    counters, draft_counters = Counters(), Counters()
     vocab_size = expected.logits[0].shape[-1]
     per_request = options.forward is config.Forward.per_request
     runner = PerRequestRunner if per_request else ModelRunner
     replay = options.graph_replay
     run_model = runner(choice.forward, kv_cache.memory, counters, replay=replay)
     run_draft = (
-        ModelRunner(draft.forward, kv_cache.memory, counters, replay=replay) if draft else None
+        ModelRunner(draft.forward, kv_cache.memory, draft_counters, replay=replay)
+        if draft
+        else None
     )
     scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
     loop = StepLoop(
@@ -199,7 +202,7 @@ def _assemble(
         InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
         DecodePadding(
             options.decode_shape,
-            speculation.max_decode_rows(options),
+            options.max_decode_rows,
             counters,
             options.decode_sizes,
         ),
@@ -213,6 +216,7 @@ def _assemble(
         cache=kv_cache.manager,
         loop=loop,
         counters=counters,
+        draft_counters=draft_counters,
         vocab_size=vocab_size,
         max_context=prepared.loaded.max_context,
         notes={

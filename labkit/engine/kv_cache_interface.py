@@ -93,6 +93,8 @@ class KVCacheManager:
         self._tables: dict[str, BlockTable] = {}
         self._computed = ComputedTokenCount()
         self._released_slots = self._released_tokens = 0
+        # Called after a failed step, to remove what it wrote to the arrays.
+        self.on_failed_step: Callable[[], None] = lambda: None
 
     @property
     def reserved_bytes(self) -> int:
@@ -212,6 +214,10 @@ class KVCacheManager:
 
     def clear(self) -> None:
         """Empty the prefix cache, if the layout has one."""
+
+    def forget_failed_step(self) -> None:
+        """Drop what a failed step may have left half done or wrong. No request has memory."""
+        self.on_failed_step()
 
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from labkit.engine.engine_protocol import (
@@ -48,6 +49,9 @@ class LLMEngine:
     ----------
     scheduler, cache, loop, counters
         The engine's parts.
+    draft_counters
+        The counters of the draft model's forwards. They are returned with ``draft.`` before the
+        name.
     vocab_size
         Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
     max_context
@@ -73,6 +77,7 @@ class LLMEngine:
         notes: Mapping[str, str | float | None],
         load_counters: Mapping[str, float],
         name: str,
+        draft_counters: Counters | None = None,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
@@ -81,9 +86,11 @@ class LLMEngine:
         self._cache = cache
         self._loop = loop
         self._counters = counters
+        self._draft_counters = draft_counters or Counters()
         self._vocab_size = vocab_size
         self._max_context = max_context
         self._refused: list[TokenEvent] = []
+        self._is_superfluous = False  # a step in flight has only rows of ended requests
 
     def submit(self, request: Request) -> None:
         """Queue a request. A request that can never be served ends with an error event.
@@ -130,12 +137,7 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> None:
         self._scheduler.abort(request_id)
-        if not self._scheduler.has_work():
-            start = time.perf_counter()
-            self._loop.discard()
-            # ``discard`` waits for the step in flight and counts the wait in ``pipeline.wait_ms``.
-            # ``step_ms`` must include it too.
-            self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
+        self._is_superfluous |= not self._scheduler.has_work()
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
@@ -144,34 +146,44 @@ class LLMEngine:
     def step(self) -> list[TokenEvent]:
         """Run one batch. Return error events of refused requests, then the batch's token events.
 
-        An exception aborts every request, because the state of the step in flight is unknown.
+        An exception aborts every request, because the state of the step in flight is unknown. The
+        refused requests get their events from the next call.
         """
+        self._finish_superfluous_step()
+        with self._timed_step():
+            events = self._loop.step()
+        self._is_superfluous = not self._scheduler.has_work()
+        refused, self._refused = self._refused, []
+        return refused + events
+
+    @contextlib.contextmanager
+    def _timed_step(self) -> Iterator[None]:
+        """Add the time of the context to ``step_ms``. After an exception, end every request."""
         start = time.perf_counter()
-        events, self._refused = self._refused, []
         try:
-            events += self._loop.step()
-            if not self._scheduler.has_work():  # a step in flight has only rows of ended requests
-                self._loop.discard()
+            yield
         except BaseException:
             self._scheduler.close()
+            self._loop.abandon()
+            self._cache.forget_failed_step()
             raise
         finally:
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
-        return events
+
+    def _finish_superfluous_step(self) -> None:
+        """Wait for a step in flight of which nobody waits for a result, and drop the results."""
+        if self._is_superfluous:
+            self._is_superfluous = False
+            with self._timed_step():
+                self._loop.discard()
 
     def drain(self) -> None:
         """Wait until no step is being computed; see ``PipelinedEngine``.
 
         An exception aborts every request, as in ``step``.
         """
-        start = time.perf_counter()
-        try:
+        with self._timed_step():
             self._loop.drain()
-        except BaseException:
-            self._scheduler.close()
-            raise
-        finally:
-            self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
 
     def is_running(self, request_id: str) -> bool:
         return self._scheduler.is_running(request_id)
@@ -212,24 +224,32 @@ class LLMEngine:
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``device_ms`` is the time of the forwards. ``host_ms`` is the time of the steps minus the
-        time in which the host waited for a forward.
+        ``device_ms`` is the time of the model's forwards. ``host_ms`` is the time of the steps
+        minus the time in which the host waited for a forward, a draft model's included. If no
+        request is live, the call waits for a step in flight, to count it.
         """
+        self._finish_superfluous_step()
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
+        draft = self._draft_counters.as_dict()
+        device_ms = values["device_ms"] + draft.get("device_ms", 0.0)
         return values | {
+            **{f"draft.{name}": value for name, value in draft.items()},
             f"engine.{self.name}": values["steps.total"],
-            "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
+            "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", device_ms),
             **self._load_counters,
             **self._cache.counters(),
         }
 
     def reset_counters(self) -> None:
+        self._finish_superfluous_step()
         self._counters.reset()
+        self._draft_counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
     def clear_cache(self) -> None:
+        self._finish_superfluous_step()
         self._cache.clear()
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ Invariants, each pinned by a test:
   request, and its result is dropped. The request's blocks may be allocated to another request
   immediately, because that request's step is launched after the step in flight has ended, and
   writes each slot of a block before it reads the slot.
+- If all requests have ended, nothing waits for the step in flight before their events are
+  returned. ``LLMEngine`` discards the step before the next one is scheduled.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class StepLoop:
     """Runs the parts of a step in the order of ``engine.pipeline``.
 
     ``schedule_check`` compares each schedule with those of the other ranks before the step runs.
-    The counter ``pipeline.overlapped`` is the number of steps that were launched before the
-    results of the previous step were processed.
+    The counter ``pipeline.overlapped`` is the number of steps that were launched when the previous
+    step had ended, but before its results were processed. They run while the host processes them.
     """
 
     def __init__(
@@ -224,6 +226,11 @@ class StepLoop:
         last, self._in_flight = self._in_flight, None
         if last:
             last.wait_logits()
+
+    def abandon(self) -> None:
+        """Drop the step in flight after a failure. No thread runs a step afterwards."""
+        self._in_flight = None
+        self._launcher.wait_idle()
 
     def close(self) -> None:
         """Drop the step in flight, the model and the draft model."""

@@ -84,7 +84,8 @@ COUNTERS: tuple[Counter, ...] = (
                "decode-only steps with this batch shape policy"),
     _family_of("engine.pipeline", "pipeline.*", "steps", "steps run with this pipeline"),
     Counter("pipeline.overlapped", "steps",
-            "steps submitted while the previous step was still running"),
+            "steps launched to run while the host processes the previous step's results and "
+            "schedules the next step; the previous step had ended"),
     _family_of("engine.speculation", "speculation.*", "steps",
                "steps with this method of speculation"),
     Counter("ranks.*", "steps", "steps computed by this number of tensor-parallel processes"),
@@ -272,6 +273,11 @@ LAUNCH_PREFIXES = (
     "engine.", "kernel.", "resolver.", "device.", "block_size.", "kv_dtype.", "unit.", "gqa.",
     "split_kv.", "attention.", "window.", "mlx.",
 )  # fmt: skip
+# The prefix of the counters of a draft model's forwards, and those of the names that follow it.
+DRAFT_PREFIX = "draft."
+_FORWARD_PREFIXES = (
+    "forward.", "forwards.", "layout.", "compile.", "device_ms", *LAUNCH_PREFIXES[1:],
+)  # fmt: skip
 OptionChoices = Callable[[str], Sequence[str]]  # the choices of an option, from its key
 _SINGLE = {counter.name: counter for counter in COUNTERS if counter.family_prefix is None}
 _FAMILIES = tuple(counter for counter in COUNTERS if counter.family_prefix is not None)
@@ -281,8 +287,13 @@ def find_counter(name: str, option_choices: OptionChoices | None = None) -> Coun
     """Return the counter with this name or the family to which the name belongs, else None.
 
     With ``option_choices``, a suffix must be a choice of the family's option or be listed in the
-    registry. Without ``option_choices``, any suffix matches.
+    registry. Without ``option_choices``, any suffix matches. ``draft.NAME`` is the counter ``NAME``
+    of the draft model's forwards.
     """
+    if name.startswith(DRAFT_PREFIX):
+        name = name.removeprefix(DRAFT_PREFIX)
+        if not name.startswith(_FORWARD_PREFIXES):
+            return None
     if name in _SINGLE:
         return _SINGLE[name]
     return next((family for family in _FAMILIES if _matches(name, family, option_choices)), None)

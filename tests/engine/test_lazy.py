@@ -314,6 +314,27 @@ def test_rows_with_a_nan_are_refused(model_dir):
         engine.step()
 
 
+@pytest.mark.parametrize("backend", ["gather", "gather_padded", "masked"])
+def test_a_nan_does_not_outlive_the_step_that_it_ends(backend, model_dir, plain_greedy):
+    """Neither in blocks that are free again, nor in the first chunk's, which are cached."""
+    from labkit.engine.engine_protocol import InvalidLogitsError
+
+    engine = make_engine(
+        model_dir("llama"), attention={"backend": backend}, prefix_cache=config.PrefixCache.hash
+    )
+    attention, params = engine_backend(engine), SamplingParams(max_tokens=6, ignore_eos=True)
+    real = attention.forward
+    attention.forward = lambda layer, q, k, v, metadata: real(layer, q, k, v * mx.nan, metadata)
+    engine.submit(Request("a", tuple(range(1, 30)), params))  # chunks of 16 and 13 tokens
+    with pytest.raises(InvalidLogitsError):
+        while engine.has_work():
+            engine.step()
+    attention.forward = real
+    for name, prompt in {"b": (1, 2, 3), "c": tuple(range(1, 30))}.items():
+        tokens, _ = serve(engine, [Request(name, prompt, params)])
+        assert tokens[name] == plain_greedy("llama", prompt, 6)
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
     from labkit.engine.sampling.sampler import greedy

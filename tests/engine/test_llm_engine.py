@@ -220,6 +220,45 @@ def test_a_failed_step_leaves_no_request_and_no_block_behind(pipeline):
     assert run(engine, [request("a", [1, 2], 4)])[0] == {"a": solo([1, 2], 4)}
 
 
+@pytest.mark.parametrize("pipeline", ["sync", "overlap"])
+@pytest.mark.parametrize("call", ["answer", "mix"])  # before and after the states are prepared
+@pytest.mark.parametrize("failing", range(1, 9))
+def test_a_failed_forward_leaves_an_engine_with_states_usable(failing, call, pipeline):
+    engine, model = make_engine(
+        40,
+        pipeline=pipeline,
+        prefixes="hash",
+        snapshots=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+    )
+    real, calls = getattr(model, call), []
+
+    def failing_call(*arguments):
+        calls.append(True)
+        if len(calls) == failing:
+            raise RuntimeError("of the forward")
+        return real(*arguments)
+
+    setattr(model, call, failing_call)
+    with pytest.raises(RuntimeError, match="of the forward"):
+        run(engine, [request("a", range(1, 14), 9), request("b", range(3, 20), 9)])
+    engine.check()
+    again = [request("c", range(1, 14), 9), request("d", [*range(1, 14), 5], 9)]
+    assert run(engine, again)[0] == {r.request_id: solo(r.prompt_token_ids, 9) for r in again}
+
+
+def test_a_refused_request_has_its_event_even_if_the_step_fails():
+    engine, model = make_engine()
+    model.answer = None  # cannot be called
+    engine.submit(request("a", [], 3))
+    engine.submit(request("b", [1, 2], 3))
+    with pytest.raises(TypeError):
+        engine.step()
+    (event,) = engine.step()
+    assert (event.request_id, event.finish_reason) == ("a", "error") and not engine.has_work()
+
+
 ENDINGS = {"prefill": 1, "decode": 6}  # steps of a prompt of 9 tokens in chunks of 3
 
 

@@ -112,15 +112,53 @@ def test_abort_in_flight_silences_the_request_and_frees_its_blocks():
     assert counters["requests.aborted"] == 1
 
 
+@pytest.mark.parametrize("then", ["counters", "reset_counters", "clear_cache", "step"])
+def test_the_last_token_does_not_wait_for_a_step_that_nobody_needs(then):
+    """Only what follows waits: the counters include the step, and its blocks stay its own."""
+    model = BlockedModel()
+    engine = overlapped(model)
+    free = solo([3, 1, 4], 2)
+    engine.submit(request("a", [3, 1, 4], 9, stop_token_ids=(free[0],)))
+    engine.step()
+    model.gate.release()
+    (event,) = engine.step()  # the row of a second token is in flight
+    engine.abort("a")
+    assert event.finish_reason == "stop" and not engine.has_work() and model.ended == 1
+    threading.Timer(0.05, model.gate.release).start()
+    if then == "step":
+        engine.submit(request("b", [3, 1, 4], 1))
+    getattr(engine, then)()
+    assert model.ended == 2
+    assert (engine.counters()["step_ms"] > 40) is (then != "reset_counters")
+    model.gate.release()
+    assert run(engine, [])[0] == ({"b": solo([3, 1, 4], 1)} if then == "step" else {})
+
+
+def test_a_failure_of_a_step_that_nobody_needs_is_raised_by_what_waits_for_it():
+    class Broken(StubModel):
+        def __call__(self, batch):
+            if not batch.prefill_tokens:
+                raise EngineError("it broke")
+            return super().__call__(batch)
+
+    engine = overlapped(Broken(30, 4))
+    engine.submit(request("a", [3, 1, 4], 9, stop_token_ids=(solo([3, 1, 4], 1)[0],)))
+    assert [event.finish_reason for _ in range(2) for event in engine.step()] == ["stop"]
+    with pytest.raises(EngineError, match="it broke"):
+        engine.counters()
+    assert run(engine, [request("b", [1], 1)])[0] == {"b": solo([1], 1)}
+
+
 def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
     model = BlockedModel()
     engine = overlapped(model)
     engine.submit(request("a", [1, 2, 3], 9))
     engine.step()
-    threading.Timer(0.05, model.gate.release).start()
     engine.abort("a")
-    assert not engine.has_work() and model.ended == 1
+    assert not engine.has_work() and model.ended == 0
+    threading.Timer(0.05, model.gate.release).start()
     counters = engine.counters()
+    assert model.ended == 1
     # Nobody else waited; what is no waiting is the host's time, and none of it is negative.
     assert counters["pipeline.wait_ms"] > 0 and counters["host_ms"] > 0
     engine.submit(request("a", [1, 2], 1))

@@ -115,6 +115,13 @@ def test_numbered_families_take_only_numbers():
         check_names({"base": ["block_size.large"]}, {"base": PLAIN})
 
 
+def test_a_draft_model_has_the_counters_of_forwards():
+    check_names({"base": ["draft.forward.replayed", "draft.kernel.decode"]}, {"base": PLAIN})
+    for name in ("draft.preemptions", "draft.kernel.tield", "draft."):
+        with pytest.raises(ConfigError, match=f"no counter '{name}'"):
+            check_names({"base": [name]}, {"base": PLAIN})
+
+
 def test_a_user_s_class_brings_its_own_counters():
     arms = {"maps": own(resolver="mine.maps:Repeat"), "whole": own(backend="mine.attention:One")}
     check_names({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)

@@ -289,6 +289,23 @@ def test_stop_does_not_wait_for_requests_to_finish(tmp_path):
     assert not thread.alive and engine.closed
 
 
+def test_the_last_tokens_are_passed_on_before_the_counters_are_read():
+    """An idle engine may wait for a step in flight before it returns its counters."""
+    engine, calls = FakeEngine(), []
+    engine.counters = lambda: calls.append("counters") or {"tokens.computed": 1.0}
+    ended = threading.Event()
+    thread = EngineThread(engine, lambda step: calls.append(step), lambda error: ended.set())
+    thread.start()
+    thread.submit(Request("a", (1,), SamplingParams(max_tokens=2)))
+    while len(calls) < 5:
+        time.sleep(0.002)
+    thread.stop(5)
+    read, first, last, again, counted = calls
+    assert read == again == "counters" and first.counters and len(first.events) == 1
+    assert last.counters is None and last.events[0].finish_reason == "length"
+    assert counted.counters == {"tokens.computed": 1.0} and not counted.events
+
+
 def test_warm_up_raises_if_the_engine_cannot_generate():
     engine = FakeEngine()
     warm_up(engine, num_requests=3, vocab_size=128)

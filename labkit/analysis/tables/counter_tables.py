@@ -21,7 +21,10 @@ LEADING_COUNTERS = (
 )
 VARIES = "varies"
 # Times, and counters from which other counters are derived.
-HIDDEN_COUNTERS = ("step_ms", "device_ms", "host_ms", "attention.map_us", "peak_kv_bytes")
+HIDDEN_COUNTERS = (
+    "step_ms", "device_ms", "draft.device_ms", "host_ms", "attention.map_us",
+    "draft.attention.map_us", "peak_kv_bytes",
+)  # fmt: skip
 PER_STEP_TIMES = {"host_ms": "host time per step (ms)", "device_ms": "model time per step (ms)"}
 
 

@@ -259,6 +259,12 @@ class Engine(Group, place="engine"):
         speculates = self.speculation is not Speculation.none
         return self.drafts.num_draft_tokens if speculates else 0
 
+    @property
+    def max_decode_rows(self) -> int:
+        """The largest number of rows of a step of pure decodes, including draft tokens."""
+        rows = self.scheduler.max_num_seqs * (1 + self.num_lookahead_tokens)
+        return min(rows, self.scheduler.max_num_batched_tokens)
+
     def _check_preset(self, layout: KVLayout) -> None:
         """Check that a preset's options match its name and are supported by its KV layout."""
         require(

@@ -21,6 +21,8 @@ class ArrayAdapter:
     ``conversions`` is the number of calls of ``forward``. Each evaluates MLX's graph once.
     """
 
+    is_lazy = False
+
     def __init__(self, inner: Attention) -> None:
         self._inner = inner
         self.arrays: Arrays = "numpy" if inner.arrays == "mlx" else "mlx"

@@ -32,6 +32,10 @@ class CacheGroupAttention:
     def arrays(self) -> Arrays | Literal["any"]:
         return self.backends[0].arrays
 
+    @property
+    def is_lazy(self) -> bool:
+        return self.backends[0].is_lazy
+
     def bind(self, layer: int, **constants: Any) -> None:
         place = self._places[layer]
         self.backends[place.group].bind(place.layer, **constants)

@@ -18,10 +18,11 @@ class Attention(Protocol):
 
     @property
     def arrays(self) -> Arrays | Literal["any"]:
-        """``numpy``, ``mlx`` or ``any``: the kind of arrays that ``forward`` takes and returns.
+        """``numpy``, ``mlx`` or ``any``: the kind of arrays that ``forward`` takes and returns."""
 
-        MLX arrays are lazy.
-        """
+    @property
+    def is_lazy(self) -> bool:
+        """Whether ``forward`` on MLX arrays returns before its result is computed."""
 
     def bind(
         self,
@@ -79,6 +80,7 @@ class NoAttention:
     """The ``Attention`` of a model without keys and values: no layer calls it."""
 
     arrays: Literal["any"] = "any"
+    is_lazy = True
 
     def bind(self, layer: int, **_options: Any) -> None:
         raise ValueError(f"layer {layer}: the model has no layers with keys and values")

@@ -53,6 +53,11 @@ class PagedBackend:
         self.values: list[Any] = []
         self.shapes: tuple[KVShape, ...] = ()
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether ``forward`` returns before its result is computed: MLX's own functions do."""
+        return self.arrays == "mlx"
+
     def allocate(
         self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: str = "float32"
     ) -> None:
@@ -91,6 +96,12 @@ class PagedBackend:
         self._layers = [None] * len(self.keys)
         self._kinds = []
         self._last = None
+
+    def clear_values(self) -> None:
+        """Remove a failed step's NaN from the pools, if values that no query sees have an effect.
+
+        This base class does nothing.
+        """
 
     def bind(
         self,

@@ -185,6 +185,16 @@ class HybridKVCacheManager(KVCacheManager):
         self._attention.release(request_id)
         self._slots.release(request_id)
 
+    def forget_failed_step(self) -> None:
+        """Drop all states and, with their blocks, all snapshots.
+
+        The failed step may have left copies of states undone, those of snapshots included whose
+        blocks were cached by the step before it.
+        """
+        self._attention.forget_failed_step()
+        self._slots.take_forks()
+        self._states.forget()
+
     def num_slots(self, table: BlockTable) -> int:
         return self._attention.num_slots(table)
 

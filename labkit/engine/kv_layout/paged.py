@@ -65,6 +65,8 @@ def create(
         block_bytes=kv.block_size * token_bytes,
         insert=kv.prefix_insert,
     )
+    # A user's class may lack the method.
+    manager.on_failed_step = getattr(backend, "clear_values", manager.on_failed_step)
     return KVCache(manager, memory)
 
 
@@ -264,6 +266,11 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache.release(request_id, table.block_ids.tolist())
 
     def clear(self) -> None:
+        self._prefix_cache.clear()
+
+    def forget_failed_step(self) -> None:
+        """Empty the prefix cache, because the failed step's NaN may be in blocks cached before."""
+        super().forget_failed_step()
         self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:

@@ -94,6 +94,12 @@ def create(
         backend.advances_metadata = True
     attention = CacheGroupAttention(backends, [places[i] for i in range(len(shapes))])
     manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
+
+    def clear_values() -> None:
+        for cache in caches:
+            cache.manager.on_failed_step()
+
+    manager.on_failed_step = clear_values
     return KVCache(manager, WindowedMemory(attention))
 
 

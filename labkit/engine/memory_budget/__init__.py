@@ -53,8 +53,8 @@ def plan(
     of the largest step's activations. None: they are estimated.
     """
     if activations is None:
-        scheduler = engine.scheduler
-        activations = model.activation_bytes(scheduler.max_step_tokens, scheduler.max_num_seqs)
+        tokens = engine.scheduler.max_step_tokens
+        activations = model.activation_bytes(tokens, engine.max_decode_rows)
     if machine is None:
         machine = memory_capacity.find_profile(engine.budget.machine)
     model = model_footprint.with_cache_bytes(
@@ -68,6 +68,7 @@ def plan(
         activations,
         num_state_slots(engine),
         engine.scheduler.max_num_seqs,
+        engine.num_lookahead_tokens,
     )
     result = apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
     if not engine.kv.window_pools or isinstance(result, BudgetRefusal):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from labkit import config
+from labkit.config import count_text
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
 from labkit.machine.facts.memory_capacity import MemoryProfile
 
@@ -39,7 +40,8 @@ class PolicyInputs:
 
     ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
     (bytes), estimated or measured. ``num_state_slots`` is the number of slots for recurrent states,
-    ``max_num_seqs`` the number of requests in the largest step.
+    ``max_num_seqs`` the number of requests in the largest step, ``num_drafts`` the largest number
+    of draft tokens of each.
     """
 
     budget: config.Budget
@@ -49,6 +51,7 @@ class PolicyInputs:
     activations: int
     num_state_slots: int = 0
     max_num_seqs: int = 0
+    num_drafts: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -74,7 +77,8 @@ class PolicyInputs:
 
         The weights of a draft model are a part of their own.
 
-        Recurrent states need memory twice: for all slots, and for the batch of the running step.
+        Recurrent states need memory twice: for all slots, and for the batch of the running step,
+        which has the states after each draft token, too.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
         if self.model.draft_bytes:
@@ -82,7 +86,10 @@ class PolicyInputs:
         if self.model.state_bytes:
             slots, batch = self.num_state_slots, self.max_num_seqs
             name = f"{slots} state slots and a batch of {batch}"
-            parts.append(MemoryPart(name, (slots + batch) * self.model.state_bytes))
+            if self.num_drafts:
+                name += f" with {count_text(self.num_drafts, 'draft')} each"
+            num_states = slots + batch * (1 + self.num_drafts)
+            parts.append(MemoryPart(name, num_states * self.model.state_bytes))
         if with_activations:
             parts.append(MemoryPart("activations", self.activations))
         return tuple(parts)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
@@ -103,17 +105,20 @@ def measure_activation_bytes(
     kind: KVCacheFactory,
     shapes: tuple[KVShape, ...],
     scheduler: config.Scheduler,
+    logit_rows: int,
 ) -> int:
     """Run the largest step and return its peak bytes, NumPy's and MLX's together.
 
-    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, and each request
-    samples a token. It runs twice: the first forward compiles and fills caches, so only the second
+    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, and ``logit_rows``
+    rows of logits. It runs twice: the first forward compiles and fills caches, so only the second
     is measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
     """
     tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
     lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
-    batch, step = kv_cache.memory.prepare_step(_largest_step(lengths, kv_cache.manager))
+    largest = _largest_step(lengths, kv_cache.manager)
+    last_rows = np.arange(tokens - logit_rows, tokens, dtype=np.int32)
+    batch, step = kv_cache.memory.prepare_step(largest._replace(logit_rows=last_rows))
     forward(batch, step, Counters())
     mlx_before = _mlx_active()
     tracemalloc.start(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
@@ -31,7 +34,13 @@ from labkit.machine.processes.signal_names import signal_name
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
 # Ranks do equal work at the same time: a rank that replies this much later than another is stuck.
+# While no rank has replied, a rank that uses no CPU time for this long is stuck. A rank that
+# computes or compiles uses some, however slowly, and so does a rank that waits for another one's
+# partial sums, because MLX's ring polls its sockets.
 STRAGGLER_TIMEOUT_S = 120.0
+# CPU times are compared so many times in STRAGGLER_TIMEOUT_S. Checks are counted, not seconds,
+# because the time in which this process itself was stopped must not count.
+CPU_TIME_CHECKS = 10
 STOP_TIMEOUT_S = 1.0  # a rank that has not ended by itself after this time is killed
 
 
@@ -50,6 +59,14 @@ class RankProcess:
     child: subprocess.Popen[bytes]
     pipe: Connection[Any, Any]
 
+    def cpu_s(self) -> float:
+        """Return the CPU time that the process has used, in seconds (NaN: it has ended)."""
+        try:
+            times = psutil.Process(self.child.pid).cpu_times()
+        except psutil.Error:
+            return math.nan
+        return times.user + times.system
+
     @property
     def exit_description(self) -> str:
         """How the process ended, for example ``rank 1 (process 4711) has ended: SIGKILL``."""
@@ -67,7 +84,8 @@ class RankProcesses:
     ``size``: the number of ranks. ``environment``: variables to set in addition to the clean worker
     environment. ``thread_budget``: threads of all ranks together. ``command``: the command that
     starts a rank; the options for its pipe and its parent are appended. ``straggler_timeout_s``:
-    seconds after the first rank's reply within which all other ranks must reply.
+    seconds after the first rank's reply within which all other ranks must reply, and seconds before
+    it within which every rank must use CPU time.
     """
 
     def __init__(
@@ -148,10 +166,10 @@ class RankProcesses:
         """Wait for one message from every rank and return the messages in rank order."""
         pipes = {rank.pipe: rank for rank in self._ranks}
         replies: dict[int, Any] = {}
-        deadline: float | None = None
+        self._wait_for_first(list(pipes))
+        deadline = time.monotonic() + self._straggler_timeout_s
         while pipes:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait(list(pipes), left)
+            ready = wait(list(pipes), max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = ", ".join(f"rank {rank.number}" for rank in pipes.values())
                 raise RankError(
@@ -161,9 +179,29 @@ class RankProcesses:
                 assert isinstance(pipe, Connection)
                 rank = pipes.pop(pipe)
                 replies[rank.number] = self._reply(rank)
-            if deadline is None:
-                deadline = time.monotonic() + self._straggler_timeout_s
         return [replies[rank.number] for rank in self._ranks]
+
+    def _wait_for_first(self, pipes: list[Connection[Any, Any]]) -> None:
+        """Wait until a rank has sent a message or has ended.
+
+        Raises ``RankError`` if a rank uses no CPU time meanwhile: it is stuck, and the others wait
+        for its partial sums.
+        """
+        last = [rank.cpu_s() for rank in self._ranks]
+        idle_checks = [0] * len(last)
+        while not wait(pipes, self._straggler_timeout_s / CPU_TIME_CHECKS):
+            now = [rank.cpu_s() for rank in self._ranks]
+            idle_checks = [
+                count + 1 if before == after else 0
+                for count, before, after in zip(idle_checks, last, now, strict=True)
+            ]
+            last = now
+            if max(idle_checks) == CPU_TIME_CHECKS:
+                stuck = (n for n, count in enumerate(idle_checks) if count == CPU_TIME_CHECKS)
+                raise RankError(
+                    f"{', '.join(f'rank {n}' for n in stuck)}: no reply, and no CPU time used in "
+                    f"{self._straggler_timeout_s:g} s"
+                )
 
     def _reply(self, rank: RankProcess) -> Any:
         try:

@@ -132,6 +132,12 @@ class StateMemory:
         self._has_written = False  # whether the pools have writes that are not evaluated
         self.num_copied_bytes = 0
 
+    def forget(self) -> None:
+        """Forget all states, because a step that should have computed some has failed."""
+        self._places = {}
+        self._snapshots = []
+        self._has_written = True  # the failed step may not have evaluated the pools
+
     def _copy(self, forks: Sequence[tuple[StateSlot, StateSlot]]) -> None:
         """Write the last step's snapshots to the pools, then copy each source slot to its target.
 

@@ -50,7 +50,9 @@ class StateSnapshots:
         self._by_block: OrderedDict[int, StateSlot] = OrderedDict()  # the least recently used first
         # By request: the snapshots whose blocks are not cached yet, with their numbers of tokens.
         self._pending: dict[str, list[tuple[int, StateSlot]]] = {}
-        self._last_decoded: dict[str, int] = {}  # by request: the block of its last snapshot
+        # By request: its last snapshot taken while it decoded, and the block it belongs to. The
+        # block may be another request's by now, and have that request's snapshot.
+        self._last_decoded: dict[str, tuple[int, StateSlot]] = {}
         self.taken = self.restored = self.evicted = 0
 
     def __len__(self) -> int:
@@ -100,8 +102,8 @@ class StateSnapshots:
         return slot
 
     def _drop_last_decoded(self, request_id: str) -> None:
-        block = self._last_decoded.pop(request_id, None)
-        if block is not None:
+        block, slot = self._last_decoded.pop(request_id, (0, None))
+        if slot is not None and self._by_block.get(block) is slot:
             self.drop([block])
 
     def _evict(self) -> bool:
@@ -132,7 +134,7 @@ class StateSnapshots:
                 continue
             self._by_block[block] = slot
             if num_tokens > state.num_prompt_tokens:
-                self._last_decoded[state.request_id] = block
+                self._last_decoded[state.request_id] = block, slot
 
     def drop(self, blocks: Iterable[int]) -> None:
         """Free the snapshots of blocks that are no longer cached. Other blocks are ignored."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ class ModelRunner:
     @property
     def is_lazy(self) -> bool:
         """Whether ``launch`` returns before the step is computed."""
-        return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
+        return self._forward.name == "mlx" and self.memory.attention.is_lazy
 
     @property
     def runs_on_numpy(self) -> bool:
@@ -117,6 +118,9 @@ class StepLauncher:
         """Return a function that runs the step and returns its logits."""
         return partial(self.run_model, batch)
 
+    def wait_idle(self) -> None:
+        """Return once no thread runs a step, whether or not the steps have failed."""
+
     def close(self) -> None:
         """Drop the model, once the step in flight has ended."""
         self.run_model = _raise_closed
@@ -148,10 +152,17 @@ class ThreadStepLauncher(AsyncStepLauncher):
         from labkit.cpu.runtime.thread_pool import copy_num_threads
 
         self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=copy_num_threads())
+        self._last: Future[Logits] | None = None
 
     def launch(self, batch: Batch) -> WaitLogits:
         """Submit a step to the worker thread."""
-        return partial(self._timed_wait, self._worker.submit(self.run_model, batch).result)
+        self._last = self._worker.submit(self.run_model, batch)
+        return partial(self._timed_wait, self._last.result)
+
+    def wait_idle(self) -> None:
+        """Return once the worker thread runs no step."""
+        if self._last is not None:
+            futures.wait([self._last])
 
     def close(self) -> None:
         """End the worker thread after the step in flight."""

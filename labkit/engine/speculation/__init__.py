@@ -45,11 +45,3 @@ def create(
 def segment_layout(options: config.Engine) -> SegmentLayout:
     """Return the function that makes segments of drafts, set by ``engine.drafts.verification``."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
-
-
-def max_decode_rows(options: config.Engine) -> int:
-    """Return the largest number of rows of a step of pure decodes, including draft tokens."""
-    rows_per_request = 1 + options.num_lookahead_tokens
-    return min(
-        options.scheduler.max_num_seqs * rows_per_request, options.scheduler.max_num_batched_tokens
-    )

@@ -2,7 +2,7 @@
 
 The draft model's layers are additional layers of the target's KV blocks. A token's keys have the
 same block id and offset in both models, so blocks are managed only once. The tokens that the draft
-model has computed are recorded per request, and are computed again if the request's blocks have
+model has computed are recorded per request, and are computed again from the first block on that has
 changed.
 """
 
@@ -45,21 +45,23 @@ class _DraftState:
     drafts: tuple[int, ...]
     blocks: Ints
 
-    def num_valid_tokens(self, blocks: Ints) -> int:
+    def num_valid_tokens(self, blocks: Ints, block_size: int) -> int:
         """Return how many of the request's first tokens the draft model has computed and can keep.
 
-        ``blocks`` are the ids of the request's blocks now.
+        ``blocks`` are the ids of the request's blocks now, of ``block_size`` tokens each. A block
+        with the same id has the same keys, because drafting for other requests, the only other use
+        of the draft model's layers, drops this state unless the request runs.
         """
-        count = len(self.blocks)
-        if count > len(blocks) or not np.array_equal(self.blocks, blocks[:count]):
-            return 0
+        count = min(len(self.blocks), len(blocks))
+        (changed,) = np.nonzero(self.blocks[:count] != blocks[:count])
+        num_kept = block_size * int(changed[0] if len(changed) else count)
         accepted = 0
         for draft, token in zip(self.drafts, self.state.token_ids[self.known :], strict=False):
             if draft != token:
                 break
             accepted += 1
         # The last token is computed again, for the logits of the next one.
-        return min(self.known + accepted, self.state.num_tokens - 1)
+        return min(self.known + accepted, self.state.num_tokens - 1, num_kept)
 
 
 class DraftModelProposer:
@@ -152,7 +154,9 @@ class DraftModelProposer:
         draft_state = self._draft_states.get(state.request_id)
         if draft_state is None or draft_state.state is not state:
             return 0
-        return draft_state.num_valid_tokens(self._cache.table(state.request_id).block_ids)
+        table = self._cache.table(state.request_id)
+        block_size = self._cache.num_slots(table) // len(table)
+        return draft_state.num_valid_tokens(table.block_ids, block_size)
 
     def _record(self, state: RequestState, drafts: list[int]) -> None:
         # The last draft token was never computed.

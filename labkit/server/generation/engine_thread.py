@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.engine.engine_protocol import (
@@ -35,7 +35,9 @@ class EngineStep:
     ``started`` and ``ended`` are times on the thread's clock (seconds). ``running`` contains the
     ids of the requests that run after this step, unlike those that wait or were preempted (where
     the engine is not ``Observable``: of those with a token in this step). ``counters`` are the
-    engine's counters after the step. ``kv_usage`` is the share of the KV memory that is reserved
+    engine's counters after the step. They are None if no request is live, because the engine then
+    waits for a step in flight before it returns them. An ``EngineStep`` without events that has
+    them follows at once. ``kv_usage`` is the share of the KV memory that is reserved
     after the step, 0 to 1; None if the engine does not report it or has no limit.
     """
 
@@ -43,7 +45,7 @@ class EngineStep:
     ended: float
     events: list[TokenEvent]
     running: set[str]
-    counters: Mapping[str, float]
+    counters: Mapping[str, float] | None
     kv_usage: float | None
 
 
@@ -58,7 +60,7 @@ class EngineThread:
         A warmed-up engine. After ``start``, only this thread may call the engine. The thread closes
         the engine when it is stopped.
     on_step
-        Called in this thread after each step.
+        Called in this thread after each step, and once more with the counters of the last step.
     on_end
         Called in this thread when the thread ends, with the exception that ended it or None.
     clock
@@ -165,8 +167,12 @@ class EngineThread:
             running = set(filter(observable.is_running, self._live))
         kv = observable.kv_bytes() if observable else None
         kv_usage = kv.reserved / kv.total if kv is not None and kv.total else None
-        counters = engine.counters()
-        self._on_step(EngineStep(started, self._clock(), events, running, counters, kv_usage))
+        is_idle = not engine.has_work()
+        counters = None if is_idle else engine.counters()
+        step = EngineStep(started, self._clock(), events, running, counters, kv_usage)
+        self._on_step(step)
+        if is_idle:
+            self._on_step(replace(step, events=[], counters=engine.counters()))
 
     def _run_commands(self) -> bool:
         """Run the queued commands and return False if the thread must end.

@@ -126,10 +126,11 @@ class Metrics:
 
     def record_step(self, step: EngineStep) -> None:
         """Record an engine step: the tokens computed, the engine's counters and the KV usage."""
-        before = self._engine_counters.get("tokens.computed", 0.0)
-        computed = step.counters.get("tokens.computed", 0.0) - before
-        self.observe("iteration_tokens_total", computed)
-        self._engine_counters = step.counters
+        if step.counters is not None:
+            before = self._engine_counters.get("tokens.computed", 0.0)
+            computed = step.counters.get("tokens.computed", 0.0) - before
+            self.observe("iteration_tokens_total", computed)
+            self._engine_counters = step.counters
         if step.kv_usage is not None:
             self._kv_usage.set(step.kv_usage)
 

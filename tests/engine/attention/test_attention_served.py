@@ -1,28 +1,36 @@
 """Attention switches in a serving engine change counters and no token."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN
+from labkit.metal.emulator import kernel_emulator
 from labkit.metal.emulator.cpp_compilation import find_compiler
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 LENGTHS = (3, 20, 1)
 
 
-def serve(path, lengths=LENGTHS, max_tokens=8, **attention):
-    """Return the tokens of every request, and the counters."""
-    engine = create(
+def make_engine(path, pipeline=config.Pipeline.sync, **attention):
+    return create(
         config.Engine(
             scheduler=config.Scheduler(max_num_seqs=4, max_num_batched_tokens=16),
             kv=config.KV(block_size=8),
             budget=config.Budget(blocks=32),
             attention=config.Attention(**attention),
+            pipeline=pipeline,
         ),
         path,
     )
+
+
+def serve(path, lengths=LENGTHS, max_tokens=8, **attention):
+    """Return the tokens of every request, and the counters."""
+    engine = make_engine(path, **attention)
     rng = np.random.default_rng(1)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     for i, n in enumerate(lengths):
@@ -80,13 +88,39 @@ def test_split_kv_serves(model_dir, plain):
     assert counters["split_kv.partitions"] == 3 * counters["kernel.reduce"] > 0
 
 
-def test_emulated_kernels_serve(model_dir):
+@pytest.fixture
+def compiler():
+    """Skip the test if there is no compiler for emulated kernels."""
     try:
         find_compiler()
     except EmulatorUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_emulated_kernels_serve(model_dir):
     how = {"lengths": (9, 1), "max_tokens": 2}
     emulated, counters = serve(model_dir("qwen3"), device=config.Device.emulated, **how)
     tokens, _ = serve(model_dir("qwen3"), **how)
     assert emulated == tokens
     assert counters["device.emulated"] > 0 and "device.cpu" not in counters
+
+
+@pytest.mark.usefixtures("compiler")
+def test_emulated_kernels_run_beside_the_host_in_overlapped_steps(model_dir, monkeypatch):
+    """The emulator is not lazy: in the host's thread, a launch would wait for all kernels."""
+    device, pipeline = config.Device.emulated, config.Pipeline.overlap
+    engine = make_engine(model_dir("qwen3"), pipeline, device=device)
+    threads, run_kernel = set(), kernel_emulator.run_kernel
+
+    def run(*arguments, **options):
+        threads.add(threading.get_ident())
+        return run_kernel(*arguments, **options)
+
+    monkeypatch.setattr(kernel_emulator, "run_kernel", run)
+    engine.submit(Request("a", (1, 2), SamplingParams(max_tokens=2, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+    assert engine.counters()["pipeline.overlapped"] == 1
+    assert len(threads) == 1 and threading.get_ident() not in threads
+    engine.close()

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from architectures import SERVED, settings
-from budget_cases import GIB, MIB
+from budget_cases import GIB, MIB, MODEL, mac
 from small_models import build_model_dir
 
 from labkit import config
@@ -225,27 +225,52 @@ def test_measured_activations_match_the_estimate(tiny_dir, rows):
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.create_factory(config.Engine())
-    measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler)
+    measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler, rows)
     estimated = model_footprint.from_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
     assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
 
 
+def test_a_plan_counts_the_rows_of_drafts_and_their_states():
+    machine, model = mac(64 * GIB), dataclasses.replace(MODEL, state_bytes=MIB)
+    engine = config.Engine(budget=config.Budget(policy=config.BudgetPolicy.fraction))
+    plain = memory_budget.plan(engine, model, machine)
+    engine = dataclasses.replace(
+        engine,
+        speculation=config.Speculation.ngram,
+        drafts=config.Drafts(num_draft_tokens=16),
+    )
+    drafted = memory_budget.plan(engine, model, machine)
+    before, after = ({part.name: part.bytes for part in p.parts} for p in (plain, drafted))
+    rows = 16 * 17
+    assert after["activations"] == 4 * rows * model.vocab_size > before["activations"]
+    assert before["16 state slots and a batch of 16"] == 32 * MIB
+    assert after["16 state slots and a batch of 16 with 16 drafts each"] == (16 + rows) * MIB
+    assert drafted.blocks < plain.blocks
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
-def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows):
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows, num_drafts):
     from labkit.engine import kv_layout
 
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
     kind, shapes, steps = kv_layout.create_factory(config.Engine()), (KVShape(1, 8, 8),), []
+    engine = config.Engine(scheduler=scheduler)
+    if num_drafts:
+        engine.speculation = config.Speculation.ngram
+        engine.drafts = config.Drafts(num_draft_tokens=num_drafts)
+    logit_rows = engine.max_decode_rows
     pool_sizing.measure_activation_bytes(
-        lambda batch, *_: steps.append(batch), kind, shapes, scheduler
+        lambda batch, *_: steps.append(batch), kind, shapes, scheduler, logit_rows
     )
     batch, again = steps
     lengths = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
     assert batch is again and batch.seq_lens.tolist() == lengths
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
-    assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
+    assert logit_rows == min(tokens, rows * (1 + num_drafts))
+    assert batch.logit_rows.tolist() == list(range(tokens - logit_rows, tokens))
     assert batch.block_tables.max() == num_blocks - 1
     assert len(np.unique(batch.block_tables[batch.block_tables > 0])) == num_blocks - 1
     assert batch.block_tables.shape[1] * 16 >= batch.seq_lens.max()

@@ -58,6 +58,7 @@ FAULTS = {
     "fewer": (Scheduler, "schedule", fewer),
     "nothing": (Scheduler, "schedule", nothing),
     "stop": (Scheduler, "schedule", stop),
+    "stop_forward": (ModelRunner, "launch", stop),
     "die": (ModelRunner, "launch", die),
     "wrong": (ModelRunner, "launch", wrong),
     "another": (Sampler, "__call__", another),

@@ -121,6 +121,18 @@ def test_of_the_output_only_the_last_snapshot_is_kept():
     assert first.is_free and not prompt.is_free and not second.is_free
 
 
+def test_a_decoding_request_leaves_the_snapshot_of_another_in_a_block_that_was_reused():
+    prefixes, state = Prefixes(capacity=4), state_of(tokens=8)
+    state.token_ids += range(8)
+    own = prefixes.compute(state, 15, 1)  # at block 4
+    prefixes.snapshots.drop([4])  # evicted: the request's own copy of the block replaced it
+    other = prefixes.compute(state_of("b"), 8, 8)  # block 4 is this request's now
+    state.token_ids += range(4)
+    prefixes.compute(state, 19, 1)
+    assert own.is_free and not other.is_free
+    assert prefixes.snapshots.restore(4) is other
+
+
 @pytest.mark.parametrize(
     ("tokens", "start", "count", "expected"),
     [

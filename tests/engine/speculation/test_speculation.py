@@ -213,6 +213,25 @@ class FailsAfter:
         return np.ones(vocab_size, bool)
 
 
+def test_the_draft_model_keeps_the_blocks_before_the_first_that_changed():
+    cache, draft = make_cache(24, 4, "hash"), StubModel(24, 4)
+    proposer = DraftModelProposer(draft, cache, budget=64)
+    engine, _ = make_engine(24, cache=cache, proposer=proposer, num_drafts=2, max_num_seqs=1)
+    engine.submit(ask("a", range(1, 18), 12))
+    events = [event for _ in range(3) for event in engine.step()]
+    before = cache.table("a").block_ids
+    engine._scheduler.preempt("a")
+    cache.pool.allocate(1)  # the next free block is another request's now
+    draft.largest = 0
+    events += engine.step()
+    after = cache.table("a").block_ids
+    assert (before[:4] == after[:4]).all() and before[-1] != after[-1]
+    while engine.has_work():
+        events += engine.step()
+    assert [event.token for event in events] == solo(range(1, 18), 12)
+    assert 1 < draft.largest <= 8  # not the whole prompt again
+
+
 def test_a_constraint_that_fails_while_drafting_ends_the_request_at_its_own_token():
     cache = make_cache(24, 4, "none")
     proposer = DraftModelProposer(StubModel(24, 4), cache, budget=16)
@@ -271,6 +290,13 @@ def test_a_draft_model_of_fewer_layers_changes_no_token(verification, model_dir,
     assert 0 < counters["spec.accepted"] < counters["spec.drafted"]
     assert counters["prefix.hit_tokens"] > 0
     assert engine.notes["draft"].endswith("layers: 2")
+    # The draft model's forwards are not the target's: a claim on one is no claim on the other.
+    forwards = counters["forward.eager"] + counters.get("forward.replayed", 0)
+    assert forwards == counters["forwards.batched"] == counters["steps.total"]
+    assert counters["draft.forward.replayed"] > 0 and counters["draft.forward.eager"] > 0
+    assert counters["draft.forwards.batched"] > counters["spec.draft"]
+    assert counters["kernel.decode"] + counters["kernel.tiled"] == 3 * forwards
+    assert 0 < counters["host_ms"] < counters["step_ms"] - counters["draft.device_ms"]
 
 
 def test_a_draft_survives_preemption(model_dir, plain_greedy):

@@ -57,6 +57,15 @@ class MaskedBackend(GatherBackend):
     def new_prepared(self) -> Any:
         return _Prepared()
 
+    def clear_values(self) -> None:
+        """Set all values to 0: a masked cell has a weight of 0, and 0 times NaN is NaN."""
+        for layer, pool in enumerate(self.values):
+            zeros = mx.zeros_like(pool)
+            mx.eval(zeros)
+            if self.keys[layer] is pool:  # a latent layer
+                self.keys[layer] = zeros
+            self.values[layer] = zeros
+
     def _rectangle(self, metadata: AttentionMetadata, window: int | None) -> _Rectangle:
         size, owners, positions = metadata.block_size, *_query_positions(metadata)
         counts = -(-metadata.seq_lens // size)

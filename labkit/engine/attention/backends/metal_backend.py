@@ -55,6 +55,11 @@ class MetalBackend(MlxBackend):
         properties = properties or gpu_properties(name, self._executor)
         self._limits = kernel_dispatch.gpu_limits(properties.cores)
 
+    @property
+    def is_lazy(self) -> bool:
+        """False for the emulator, which runs a kernel before it returns."""
+        return self.name != "emulated"
+
     def _check_supported(self, layer: AttentionLayer) -> None:
         input_validation.check_fused_layer(layer, self.name, MAX_HEAD_DIM)
         if layer.block_size not in BLOCK_SIZES:

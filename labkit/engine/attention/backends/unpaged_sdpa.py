@@ -48,6 +48,7 @@ class SdpaAttention:
     """
 
     arrays: Literal["any"] = "any"
+    is_lazy = True
 
     def __init__(self, *, quantised: bool = False) -> None:
         self._layers: dict[int, SdpaLayer] = {}
