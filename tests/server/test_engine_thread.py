@@ -269,12 +269,14 @@ def test_stop_gives_live_requests_the_grace_period(tmp_path, monkeypatch):
         texts = [asyncio.create_task(text_of(one)) for one in (short, endless)]
         stopping = asyncio.create_task(service.stop(600.0))
         await asyncio.sleep(0.01)
-        with pytest.raises(ApiError, match="stopping"):
-            start_generation(service)
+        with pytest.raises(ApiError, match="stopping"), service.preparing():
+            pass
         assert await texts[0] == "aaaaa" and not texts[1].done()
         ahead[0] = 600.0
         with pytest.raises(ApiError, match="stopping"):
             await texts[1]
+        with pytest.raises(ApiError, match="stopping"):
+            start_generation(service)
         await stopping
 
     assert run_scenario(scenario, tmp_path).closed

@@ -13,6 +13,7 @@ from in_process import post, run_scenario
 from labkit import config
 from labkit.models.tokenizer import LONG_TEXT
 from labkit.server.generation.http_response import GenerationResponse
+from labkit.server.types.api_error import ApiError
 
 USER = {"role": "user", "content": "a"}
 CALL = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
@@ -239,6 +240,23 @@ def test_requests_in_preparation_count_and_end_in_time(tmp_path):
         tokenizer.proceed.set()
 
     run_scenario(scenario, tmp_path, tokenizer=tokenizer, max_live=2, timeout_s=0.2)
+
+
+def test_a_text_that_waits_when_the_server_stops_is_refused(tmp_path):
+    tokenizer = SlowTokenizer()
+
+    async def scenario(service, engine):
+        slow = [asyncio.ensure_future(post(service, "/tokenize", SLOW)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await service.stop(0.0)
+        with pytest.raises(ApiError, match="the server is stopping"):
+            await service.run_in_thread(len, "a")
+        tokenizer.proceed.set()
+        first, second = await asyncio.gather(*slow)
+        assert first[0] == 200  # its text was being tokenised
+        assert second[0] == 503 and b"the server is stopping" in second[1]
+
+    run_scenario(scenario, tmp_path, tokenizer=tokenizer)
 
 
 def test_a_request_counts_once(tmp_path):

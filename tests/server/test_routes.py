@@ -16,13 +16,14 @@ import pytest
 import tokenizers
 from api_client import connect
 from fake_engine import CharTokenizer, FakeEngine
-from fake_server import FakeModel
+from fake_server import FakeModel, TemplatesHere
 
 from labkit import config
 from labkit.server.generation import http_response
 from labkit.server.generation.service import Service
 from labkit.server.http import http_listener
 from labkit.server.http.routes import create_app
+from labkit.server.types.api_error import ApiError
 
 HELLO = {"model": "tiny", "prompt": "hello", "temperature": 0}
 
@@ -263,6 +264,55 @@ def test_tokenize_and_detokenize(server, client, chat_model):
     chat = send(server, "POST", "/tokenize", json.dumps({"messages": messages}))[2]
     usage = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage
     assert chat["count"] == usage.prompt_tokens
+
+
+class SlowTemplates(TemplatesHere):
+    """Renders conversations some time after the signal, or never if ``ends`` is false."""
+
+    def __init__(self, service, ends):
+        super().__init__(service.tokenizer)
+        self._service, self._ends, self._closed = service, ends, asyncio.Event()
+
+    async def render(self, *conversation):
+        signal.raise_signal(signal.SIGTERM)
+        while not self._service._stopping:
+            await asyncio.sleep(0.01)
+        if self._ends:
+            return await super().render(*conversation)
+        await self._closed.wait()
+        raise ApiError(503, "the server is stopping")
+
+    async def close(self):
+        self._closed.set()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_signal_gives_a_conversation_that_is_rendered_the_grace_period(
+    tmp_path, ends, monkeypatch
+):
+    monkeypatch.setattr(http_listener, "CLOSE_S", 0.1)
+    options = config.Server(port=0, grace_s=60.0 if ends else 0.1)
+    service = Service(options, "fake", CharTokenizer(), FakeEngine(), FakeModel(tmp_path))
+    service.templates = SlowTemplates(service, ends)
+    bound = http_listener.bind(options)
+    url = http_listener.url(bound)
+    messages = [{"role": "user", "content": "hi"}]
+    body = json.dumps({"model": "fake", "messages": messages, "max_tokens": 2})
+
+    def chat():
+        return send(SimpleNamespace(url=url), "POST", "/v1/chat/completions", body)
+
+    with ThreadPoolExecutor(1) as pool:
+        sent = []
+        http_listener.run(
+            service, create_app(service), bound, lambda: sent.append(pool.submit(chat))
+        )
+        status, _, response = sent[0].result()
+    if ends:
+        assert status == 200, response
+        assert response["choices"][0]["message"]["content"] == "aa"
+    else:
+        assert status == 503 and response["error"]["message"] == "the server is stopping"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from fake_server import FakeServer
 from in_process import get, post, run_scenario
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
@@ -94,6 +95,18 @@ def check_error_event(path, response, expected):
     else:
         assert name == "error"
     assert error_of(path, json.loads(data)) == expected
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_is_formatted_too_long_is_a_timeout(path, tmp_path, monkeypatch):
+    async def full_body(writer):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(WRITERS[path], "full_body", full_body)
+    with FakeServer(tmp_path, timeout_s=0.3) as server:
+        status, body = server.post(path, {"model": "fake", **BODIES[path]})
+    message = "the request took longer than 0.3 s (server.timeout_s)"
+    assert (status, error_of(path, body)[0]) == (504, message)
 
 
 WRITERS = {

@@ -1,14 +1,17 @@
 """Tests of HTTP as clients and attackers send it, over raw sockets."""
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from fake_server import FakeServer, post
 
-from labkit.server.http.uvicorn_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from labkit.server.http import uvicorn_protocol
+from labkit.server.http.uvicorn_protocol import MAX_HEAD_BYTES, MAX_HEADERS, HttpProtocol
 
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 3}
 STREAM = {**COMPLETION, "stream": True}
@@ -24,6 +27,11 @@ def server(tmp_path_factory):
 
 def status(response):
     return int(response.split()[1])
+
+
+def kept_alive(request):
+    """Return a request after which the connection stays open."""
+    return request.replace(b"Connection: close\r\n", b"")
 
 
 @pytest.mark.parametrize(
@@ -123,16 +131,22 @@ def test_connect_is_refused(server):
 def test_a_client_that_closed_its_sending_half_gets_the_answer(server, body):
     server.engine.before_step = lambda: time.sleep(0.1)
     try:
-        response = server.send(post(PATH, body).replace(b"Connection: close\r\n", b""),
-                               half_close=True)  # fmt: skip
+        response = server.send(kept_alive(post(PATH, body)), half_close=True)
     finally:
         server.engine.before_step = lambda: None
     assert b"HTTP/1.1 200 OK" in response
     assert response.count(b'"text":"a"') == 3 or b'"text":"aaa"' in response
 
 
-def test_a_client_that_is_gone_is_aborted_before_the_answer(server):
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "ahead", [b"", HEALTH, b"x" * (2 * MAX_HEAD_BYTES)], ids=["nothing", "a request", "too much"]
+)
+def test_a_client_that_is_gone_is_aborted_before_the_answer(server, ahead):
     started, proceed = threading.Event(), threading.Event()
+    server.engine.aborted.clear()
 
     def wait():
         started.set()
@@ -141,7 +155,7 @@ def test_a_client_that_is_gone_is_aborted_before_the_answer(server):
     server.engine.before_step = wait
     try:
         with server.connect() as connection:
-            connection.sendall(post(PATH, {**COMPLETION, "max_tokens": 2000}))
+            connection.sendall(kept_alive(post(PATH, {**COMPLETION, "max_tokens": 2000})) + ahead)
             assert started.wait(30)
         deadline = time.monotonic() + 30
         while not server.engine.aborted and time.monotonic() < deadline:
@@ -149,6 +163,157 @@ def test_a_client_that_is_gone_is_aborted_before_the_answer(server):
         assert server.engine.aborted and not server.service.num_live
     finally:
         server.engine.before_step = lambda: None
+
+
+@pytest.mark.parametrize("body", [COMPLETION, STREAM], ids=["whole", "streamed"])
+def test_requests_sent_ahead_are_answered_one_after_the_other(server, body):
+    """The client closes its sending half while the first response is sent."""
+    server.engine.before_step = lambda: time.sleep(0.05)
+    received = b""
+    try:
+        with server.connect() as connection:
+            connection.sendall(kept_alive(post(PATH, body)) * 2 + HEALTH)
+            if body is STREAM:
+                received = connection.recv(1)
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(1 << 16):
+                received += part
+    finally:
+        server.engine.before_step = lambda: None
+    assert received.count(b"HTTP/1.1 200 OK") == 3 and received.endswith(b'{"status":"ok"}')
+    if body is STREAM:
+        first, second, _ = received.split(b"HTTP/1.1 ")[1:]  # without 100 Continue between them
+        assert first.endswith(b"\r\n0\r\n\r\n") and second.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_a_request_sent_ahead_has_its_own_time_to_arrive(tmp_path):
+    with FakeServer(tmp_path, receive_timeout_s=0.2) as server:
+        server.engine.before_step = lambda: time.sleep(0.2)
+        response = server.send(kept_alive(post(PATH, STREAM)) + post(PATH, COMPLETION)[:-5])
+    first, second = response.split(b"HTTP/1.1 ")[1:]
+    assert first.startswith(b"200 OK") and first.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert second.startswith(b"408 ")
+
+
+@pytest.mark.parametrize("split", range(-4, 4))
+def test_requests_are_told_apart_wherever_they_are_split(server, split):
+    body = json.dumps(COMPLETION, indent=1).replace("\n", "\r\n\r\n").encode()
+    head = kept_alive(post(PATH, b"")).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    chunked = head + b"%x\r\n%s\r\n0\r\nX: trailer\r\n\r\n" % (len(body), body)
+    sent, at = chunked + kept_alive(post(PATH, body)) + HEALTH, len(chunked) + split
+    received = b""
+    with server.connect() as connection:
+        connection.sendall(sent[:at])
+        time.sleep(0.02)
+        connection.sendall(sent[at:])
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1 << 16):
+            received += part
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_too_much_sent_ahead_ends_the_connection_after_the_response(server):
+    started, proceed = threading.Event(), threading.Event()
+    server.engine.before_step = lambda: (started.set(), proceed.wait(30))
+    received = b""
+    try:
+        with server.connect() as connection:
+            connection.sendall(kept_alive(post(PATH, COMPLETION)))
+            assert started.wait(30)
+            connection.sendall(HEALTH * (2 * MAX_HEAD_BYTES // len(HEALTH)))
+            time.sleep(0.1)
+            proceed.set()
+            while part := connection.recv(1 << 16):
+                received += part
+    finally:
+        server.engine.before_step = lambda: None
+    assert received.count(b"HTTP/1.1 ") == 1 and b'"text":"aaa"' in received
+    assert b"connection: close" in received
+
+
+@pytest.mark.parametrize("rest", [b"", b"zz\r\n"], ids=["nothing", "an invalid chunk"])
+def test_a_too_long_body_gets_one_response(tmp_path, rest):
+    head = post(PATH, b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    body = b"800\r\n" + b"x" * 2048 + b"\r\n"
+    limits = {"receive_timeout_s": 0.3, "max_body_bytes": 1024}
+    with FakeServer(tmp_path, **limits) as server, server.connect() as connection:
+        connection.sendall(kept_alive(head) + body)
+        response = connection.recv(1 << 16)
+        connection.sendall(rest)
+        while part := connection.recv(1 << 16):
+            response += part
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert status(response) == 413 and b"connection: close" in response
+
+
+def test_a_client_that_sends_a_too_long_body_to_its_end_sees_the_response(server):
+    with server.connect() as connection:
+        connection.sendall(post(PATH, b" " * (32 << 20)))  # fails where the server closes early
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    assert status(received) == 413
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("connection_header", [b"", b"Connection: close\r\n"])
+def test_a_client_that_does_not_read_its_response_is_dropped(
+    tmp_path, monkeypatch, connection_header
+):
+    monkeypatch.setattr(uvicorn_protocol, "READ_CHECK_S", 0.2)
+    with FakeServer(tmp_path) as server, server.connect() as connection:
+        server.service.metrics_page = lambda: b"x" * (64 << 20)
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n" + connection_header + b"\r\n")
+        connections = server._listener.server_state.connections
+        wait_for(lambda: connections)
+        wait_for(lambda: not connections)
+
+
+def test_a_stream_that_is_not_read_is_aborted(tmp_path, monkeypatch):
+    monkeypatch.setattr(uvicorn_protocol, "READ_CHECK_S", 0.2)
+    with FakeServer(tmp_path) as server, server.connect() as connection:
+        server.engine.before_step = lambda: time.sleep(0.005)
+        server.tokenizer.decode = lambda ids: "x" * (len(ids) << 18)
+        connection.sendall(post(PATH, {**STREAM, "max_tokens": 10_000}))
+        wait_for(lambda: server.engine.aborted)
+
+
+def test_a_client_that_reads_slowly_is_not_dropped():
+    sizes, aborted = [], []
+    transport = SimpleNamespace(
+        get_write_buffer_size=lambda: sizes.pop(0),
+        is_closing=lambda: closing,
+        abort=lambda: aborted.append(1),
+    )
+    protocol = SimpleNamespace(
+        transport=transport,
+        loop=SimpleNamespace(call_later=lambda seconds, call: None),
+        flow=SimpleNamespace(write_paused=False),
+        _is_answering=False, _num_unread_bytes=0, _check_read=None,
+    )  # fmt: skip
+
+    def is_dropped(*new_sizes):
+        sizes[:] = new_sizes
+        aborted.clear()
+        protocol._num_unread_bytes = 0
+        while sizes:
+            HttpProtocol._check_read(protocol)
+        return bool(aborted)
+
+    closing = False
+    assert not is_dropped(0, 0) and not is_dropped(9, 8, 7) and is_dropped(9, 8, 8)
+    protocol._is_answering = True  # the size may have grown again
+    assert not is_dropped(9, 9)
+    protocol.flow.write_paused = True
+    assert is_dropped(9, 9)
+    protocol.flow.write_paused, closing = False, True
+    assert is_dropped(9, 9)
 
 
 @pytest.mark.parametrize("body", [COMPLETION, STREAM], ids=["whole", "streamed"])

@@ -64,6 +64,7 @@ class GenerationResponse(Response):
         self._generation = generation
         self._timeout_s = timeout_s
         self.spent_s = 0.0
+        self._started = False
         self._body = body
         self._events = events
         self._encode_error = encode_error or stream_error_event
@@ -86,6 +87,8 @@ class GenerationResponse(Response):
                 )
             if sending.done():
                 sending.result()
+            elif not (disconnected.done() or self._started):  # the body is being formatted
+                raise timeout_error(self._timeout_s)
         finally:
             self._generation.close()
             for task in (sending, disconnected):
@@ -97,35 +100,33 @@ class GenerationResponse(Response):
         if self._body is not None:
             body = await self._body()
             length = (b"content-length", str(len(body)).encode())
-            await _start(send, [(b"content-type", b"application/json"), length])
+            await self._start(send, [(b"content-type", b"application/json"), length])
             await _send(send, body, more=False)
         elif self._events is not None:
             await self._stream(self._events, send)
 
     async def _stream(self, events: AsyncIterator[bytes], send: Send) -> None:
-        started = False
         try:
             async for part in events:
-                if not started:
-                    await _start(send, STREAM_HEADERS)
-                    started = True
+                if not self._started:
+                    await self._start(send, STREAM_HEADERS)
                 await _send(send, part, more=True)
         except Exception as error:
-            if not started:
+            if not self._started:
                 raise
             api_error = error if isinstance(error, ApiError) else internal_error(error)
             await _send(send, self._encode_error(api_error), more=True)
         await _send(send, b"", more=False)
+
+    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has disconnected. Parts of the request's body are dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _start(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _send(send: Send, body: bytes, *, more: bool) -> None:

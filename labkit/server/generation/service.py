@@ -32,6 +32,7 @@ from labkit.server.types.api_error import ApiError, invalid
 T = TypeVar("T")
 CACHE_CONFIG_LABELS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
 RETRY_AFTER_S = 1  # sent to clients while the server is full
+STOPPING = "the server is stopping"
 
 
 class CopyableConstraint(Constraint, Protocol):
@@ -108,6 +109,7 @@ class Service:
         self._engine_failure: str | None = None
         self._on_engine_failure: Callable[[], None] = lambda: None
         self._stopping = False
+        self._grace_is_over = False
 
     async def start(self, on_engine_failure: Callable[[], None] = lambda: None) -> None:
         """Start the engine's thread.
@@ -130,33 +132,44 @@ class Service:
         self._thread.start()
         self._starting = asyncio.ensure_future(self.templates.start())
 
-    def unhealthy_reason(self) -> str | None:
+    def unhealthy_reason(self, *, in_preparation: bool = False) -> str | None:
         """Return the reason that the server cannot serve (one line), or None if it is healthy.
 
-        The reason never includes an exception's message, which may contain a client's content.
+        A server that is stopping still serves a request ``in_preparation`` until the grace period
+        ends. The reason never includes an exception's message, which may contain a client's
+        content.
         """
         if self._engine_failure is not None:
             return self._engine_failure
+        if self._stopping and (not in_preparation or self._grace_is_over):
+            return STOPPING
         if self._thread is None or not self._thread.alive:
             return "the engine's thread has ended"
         if self._thread.busy_s > self.options.stuck_s:
             return f"the engine is stuck: a step has been running for {self._thread.busy_s:.0f} s"
-        return "the server is stopping" if self._stopping else None
+        return None
 
     async def run_in_thread(self, work: Callable[..., T], *args: Any, long: bool = False) -> T:
         """Run slow work (tokenising) in a thread and return its result.
 
-        ``long``: it may take seconds. Other such work waits for it, but nothing else does.
+        ``long``: it may take seconds. Other such work waits for it, but nothing else does. Raises
+        ``ApiError`` if the service has stopped (503).
         """
         threads = self._threads["long" if long else "short"]
-        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+        try:
+            result = asyncio.get_running_loop().run_in_executor(threads, work, *args)
+        except RuntimeError:  # the threads have ended
+            raise ApiError(503, STOPPING) from None
+        return await result
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
         """Count a request that is being prepared, for example tokenised.
 
-        Raises ``ApiError`` if the server is full (429).
+        Raises ``ApiError`` if the server is full (429) or stopping (503).
         """
+        if self._stopping:
+            raise ApiError(503, STOPPING)
         self._check_room(self._num_preparing + 1)
         self._num_preparing += 1
         try:
@@ -204,7 +217,7 @@ class Service:
         token at least. Raises ``ApiError`` if the server is full or cannot serve, or the request
         alone exceeds ``server.max_live``.
         """
-        reason = self.unhealthy_reason()
+        reason = self.unhealthy_reason(in_preparation=True)
         if reason is not None or self._thread is None:
             raise ApiError(503, reason or "the server has not started")
         count = len(prompts) * n
@@ -305,7 +318,7 @@ class Service:
 
     def _engine_ended(self, error: BaseException | None) -> None:
         if error is None:
-            self._fail_all(ApiError(503, "the server is stopping"))
+            self._fail_all(ApiError(503, STOPPING))
             return
         self._engine_failure = f"the engine failed ({type(error).__name__}); see the server's log"
         self._fail_all(ApiError(500, self._engine_failure))
@@ -316,16 +329,19 @@ class Service:
             generation.fail(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new requests, wait up to ``grace_s`` seconds for live ones, stop the engine.
+        """Refuse new requests, wait up to ``grace_s`` seconds for the others, stop the engine.
 
-        Requests that are still live after ``grace_s`` seconds fail with status 503.
+        Requests that are still live or in preparation after ``grace_s`` seconds fail with status
+        503. Those whose grammar is being compiled fail at once.
         """
         self._stopping = True
-        await asyncio.gather(self.grammars.close(), self.templates.close())
         deadline = time.monotonic() + grace_s
-        while self._live and time.monotonic() < deadline:
+        await self.grammars.close()
+        while (self._live or self._num_preparing) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        self._fail_all(ApiError(503, "the server is stopping"))
+        self._grace_is_over = True
+        await self.templates.close()
+        self._fail_all(ApiError(503, STOPPING))
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop, 5.0)
         for threads in self._threads.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -33,10 +33,11 @@ from labkit.server.generation.http_response import (
     wait_for_disconnect,
 )
 from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
-from labkit.server.generation.service import Service
+from labkit.server.generation.service import STOPPING, Service
 from labkit.server.http.heap_trimming import HeapTrimmer
 from labkit.server.http.host_check import HostCheck
 from labkit.server.http.openapi_schema import BodylessRoute, PostRoute, openapi_document
+from labkit.server.http.request_bodies import RequestBodies
 from labkit.server.types.api_error import ApiError
 from labkit.server.types.messages_types import (
     CountTokensRequest,
@@ -142,6 +143,7 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._trimmer = HeapTrimmer(lambda: service.num_live > 0)
+        self._bodies = RequestBodies(service.options)
 
     def bodyless(self) -> list[BodylessRoute]:
         """Return the routes whose requests have no body. Monitoring needs no key (401)."""
@@ -204,7 +206,6 @@ class Routes:
 
         ``respond`` is cancelled when the client disconnects or the request's time is up.
         """
-        timeout_s = self._service.options.timeout_s
 
         async def prepare(body: bytes) -> Response:
             with self._service.preparing():  # until its completions count instead
@@ -212,46 +213,40 @@ class Routes:
 
         async def endpoint(request: Request) -> Response:
             try:
-                body = await self._body(request)
+                async with self._bodies.read(request) as body:
+                    return await self._in_time(prepare(body), request)
             except ClientDisconnect:
-                return Response()  # the client has disconnected
-            started = time.monotonic()
-            responding = asyncio.ensure_future(prepare(body))
-            disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
-            tasks = {responding, disconnected}
-            try:
-                done, _ = await asyncio.wait(
-                    tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            self._trimmer.look_later()
-            if responding.cancelled():
-                if not done:
-                    raise timeout_error(timeout_s)
-                return Response()  # the client has disconnected
+                return Response()  # nobody reads it
+
+        return endpoint
+
+    async def _in_time(
+        self, preparing: Coroutine[Any, Any, Response], request: Request
+    ) -> Response:
+        """Return a response, unless the client disconnects or the request's time is up before."""
+        timeout_s, started = self._service.options.timeout_s, time.monotonic()
+        responding = asyncio.ensure_future(preparing)
+        disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
+        tasks = {responding, disconnected}
+        try:
+            done, _ = await asyncio.wait(
+                tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        self._trimmer.look_later()
+        if not responding.cancelled():
             response = responding.result()
             if isinstance(response, GenerationResponse):
                 response.spent_s = time.monotonic() - started
             return response
-
-        return endpoint
-
-    async def _body(self, request: Request) -> bytes:
-        """Return the request's body, or raise ``ApiError`` (413) as soon as it is too long."""
-        max_bytes, parts, size = self._service.options.max_body_bytes, [], 0
-        announced = request.headers.get("content-length", "0")
-        if not (announced.isdecimal() and int(announced) > max_bytes):
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                if size > max_bytes:
-                    break
-            else:
-                return b"".join(parts)
-        raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
+        if responding in done:  # the service has stopped, and with it the threads that tokenise
+            raise ApiError(503, STOPPING)
+        if disconnected in done:
+            raise ClientDisconnect
+        raise timeout_error(timeout_s)
 
     async def models(self, request: Request) -> Response:
         return _json(ModelList("list", [self._card()]))
