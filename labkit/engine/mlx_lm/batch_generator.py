@@ -46,7 +46,7 @@ COUNTER_NAMES = (
     "tokens.padded",
     "tokens.discarded",
     "tokens.computed",
-    "tokens.sampled",
+    "tokens.output",
     "kv.padded_slots",
     "requests.submitted",
     "requests.finished",
@@ -204,6 +204,7 @@ class MlxLmEngine:
                 "step_ms": spent_ms,
                 "tokens.prefill": length * len(requests),
                 "tokens.computed": length * len(requests),
+                "tokens.output": len(requests),
                 "requests.finished": len(requests),
             }
         )

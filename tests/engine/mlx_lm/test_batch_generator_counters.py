@@ -16,7 +16,7 @@ def test_counters_of_computed_tokens(shared):
     counters = engine.counters()
     assert counters["engine.mlx_lm"] == counters["steps.total"] > 0
     assert counters["tokens.prefill"] == sum(LENGTHS)
-    assert counters["tokens.sampled"] == counters["tokens.decode"] == 12 * len(LENGTHS)
+    assert counters["tokens.output"] == counters["tokens.decode"] == 12 * len(LENGTHS)
     assert counters["tokens.discarded"] == len(LENGTHS)
     assert counters["requests.submitted"] == counters["requests.finished"] == len(LENGTHS)
     assert counters["requests.aborted"] == counters["requests.refused"] == 0
