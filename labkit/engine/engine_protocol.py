@@ -153,6 +153,10 @@ class Counters:
         self._values.clear()
 
     def as_dict(self) -> dict[str, float]:
+    def value(self, name: str) -> float:
+        """Return one counter, without what deferred functions will add."""
+        return self._values.get(name, 0)
+
         """Return a copy of the sums and peaks."""
         self.flush()
         return dict(self._values)
@@ -182,6 +186,14 @@ class Observable(Protocol):
 
 
 @runtime_checkable
+@runtime_checkable
+class TokenCounting(Protocol):
+    """An engine whose computed tokens can be read after a step without reading all counters."""
+
+    def computed_tokens(self) -> float:
+        """Return the counter ``tokens.computed``."""
+
+
 class SelfChecking(Protocol):
     """An engine that can check its own bookkeeping while it has no work."""
 

@@ -277,6 +277,9 @@ class MlxLmEngine:
             self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
         )
 
+    def computed_tokens(self) -> float:
+        return self._counters.value("tokens.computed")
+
     def reset_counters(self) -> None:
         self._counters.reset()
         self._peak_kv_bytes = self._open_generator().prompt_cache_nbytes
