@@ -240,7 +240,7 @@ class LoadGenerator:
             if event.finish_reason is not None:
                 entry.finish, entry.ended = event.finish_reason, at
                 del self._live[event.request_id]
-                self._clients.finished(index, now - (self._start or 0.0))
+                self._clients.finished(index, at - (self._start or 0.0))
                 finished += 1
         return finished
 
