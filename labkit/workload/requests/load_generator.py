@@ -250,7 +250,7 @@ def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:
             entry.counted, entry.text = event.counted, event.whole
-            entry.first_chunk = event.first_chunk
+            entry.first_chunk, entry.untimed_tokens = event.first_chunk, event.untimed_tokens
             return False
         if event.token == NO_TOKEN:
             return bool(event.text)
