@@ -145,7 +145,7 @@ class Reference:
         the counts do not match.
         """
         if self._requested(workload, num_frames) == list(picks):
-            check_counts(workload, picks, counts, self.frame_index.keyframes)
+            check_counts(workload, picks, counts, self.frame_index.run_starts)
 
     def facts(self, num_frames: int, arm_frames: FrameDigests) -> dict[str, Any]:
         """Return the record's notes on a clip and a request, as JSON types.
