@@ -715,7 +715,7 @@ def profiled(host_us, *, overlap=False, padded=0.0, seed=0):
         note = {"steps": {"decode": 50, "prefill": 10}, "clocks_us": 5.0, "output_tokens": 200,
                 "parts_us": {"decode": decode, "prefill": {"products": 10 * 0.1}}}  # fmt: skip
         counters = {"steps.decode": 50.0, "steps.mixed": 10.0, "steps.total": 60.0,
-                    "tokens.sampled": 200.0, "tokens.computed": 240.0, "tokens.padded": padded,
+                    "tokens.output": 200.0, "tokens.computed": 240.0, "tokens.padded": padded,
                     "shape.new": 5.0, "shape.reused": 45.0, "shape.repeated": 40.0}  # fmt: skip
         records.append(
             Record("base", "baseline", block, 0, 0, "ok", "2026-11-20T20:00:00Z",

@@ -32,6 +32,17 @@ def test_pixels_are_those_at_the_indices(clip, how):
     assert (indices % 7 == 0).all() == (how not in ("stream", "seek"))
 
 
+@pytest.mark.parametrize("how", ["stream", "seek"])
+def test_a_trimmed_clip_has_the_frames_that_a_player_shows(clip, how):
+    everything, _ = frames(clip, 61, "stream")
+    trimmed = files.edited_file(clip, clip.with_name("trimmed.mp4"), (10, 30))
+    pixels, indices = frames(trimmed, 5, how)
+    assert (pixels == everything[10 + indices]).all() and indices.tolist() == [0, 7, 14, 22, 29]
+    loaded, metadata = vllm_video.load(trimmed.read_bytes(), FramePicks(how), 5)
+    assert (loaded == pixels).all() and metadata["total_num_frames"] == 30
+    assert len(vllm_video.load(trimmed.read_bytes(), FramePicks(how))[0]) == 30
+
+
 def test_fewer_frames_without_repetition(clip):
     pixels, indices = frames(clip, 40, "keyframes_unique")
     assert indices.tolist() == list(range(0, 61, 7)) and len(pixels) == 9

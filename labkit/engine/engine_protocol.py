@@ -105,14 +105,15 @@ class StreamEvent(TokenEvent):
     If the server sends token ids, the event has a ``token``. Otherwise the event has a ``text``,
     and ``token`` is ``NO_TOKEN``. The last event of a request has neither a token nor a text. In
     this event, ``counted`` is the number of output tokens, ``first_chunk`` the number of those in
-    the first chunk (1 if unknown) and, if the server sends no ids, ``whole`` is the request's
-    complete text, normalised for comparison.
+    the first chunk (1 if unknown), ``untimed_tokens`` the number of those after the last chunk and,
+    if the server sends no ids, ``whole`` is the request's complete text, normalised for comparison.
     """
 
     received: float = 0.0
     text: str = ""
     counted: int | None = None
     first_chunk: int = 1
+    untimed_tokens: int = 0
     whole: str | None = None
 
 
@@ -152,6 +153,10 @@ class Counters:
         self.flush()
         self._values.clear()
 
+    def value(self, name: str) -> float:
+        """Return one counter, without what deferred functions will add."""
+        return self._values.get(name, 0)
+
     def as_dict(self) -> dict[str, float]:
         """Return a copy of the sums and peaks."""
         self.flush()
@@ -179,6 +184,14 @@ class Observable(Protocol):
 
     def kv_bytes(self) -> KVBytes:
         """Return the KV memory reserved and used now."""
+
+
+@runtime_checkable
+class TokenCounting(Protocol):
+    """An engine whose computed tokens can be read after a step without reading all counters."""
+
+    def computed_tokens(self) -> float:
+        """Return the counter ``tokens.computed``."""
 
 
 @runtime_checkable

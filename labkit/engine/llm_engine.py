@@ -197,6 +197,9 @@ class LLMEngine:
         used = self._cache.used_bytes(self._scheduler.num_computed_tokens)
         return KVBytes(self._cache.reserved_bytes, used, self._cache.total_bytes)
 
+    def computed_tokens(self) -> float:
+        return self._counters.value("tokens.computed")
+
     def max_request_tokens(self) -> int:
         """Return the largest number of tokens (prompt and output) that a request may have.
 

@@ -194,7 +194,6 @@ class StepLoop:
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
                 "tokens.computed": computed,
-                "tokens.sampled": len(batch.sampling),
                 "spec.unit_segments": batch.num_segments - len(step.scheduled.chunks),
             }
         )

@@ -156,7 +156,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("tokens.prefill", "tokens", "prompt tokens computed"),
     Counter("tokens.decode", "tokens", "decode tokens computed"),
     Counter("tokens.computed", "tokens", "tokens computed in all"),
-    Counter("tokens.sampled", "tokens", "tokens sampled"),
+    Counter("tokens.output", "tokens", "output tokens returned to requests"),
     Counter("tokens.padded", "tokens", "padding rows computed"),
     Counter("tokens.discarded", "tokens", "tokens computed for requests that had already finished"),
     Counter("tokens.recomputed", "tokens", "tokens computed again after a preemption"),

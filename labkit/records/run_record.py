@@ -155,6 +155,19 @@ class Record:
         process, measure = self.seconds.get("process"), self.seconds.get("measure")
         return None if process is None or measure is None else process - measure
 
+    @property
+    def output_tokens(self) -> float | None:
+        """Output tokens returned to the run's requests, or None if the engine does not count them.
+
+        Older records count the sampled rows instead, ``tokens.sampled``. A rejected draft had a
+        row and gave no token. A row that overlapped steps computed for a request that had ended
+        cannot be told apart; there is at most one per request.
+        """
+        if "tokens.output" in self.counters or "tokens.sampled" not in self.counters:
+            return self.counters.get("tokens.output")
+        rejected = self.counters.get("spec.drafted", 0.0) - self.counters.get("spec.accepted", 0.0)
+        return self.counters["tokens.sampled"] - rejected
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON types, in the schema's order."""
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

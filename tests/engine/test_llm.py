@@ -290,7 +290,7 @@ def test_a_stop_text_ends_the_request_in_the_engine(llm):
     whole = llm.generate("Once", LONG)[0]
     stop = whole.text[8:11]
     at = whole.text.index(stop)
-    before = llm.counters()["tokens.sampled"]
+    before = llm.counters()["tokens.output"]
     params = SamplingParams(max_tokens=30, ignore_eos=True, stop=stop)
     outputs = list(llm.stream(["Once", "Twice"], [params, LONG]))
     stopped = [out for out in outputs if out.prompt == "Once"]
@@ -298,7 +298,7 @@ def test_a_stop_text_ends_the_request_in_the_engine(llm):
     assert "".join(out.delta for out in stopped) == whole.text[:at]
     assert all(whole.text[:at].startswith(out.text) for out in stopped)
     assert len(stopped) < 30
-    assert llm.counters()["tokens.sampled"] - before == len(outputs) == len(stopped) + 30
+    assert llm.counters()["tokens.output"] - before == len(outputs) == len(stopped) + 30
     assert idle(llm)
 
 

@@ -15,7 +15,7 @@ from stub_engine import (
     solo,
 )
 
-from labkit.engine.engine_protocol import EngineError, KVBytes, Observable
+from labkit.engine.engine_protocol import EngineError, KVBytes, Observable, TokenCounting
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9])
@@ -111,13 +111,14 @@ def test_a_live_id_is_refused_and_a_finished_one_may_return():
 
 def test_between_steps_the_engine_reports_kv_bytes_and_admitted_requests():
     engine, _ = make_engine(5, max_num_seqs=2, max_num_batched_tokens=4)  # blocks of 4 tokens
-    assert isinstance(engine, Observable)
+    assert isinstance(engine, Observable) and isinstance(engine, TokenCounting)
     engine.submit(request("a", range(1, 7), 3))  # 8 slots: 2 blocks of 100 bytes
     engine.submit(request("b", range(1, 10), 4))  # 12 slots: 3 blocks, must wait
     assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0, 4 * 100)
     engine.step()
     assert (engine.is_running("a"), engine.is_running("b")) == (True, False)
     assert engine.kv_bytes() == KVBytes(reserved=200, used=4 * 25, total=4 * 100)
+    assert engine.computed_tokens() == engine.counters()["tokens.computed"] == 4
     run(engine, [])
     assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0, 4 * 100)
 

@@ -257,6 +257,9 @@ def check_counters(case, engine, outputs, aborted):
     computed = counters["tokens.computed"]
     assert computed == counters["tokens.prefill"] + counters["tokens.decode"]
     assert counters["spec.accepted"] <= counters["spec.drafted"]
+    if not case.through_llm:  # which drops the tokens after a stop text in the same step
+        returned = sum(len(output.tokens) for output in outputs.values())
+        assert counters["tokens.output"] == returned
     prompt_tokens = sum(len(request.prompt_token_ids) for request in case.requests)
     assert counters["prefix.hit_tokens"] <= counters["prefix.queried_tokens"] <= prompt_tokens
     preempting = any(kind == "preempt" for _, kind, _ in case.interruptions)

@@ -78,6 +78,7 @@ def test_a_stop_is_seen_one_step_late_and_its_row_is_dropped():
     assert tokens["a"] == free[:end] and last["a"].finish_reason == "stop"
     counters = engine.counters()
     assert counters["tokens.computed"] == 3 + (end - 1) + 1  # one row in vain
+    assert counters["tokens.output"] == end
     assert counters["blocks.allocated"] == counters["blocks.freed"]
 
 

@@ -163,6 +163,7 @@ def test_what_was_loaded_is_kept_from_the_collector_while_it_is_measured():
             frozen.append(gc.get_freeze_count())
         return plain(step, live)
 
+    gc.unfreeze()  # what tests/conftest.py has frozen
     turns = Together(seconds).turns
     turns.warm_up()
     assert not any(frozen)
@@ -320,6 +321,29 @@ def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
         assert "stalls" not in measured.notes
         steps = seats[0].session._engine.steps
         assert metrics(measured)["wall_s"] == pytest.approx(0.01 * (steps - 1) + 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", [StubServer, StubEngine])
+def test_counters_are_read_once_if_computed_tokens_need_not_be_read_from_them(kind):
+    """A server's client tokenises all answers to count them, and an engine sums its launches."""
+    reads, own = [], []
+
+    class Counted(kind):
+        def counters(self):
+            reads.append(self.steps)
+            return super().counters()
+
+    base = Base()
+    engine = Counted(base, plain)
+    if kind is StubEngine:
+        engine.computed_tokens = lambda: own.append(engine.steps) or float(engine.computed)
+    clock = ArmClock(base)
+    session = ServingSession(engine, PROMPTS, chat(), seed=5, vocab_size=50, clock=clock)
+    order = GrantedOrder(random.Random(1))
+    serving = InterleavedServing([ServingArm(session, clock)], order, lambda arm: nullcontext())
+    serving.measure(lambda text: None)
+    assert reads == [engine.steps]
+    assert own == ([] if kind is StubServer else [*range(1, engine.steps + 1)])
 
 
 def test_a_turn_ends_in_time_although_a_server_sends_nothing():

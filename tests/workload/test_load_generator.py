@@ -3,7 +3,13 @@ from collections import deque
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
-from labkit.engine.engine_protocol import InvalidLogitsError, StaleLaunchError, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    InvalidLogitsError,
+    StaleLaunchError,
+    StreamEvent,
+    TokenEvent,
+)
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.output_token_texts import TokenTexts
@@ -407,6 +413,48 @@ def test_a_turn_waits_for_the_answer_before_it():
     ]  # fmt: skip
     assert [n["queued_ms"] for n in requests.values()] == [0] * 6, requests
     assert engine.most_in_flight == 2
+
+
+class StubServer(StubEngine):
+    """A server whose client takes 0.25 s to parse what was received."""
+
+    def use_clock(self, clock):
+        pass
+
+    def wait(self, seconds):
+        pass
+
+    def prepare_requests(self, requests, streams):
+        pass
+
+    def process_memory(self):
+        return {}
+
+    def check_running(self):
+        pass
+
+    def step(self):
+        received = []
+        for event in super().step():
+            at, name = self.clock.now, event.request_id
+            received.append(StreamEvent(name, event.token, None, received=at))
+            if event.finish_reason is not None:
+                received.append(StreamEvent(name, NO_TOKEN, "length", received=at))
+        self.clock.now += 0.25
+        return received
+
+
+def test_a_turn_arrives_when_the_answer_before_it_is_received_not_when_it_is_parsed():
+    clock = Clock()
+    prompts = [Prompt(f"r{i}", (1, 2), 4, "a") for i in range(3)]
+    arrivals = Arrivals(ArrivalKind.constant, 100.0)
+    run = session(StubServer(clock), clock, prompts, arrivals=arrivals, concurrency=None)
+    load_generator = run.start(lambda text: None)
+    load_generator.run()
+    first, second, third = load_generator.entries
+    assert (second.arrived, third.arrived) == (first.ended, second.ended)
+    assert (first.late, second.late, third.late) == (0, 0.25, 0.25)
+    assert second.ttft == 1.25
 
 
 def test_a_wait_is_short_and_no_part_of_a_step():

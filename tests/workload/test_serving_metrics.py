@@ -102,6 +102,14 @@ def test_the_tokens_of_the_first_chunk_are_not_later_ones():
     assert bundled.tpot == 0.5 and at_once.tpot is None
 
 
+def test_a_token_after_the_last_chunk_counts_but_takes_no_time():
+    text = served("a", 1, 0.0, [1.0, 1.5, 2.0], tokens=[])
+    text.counted, text.untimed_tokens = 4, 1
+    got = values(serving_metrics([text], 1))
+    assert got["output_tok_s"] == 2 and got["tpot_excl_first_mean_ms"] == 500
+    assert got["tpot_incl_first_mean_ms"] == pytest.approx(2000 / 3)
+
+
 def test_means_of_the_time_per_token():
     fast = served("a", 1, 0.0, [1.0, 1.5, 2.0])
     slow = served("b", 1, 0.0, [2.0, 4.0, 10.0])

@@ -48,7 +48,7 @@ WITH_ROWS = (*MODEL, "sample", "plan", "build")
 Counters = Mapping[str, float]
 Changes = Mapping[str, tuple[float, float]]  # medians of the baseline and of the arm, by count
 MIN_PCT = 0.5
-TOKENS, STEPS = "tokens.sampled", "steps.total"
+TOKENS, STEPS = "tokens.output", "steps.total"
 # By count: its words, the counters that it sums, and what it is divided by ("x.*": a family).
 COUNTS: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "steps": ("steps per output token", (STEPS,), TOKENS),
@@ -129,7 +129,7 @@ def part_times(record: Record) -> dict[str, float]:
         "decode": counters.get("steps.decode", 0.0),
         "prefill": counters.get("steps.prefill", 0.0) + counters.get("steps.mixed", 0.0),
     }
-    tokens = counters.get("tokens.sampled", 0.0)
+    tokens = record.output_tokens
     if not tokens or any(not measured.get(kind) for kind in note["steps"]):
         measured, tokens = dict(note["steps"]), note["output_tokens"]
     times: dict[str, float] = {}
@@ -188,7 +188,7 @@ def _arm_time(
 ) -> ArmTime:
     *parts, total = (_difference(*pair, total_us) for pair in zip(rows, compared, strict=True))
     names = compared[0].baseline, compared[0].arm
-    found = _count_changes(*([r.counters for r in records if r.arm == n] for n in names))
+    found = _count_changes(*([_counters(r) for r in records if r.arm == n] for n in names))
     counts = tuple(_count_sentences(found, 1.0 + (total.pct or 0.0) / 100))
     arm = ArmTime(names[1], tuple(parts), total, None, counts)
     first = arm.cause_part
@@ -229,9 +229,15 @@ def _clocks(records: Sequence[Record]) -> tuple[float, float]:
         note = record.known_notes["step_parts"]
         spent = sum(map(whole_us, note["parts_us"].values()))
         costs.append(100 * note["clocks_us"] * sum(note["steps"].values()) / spent)
-        tokens = record.counters.get("tokens.sampled") or note["output_tokens"]
+        tokens = record.output_tokens or note["output_tokens"]
         shares.append(min(100.0, 100 * note["output_tokens"] / tokens))
     return round_significant(median(costs)) or 0.0, round_significant(median(shares)) or 0.0
+
+
+def _counters(record: Record) -> Counters:
+    """Return a run's counters. ``TOKENS`` is derived for older records."""
+    tokens = record.output_tokens
+    return record.counters if tokens is None else {**record.counters, TOKENS: tokens}
 
 
 def _value(counters: Counters, tops: Sequence[str], below: str) -> float | None:

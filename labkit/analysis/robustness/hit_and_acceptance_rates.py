@@ -93,7 +93,7 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
     return AttainedRates(
         arm=arm,
         attainable_hits=sharing["shared_tokens"] / prompt_tokens if known else None,
-        max_hits=median(_max_hits(sharing, counts) for counts in counters) if known else None,
+        max_hits=median(_max_hits(sharing, run) for run in runs) if known else None,
         hits=median(hits) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
         rectangle=_rectangle(runs[0].known_notes.get("rectangle"), counters),
@@ -104,13 +104,13 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
     )
 
 
-def _max_hits(sharing: SharingNote, counters: Mapping[str, float]) -> float:
+def _max_hits(sharing: SharingNote, run: Record) -> float:
     """Return the share of prompt tokens that can hit if the prompts repeat all earlier answers.
 
     A block may hold the end of a prompt and the beginning of its answer.
     """
-    blocks = counters.get("requests.submitted", 0.0) * sharing["block_size"]
-    answers = counters.get("tokens.sampled", 0.0) + blocks
+    blocks = run.counters.get("requests.submitted", 0.0) * sharing["block_size"]
+    answers = (run.output_tokens or 0.0) + blocks
     return min(1.0, (sharing["shared_tokens"] + answers) / sharing["prompt_tokens"])
 
 

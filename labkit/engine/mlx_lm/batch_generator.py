@@ -46,7 +46,7 @@ COUNTER_NAMES = (
     "tokens.padded",
     "tokens.discarded",
     "tokens.computed",
-    "tokens.sampled",
+    "tokens.output",
     "kv.padded_slots",
     "requests.submitted",
     "requests.finished",
@@ -204,6 +204,7 @@ class MlxLmEngine:
                 "step_ms": spent_ms,
                 "tokens.prefill": length * len(requests),
                 "tokens.computed": length * len(requests),
+                "tokens.output": len(requests),
                 "requests.finished": len(requests),
             }
         )
@@ -275,6 +276,9 @@ class MlxLmEngine:
         return KVBytes(
             self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
         )
+
+    def computed_tokens(self) -> float:
+        return self._counters.value("tokens.computed")
 
     def reset_counters(self) -> None:
         self._counters.reset()

@@ -16,6 +16,7 @@ class BatchGeneratorCounters:
       the longest prompt chunk.
     - ``tokens.decode``: rows of decode forwards.
     - ``tokens.discarded``: decode rows computed ahead for requests that had already ended.
+    - ``tokens.output``: output tokens returned to requests.
     - ``kv.padded_slots``: left padding in the KV cache that decode forwards attended to, summed
       over forwards.
 
@@ -69,7 +70,7 @@ class BatchGeneratorCounters:
                 "tokens.decode": len(token_responses),
                 "tokens.discarded": ended,
                 "tokens.computed": prefill + padded + len(token_responses),
-                "tokens.sampled": len(token_responses),
+                "tokens.output": len(token_responses),
                 "kv.padded_slots": _num_padding(cached_tokens),
             }
         )

@@ -121,6 +121,7 @@ class StreamedResponse:
             received=at,
             counted=count,
             first_chunk=self.num_first if self._is_one_token_per_chunk(count) else 1,
+            untimed_tokens=self._num_untimed_tokens(count),
             whole=None if self.has_token_ids else detokenizer.normalize(self.text),
         )
 
@@ -150,6 +151,15 @@ class StreamedResponse:
         The last of ``count`` tokens may have no text.
         """
         return self.has_token_ids or count <= self.num_chunks + 1
+
+    def _num_untimed_tokens(self, count: int) -> int:
+        """Return 1 if the last of ``count`` tokens came after the last chunk with content, else 0.
+
+        It is the token that ended the text. The server's usage counts it, but a stream without ids
+        shows no time for it.
+        """
+        shown = self.has_token_ids or self.usage is None or self.finish == "length"
+        return 0 if shown else int(count == self.num_chunks + 1)
 
     def first_chunk_excess(self, count: int) -> float:
         """Return the estimated share of ``count`` tokens after the first that came with it unseen.

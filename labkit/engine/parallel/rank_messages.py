@@ -50,10 +50,11 @@ class BarrierArrival:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine's state after a call: the ids of the running requests, and the KV bytes."""
+    """An engine's state after a call: the running requests' ids, KV bytes and computed tokens."""
 
     running: frozenset[str]
     kv: KVBytes
+    computed_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ class RankWorker:
     def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
         kv: KVBytes = engine.kv_bytes()
-        self._pipe.send(RankReply(value, EngineSnapshot(running, kv)))
+        snapshot = EngineSnapshot(running, kv, engine.computed_tokens())
+        self._pipe.send(RankReply(value, snapshot))
 
 
 def _use_threads(threads: int) -> None:

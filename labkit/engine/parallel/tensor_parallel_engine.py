@@ -118,6 +118,9 @@ class TensorParallelEngine:
         total = None if kv.total is None else size * kv.total
         return KVBytes(size * kv.reserved, size * kv.used, total)
 
+    def computed_tokens(self) -> float:
+        return self._snapshot.computed_tokens
+
     def max_request_tokens(self) -> int:
         tokens: int = self._call("max_request_tokens")[0]
         return tokens

@@ -233,6 +233,7 @@ class Scheduler:
             By request id, the log probabilities of the prompt tokens that the step scored.
         """
         events: list[TokenEvent] = []
+        num_failed = 0
         for chunk in output.chunks:
             state = chunk.state
             if state.status is not RequestStatus.running or chunk.is_outdated:
@@ -251,7 +252,9 @@ class Scheduler:
             reason = own[-1].finish_reason
             if reason is not None:
                 failed = reason == "error"
+                num_failed += failed
                 self._end(state, "requests.sampling_failed" if failed else "requests.finished")
+        self.counts.add("tokens.output", len(events) - num_failed)
         return events
 
     def add(self, request: Request) -> None:

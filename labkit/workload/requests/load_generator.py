@@ -240,7 +240,7 @@ class LoadGenerator:
             if event.finish_reason is not None:
                 entry.finish, entry.ended = event.finish_reason, at
                 del self._live[event.request_id]
-                self._clients.finished(index, now - (self._start or 0.0))
+                self._clients.finished(index, at - (self._start or 0.0))
                 finished += 1
         return finished
 
@@ -250,7 +250,7 @@ def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:
             entry.counted, entry.text = event.counted, event.whole
-            entry.first_chunk = event.first_chunk
+            entry.first_chunk, entry.untimed_tokens = event.first_chunk, event.untimed_tokens
             return False
         if event.token == NO_TOKEN:
             return bool(event.text)

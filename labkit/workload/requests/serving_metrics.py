@@ -3,7 +3,8 @@
 TTFT is the time from a request's arrival to its first token, E2E from its arrival to its last. In
 an open loop a request arrives when it is due, so that a wait at the client counts; in a closed loop
 it arrives when it is sent. TPOT is ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token;
-where a first chunk is known to hold more tokens, it excludes them all.
+where a first chunk is known to hold more tokens, it excludes them all. It also excludes a last
+token of which a server's stream shows no time: one that ends the text and has neither text nor id.
 ``tpot_incl_first`` is ``E2E / tokens``, for tables that count the first token too. ITL is the gap
 between two chunks of one request, pooled over all requests. A chunk is the output of one engine
 step for a request: one token, or several with speculation. Over HTTP a chunk is the text that the
@@ -41,6 +42,7 @@ class ServedRequest:
     by which the load generator sent the request late. ``error``: the reason that the request was
     refused or failed. ``counted``, ``text``: number and text of the request's tokens, if a server
     reports no token ids. ``first_chunk``: tokens that came in the first chunk; 1 if unknown.
+    ``untimed_tokens``: tokens that came after the last chunk, at an unknown time.
     """
 
     request_id: str
@@ -59,6 +61,7 @@ class ServedRequest:
     counted: int | None = None
     text: str | None = None
     first_chunk: int = 1
+    untimed_tokens: int = 0
 
     @property
     def outcome(self) -> Outcome:
@@ -71,6 +74,11 @@ class ServedRequest:
     def output_tokens(self) -> int:
         """Number of tokens that the request received."""
         return len(self.tokens) if self.counted is None else self.counted
+
+    @property
+    def timed_tokens(self) -> int:
+        """Number of tokens that came in the chunks."""
+        return self.output_tokens - self.untimed_tokens
 
     @property
     def arrived(self) -> float:
@@ -100,7 +108,7 @@ class ServedRequest:
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first chunk, or None if there is no such token."""
-        later = self.output_tokens - self.first_chunk
+        later = self.timed_tokens - self.first_chunk
         return (self.e2e - self.ttft) / later if later > 0 else None
 
     @property
@@ -159,7 +167,7 @@ def serving_metrics(
         *_percentiles("ttft", (r.ttft for r in served)),
         *_percentiles("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
         *_mean("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
-        *_mean("tpot_incl_first", (r.e2e / r.output_tokens for r in served)),
+        *_mean("tpot_incl_first", (r.e2e / r.timed_tokens for r in served)),
         *_percentiles("itl_chunk", (gap for r in served for gap in r.itl)),
         *_percentiles("e2e", (r.e2e for r in served)),
     ]

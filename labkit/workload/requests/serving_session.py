@@ -81,7 +81,10 @@ class ServingSession:
         clock: Clock = time.perf_counter,
         wait: Wait = time.sleep,
     ) -> None:
+        from labkit.engine.engine_protocol import TokenCounting
+
         self._engine = engine
+        self._token_counting = engine if isinstance(engine, TokenCounting) else None
         self._prompts = tuple(prompts)
         self._workload = workload
         self._seed = seed
@@ -184,8 +187,14 @@ class ServingSession:
         return isinstance(self._engine, Remote)
 
     def computed_tokens(self) -> float:
-        """Return the engine's counter of computed tokens, or 0 if it has none."""
-        return self._engine.counters().get("tokens.computed", 0.0)
+        """Return the engine's counter of computed tokens, or 0 if it has none.
+
+        This is called after every step. A server has no such counter, and reading the others of its
+        client would tokenise every finished answer each time.
+        """
+        if self._token_counting is not None:
+            return self._token_counting.computed_tokens()
+        return 0.0 if self.is_remote else self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
         from labkit.engine.engine_protocol import PipelinedEngine

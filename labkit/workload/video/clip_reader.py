@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
+_Entry = tuple[int, bool, int]  # presentation time, whether it is a keyframe, decoding time
 Pixels = NDArray[np.uint8]  # [height, width, 3], in RGB order
 MAX_PIXELS = 1 << 26  # of one frame (8192 x 8192); a damaged header may claim any size
 MAX_PACKETS = 10_000_000
+# Frames that a decoder may have buffered: H.264's 16, and a few of the implementation's own.
+MAX_BUFFERED_FRAMES = 20
 
 
 @dataclass
@@ -43,7 +46,11 @@ class DecodeCounts:
 
 @dataclass(frozen=True)
 class FrameIndex:
-    """A clip's frames in presentation order, read from its packets without decoding."""
+    """A clip's frames in presentation order, read from its packets without decoding.
+
+    A frame that an edit list hides has no place in the clip: the decoder does not return it. A
+    keyframe may be hidden, though frames after it are not.
+    """
 
     times: tuple[int, ...]  # presentation times, ascending, in units of ``unit`` seconds
     keyframes: tuple[int, ...]  # the indices of the keyframes, ascending
@@ -51,9 +58,23 @@ class FrameIndex:
     # the file has no decoding times.
     decode_times: dict[int, int]
     unit: float  # the stream's time base in seconds
+    # The last hidden keyframe before frame 0: its index (-1 if it is the frame right before), and
+    # its presentation time.
+    hidden_keyframe: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.times)
+
+    @property
+    def run_starts(self) -> tuple[int, ...]:
+        """The indices of the keyframes at which a run of the decoder may start, ascending."""
+        hidden = self.hidden_keyframe
+        return self.keyframes if hidden is None else (hidden[0], *self.keyframes)
+
+    def time_of(self, place: int) -> int:
+        """Return the presentation time of the frame at ``place``, possibly the hidden keyframe."""
+        hidden = self.hidden_keyframe
+        return hidden[1] if hidden is not None and place == hidden[0] else self.times[place]
 
     @property
     def seconds(self) -> list[float]:
@@ -106,20 +127,37 @@ class OpenClip:
             refuse_damaged(frame)
         return frames
 
+    @property
+    def _is_mp4(self) -> bool:
+        return "mp4" in self.container.format.name.split(",")
+
+    def header_frames(self) -> int:
+        """Return the header's number of frames; 0 if there is none or an edit list hides frames.
+
+        An MP4 file that was trimmed without re-encoding has such a list, and its header still
+        counts all frames. Those before and after the cut that the decoder needs are marked in the
+        demuxer's index, the others are missing there.
+        """
+        count, entries = self.stream.frames, self.stream.index_entries
+        if not self._is_mp4:
+            return count
+        ends = (*entries[:MAX_BUFFERED_FRAMES], *entries[-MAX_BUFFERED_FRAMES:])
+        return 0 if len(entries) != count or any(entry.is_discard for entry in ends) else count
+
     def frame_index(self) -> FrameIndex:
         """Read all packets' headers and return the index of frames."""
-        entries: list[tuple[int, bool, int]] = []
+        entries: list[_Entry] = []
+        hidden: list[_Entry] = []
         for packet in self.packets():
-            if packet.is_discard:
-                continue
             time = packet.dts if packet.pts is None else packet.pts
             if time is None:
-                raise Undecodable(f"packet {len(entries)} has no timestamp")
+                raise Undecodable(f"packet {len(entries) + len(hidden)} has no timestamp")
             when = time if packet.dts is None else packet.dts
-            entries.append((time, packet.is_keyframe, when))
+            (hidden if packet.is_discard else entries).append((time, packet.is_keyframe, when))
         if not entries:
             raise Undecodable("the clip has no frames")
-        promised, count = self.stream.frames, self.counts.packets_read
+        promised = len(self.stream.index_entries) if self._is_mp4 else self.stream.frames
+        count = self.counts.packets_read
         if count < promised:
             raise Undecodable(
                 f"the clip ends after {count} of the {promised} frames that its header promises"
@@ -128,8 +166,15 @@ class OpenClip:
         times = tuple(time for time, _, _ in entries)
         if len(set(times)) != len(times):
             raise Undecodable("two frames of the clip have the same timestamp")
+        if any(times[0] <= time <= times[-1] for time, _, _ in hidden):
+            raise Undecodable("an edit list hides frames between others; re-encode the clip")
         keys = {index: when for index, (_, is_key, when) in enumerate(entries) if is_key}
-        return FrameIndex(times, tuple(keys), keys, float(self.stream.time_base or 0))
+        unit = float(self.stream.time_base or 0)
+        before = sorted(entry for entry in hidden if entry[0] < times[0])
+        for place, (time, is_key, when) in enumerate(reversed(before), 1):
+            if is_key:
+                return FrameIndex(times, tuple(keys), {**keys, -place: when}, unit, (-place, time))
+        return FrameIndex(times, tuple(keys), keys, unit)
 
     def from_keyframe(self, frame_index: FrameIndex, place: int) -> Iterator[Packet[VideoStream]]:
         """Seek to the keyframe with index ``place`` and yield its packet and all later packets.
@@ -137,7 +182,7 @@ class OpenClip:
         Some formats seek by presentation time, others by decoding time. If the first seek lands
         after the keyframe, a second seek lands at or before it.
         """
-        target_time = frame_index.times[place]
+        target_time = frame_index.time_of(place)
         for offset in (target_time, min(target_time, frame_index.decode_times[place])):
             self.container.seek(offset, stream=self.stream)
             self.counts.seeks += 1

@@ -12,6 +12,7 @@ import numpy as np
 from labkit.config import Decoder, FramePicks, Workload, count_text
 from labkit.machine.exception_text import one_line
 from labkit.workload.video.clip_reader import (
+    MAX_BUFFERED_FRAMES,
     DecodeCounts,
     FrameIndex,
     OpenClip,
@@ -30,9 +31,6 @@ from labkit.workload.video.frame_selection import (
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
-
-# Frames that a decoder may have buffered: H.264's 16, and a few of the implementation's own.
-MAX_BUFFERED_FRAMES = 20
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ def decode_frames(path: Path, workload: Workload, num_frames: int) -> DecodedFra
 def decode_picks(path: Path, how: FramePicks, num_frames: int, threads: int) -> DecodedFrames:
     """Pick and decode frames with PyAV; see :func:`decode_frames`."""
     with open_clip(path, threads) as clip:
-        if how is FramePicks.stream:
-            return _stream(clip, num_frames)
+        if how is FramePicks.stream and (count := clip.header_frames()) > 0:
+            return _stream(clip, count, num_frames)
         return decode_indexed(clip, clip.frame_index(), how, num_frames)
 
 
@@ -72,21 +70,14 @@ def decode_indexed(
     """Pick and decode frames of a clip whose packets' headers were read."""
     if how is FramePicks.stream:
         clip.container.seek(0, stream=clip.stream, any_frame=False)
-        return _stream(clip, num_frames)
+        return _stream(clip, len(frame_index), num_frames)
     picks = pick_frames(how, len(frame_index), frame_index.keyframes, num_frames)
     way = _seek if picks_exact_positions(how) else _keyframes
     return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
 
 
-def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
-    """Decode all frames up to the last pick.
-
-    The number of frames comes from the file's header, or else from its packets.
-    """
-    count = clip.stream.frames
-    if count <= 0:
-        count = len(clip.frame_index())
-        clip.container.seek(0, stream=clip.stream, any_frame=False)
+def _stream(clip: OpenClip, count: int, num_frames: int) -> DecodedFrames:
+    """Decode all of a clip's ``count`` frames up to the last pick."""
     picks = positions(count, num_frames)
     left, frames = set(picks), dict[int, Pixels]()
     for place, frame in enumerate(clip.decoded(clip.packets())):
@@ -106,7 +97,7 @@ def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
 def _seek(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
     """Decode each pick from the keyframe at or before it, and return the pixels by index."""
     found: dict[int, Pixels] = {}
-    for leg in decode_runs(picks, frame_index.keyframes):
+    for leg in decode_runs(picks, frame_index.run_starts):
         ahead = clip.decoded(clip.from_keyframe(frame_index, leg.start))
         for stop in leg.stops:
             found[stop] = pixels(_at(ahead, frame_index.times[stop], stop))
@@ -176,8 +167,9 @@ def check_counts(
 ) -> None:
     """Check by the decoder's counts that a request used its arm's pick method.
 
-    Up to ``MAX_BUFFERED_FRAMES`` extra frames are allowed at the end of each run of the decoder.
-    Raises ``Undecodable`` if the counts do not match the method.
+    ``keyframes``: those at which a run may start, ``FrameIndex.run_starts``. Up to
+    ``MAX_BUFFERED_FRAMES`` extra frames are allowed at the end of each run of the decoder. Raises
+    ``Undecodable`` if the counts do not match the method.
     """
     exact = picks_exact_positions(workload.picks)
     runs = decoder_runs(workload.picks, picks, keyframes)

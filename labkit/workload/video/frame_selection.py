@@ -67,7 +67,7 @@ def pick_frames(
     if picks_exact_positions(how):
         return positions(frames, num_frames)
     if not keyframes:
-        raise Undecodable("the clip has no packet that is marked as a keyframe")
+        raise Undecodable("the clip has no frame that is marked as a keyframe")
     if how is FramePicks.nearest:
         return [_nearest(keyframes, position) for position in positions(frames, num_frames)]
     if how is FramePicks.keyframes_unique:
@@ -84,7 +84,8 @@ def _nearest(keyframes: Sequence[int], position: int) -> int:
 class DecodeRun:
     """A forward run of the decoder from the keyframe at index ``start`` to the last pick.
 
-    ``stops``: the indices of the picks in this run, ascending.
+    ``start`` is negative if an edit list hides the keyframe. ``stops``: the indices of the picks
+    in this run, ascending.
     """
 
     start: int
@@ -92,8 +93,8 @@ class DecodeRun:
 
     @property
     def frames(self) -> int:
-        """Number of frames decoded."""
-        return self.stops[-1] - self.start + 1
+        """Number of frames that the decoder returns."""
+        return self.stops[-1] - max(0, self.start) + 1
 
 
 def decode_runs(picks: Sequence[int], keyframes: Sequence[int]) -> list[DecodeRun]:

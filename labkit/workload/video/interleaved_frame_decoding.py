@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
-from labkit.workload.video.clip_reader import Pixels
+from labkit.workload.video.clip_reader import DecodeCounts, Pixels
 from labkit.workload.video.event_visibility import shares
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
@@ -41,13 +42,15 @@ class ClipSamples:
     """The results of one arm's requests for one clip.
 
     ``first``: digests of the first request's frames. ``pixels``: that request's frames, if a model
-    is asked about them. ``seconds``: the time of each successful request. ``positions``: the arm's
-    position in the round of each request. ``outputs``: the checked outputs for the record.
+    is asked about them. ``seconds``, ``counts``: the time and the decoder's counts of each
+    successful request. ``positions``: the arm's position in the round of each request.
+    ``outputs``: the checked outputs for the record.
     """
 
     first: FrameDigests | None = None
     pixels: Sequence[Pixels] = ()
     seconds: list[float] = field(default_factory=list)
+    counts: list[DecodeCounts] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     outputs: dict[str, Any] | None = None
@@ -151,6 +154,7 @@ class InterleavedVideo:
                 samples.failures.append(str(error))
                 return
             samples.seconds.append(time.perf_counter() - start)
+        samples.counts.append(taken.counts)
         mine = frame_digests(taken)
         if samples.first is None:
             samples.first = mine
@@ -163,10 +167,10 @@ class InterleavedVideo:
             )
 
     def _check(self) -> None:
-        """Check the frames and the decoder's counts of each arm's first request for each clip.
+        """Check the frames of each arm's first request for each clip, and every request's counts.
 
-        The digests of the frames are recorded beside those of the reference decode. If the counts
-        do not match the arm's pick method, the arm's requests for the clip count as failed.
+        The digests of the frames are recorded beside those of the reference decode. A request whose
+        counts do not match the arm's pick method counts as failed.
         """
         for clip, reference in enumerate(self._references):
             firsts = [first for clips in self._samples if (first := clips[clip].first) is not None]
@@ -180,23 +184,30 @@ class InterleavedVideo:
                 except Undecodable as error:
                     samples.failures += [str(error)] * len(samples.seconds)
                     continue
-                self._count(arm, samples, len(samples.seconds))
+                picks = samples.first.picks
+                for counts in samples.counts:
+                    try:
+                        reference.check_counts(workload, source.num_frames, picks, counts)
+                    except Undecodable as error:
+                        samples.failures.append(str(error))
+                    else:
+                        self._count(arm, picks, counts)
 
-    def _count(self, arm: int, samples: ClipSamples, requests: int) -> None:
-        assert samples.first is not None, "it was served"
+    def _count(self, arm: int, picks: Sequence[int], counts: DecodeCounts) -> None:
+        """Add one request to the arm's counters."""
         workload, counters = self._arms[arm], self._counters[arm]
-        counters[f"picks.{workload.picks.value}"] += requests
-        counters[f"decoder.{workload.decoder.value}"] += requests
-        for name, value in vars(samples.first.counts).items():
+        counters[f"picks.{workload.picks.value}"] += 1
+        counters[f"decoder.{workload.decoder.value}"] += 1
+        for name, value in vars(counts).items():
             if value:
-                counters[f"video.{name}"] += requests * value
-        counters["video.frames_picked"] += requests * len(samples.first.picks)
+                counters[f"video.{name}"] += value
+        counters["video.frames_picked"] += len(picks)
         if workload.picks in (
             FramePicks.keyframes,
             FramePicks.nearest,
             FramePicks.keyframes_unique,
         ):
-            counters["video.keyframes_alone"] += requests * samples.first.counts.frames_decoded
+            counters["video.keyframes_alone"] += counts.frames_decoded
 
     def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:
         """Run an arm's job and return its number of requests and its seconds.
@@ -206,25 +217,26 @@ class InterleavedVideo:
         there is no such clip.
         """
         workload = self._arms[arm]
-        served = [source for source in self._sources[arm] if source.name in clips]
-        most = max((source.requests for source in served), default=0)
-        job = [source for turn in range(most) for source in served if turn < source.requests]
+        pairs = zip(self._sources[arm], self._references, strict=True)
+        served = [(source, reference) for source, reference in pairs if source.name in clips]
+        most = max((source.requests for source, _ in served), default=0)
+        job = [pair for turn in range(most) for pair in served if turn < pair[0].requests]
         if not job:
             return None
 
-        def request(source: ClipSource) -> None:
-            try:
-                self._take(source.path, workload, source.num_frames)
-            except Undecodable as error:
-                raise InvalidOutput(
-                    f"{source.name} was served before, but now failed: {error}"
-                ) from error
+        def request(pair: tuple[ClipSource, Reference]) -> tuple[Sequence[int], DecodeCounts]:
+            with _served_before(pair[0]):
+                taken = self._take(pair[0].path, workload, pair[0].num_frames)
+            return taken.picks, taken.counts
 
         with self._context.turn(arm), ThreadPoolExecutor(workload.concurrency or len(job)) as pool:
             start = time.perf_counter()
-            for _ in pool.map(request, job):
-                pass
-            return len(job), time.perf_counter() - start
+            results = [*pool.map(request, job)]
+            seconds = time.perf_counter() - start
+        for (source, reference), (picks, counts) in zip(job, results, strict=True):
+            with _served_before(source):
+                reference.check_counts(workload, source.num_frames, picks, counts)
+        return len(job), seconds
 
     def _measurement(self, arm: int) -> Measurement:
         sources, clips = self._sources[arm], self._samples[arm]
@@ -289,3 +301,12 @@ class InterleavedVideo:
         """Release the frames."""
         for clips in self._samples:
             clips.clear()
+
+
+@contextmanager
+def _served_before(source: ClipSource) -> Iterator[None]:
+    """Raise ``InvalidOutput`` if a request of a job fails, because the same request succeeded."""
+    try:
+        yield
+    except Undecodable as error:
+        raise InvalidOutput(f"{source.name} was served before, but now failed: {error}") from error

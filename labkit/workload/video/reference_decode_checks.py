@@ -106,16 +106,12 @@ class Reference:
     def outputs(
         self, workload: Workload, num_frames: int, arm_frames: FrameDigests
     ) -> dict[str, Any]:
-        """Check a request and return its outputs for the record.
+        """Return a request's outputs for the record.
 
         The outputs are the expected and the actual picks, and the digests of the arm's and of the
-        reference's frames. Raises ``Undecodable`` if the decoder's counts do not match the arm's
-        pick method, or the reference decode lacks a picked frame.
+        reference's frames. Raises ``Undecodable`` if the reference decode lacks a picked frame.
         """
-        frame_index = self.frame_index
-        requested = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, num_frames)
-        if requested == list(arm_frames.picks):  # else the correctness gate reports the difference
-            check_counts(workload, arm_frames.picks, arm_frames.counts, frame_index.keyframes)
+        requested = self._requested(workload, num_frames)
         self.decode(set(arm_frames.picks))
         unknown = [place for place in arm_frames.picks if place not in self.pixels]
         if unknown:
@@ -135,6 +131,21 @@ class Reference:
             "pixels": [digests[place] for place in arm_frames.picks],
             "decoder": [self.pixels[place] for place in arm_frames.picks],
         }
+
+    def _requested(self, workload: Workload, num_frames: int) -> list[int]:
+        index = self.frame_index
+        return pick_frames(workload.picks, len(index), index.keyframes, num_frames)
+
+    def check_counts(
+        self, workload: Workload, num_frames: int, picks: Sequence[int], counts: DecodeCounts
+    ) -> None:
+        """Check that a request's decoder counts match the arm's pick method.
+
+        Wrong picks are not checked: the correctness gate reports them. Raises ``Undecodable`` if
+        the counts do not match.
+        """
+        if self._requested(workload, num_frames) == list(picks):
+            check_counts(workload, picks, counts, self.frame_index.run_starts)
 
     def facts(self, num_frames: int, arm_frames: FrameDigests) -> dict[str, Any]:
         """Return the record's notes on a clip and a request, as JSON types.

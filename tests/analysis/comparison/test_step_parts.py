@@ -26,7 +26,7 @@ STEP = {
     "idle": (5, 5), "left_over": (120, 130),
 }  # fmt: skip
 COUNTERS = {
-    "steps.decode": 80.0, "steps.mixed": 20.0, "steps.total": 100.0, "tokens.sampled": 400.0,
+    "steps.decode": 80.0, "steps.mixed": 20.0, "steps.total": 100.0, "tokens.output": 400.0,
     "tokens.computed": 1400.0,
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_steps_are_weighted_as_in_the_measurement():
     whole, quarter = record("base", 0), record("base", 0, share=0.25)
     assert part_times(quarter) == pytest.approx(part_times(whole))
     assert part_times(whole)["products"] == pytest.approx((0.8 * 900 + 0.2 * 4000) / 4)
-    alone = record("base", 0, counters={"steps.mixed": 0.0, "tokens.sampled": 0.0})
+    alone = record("base", 0, counters={"steps.mixed": 0.0, "tokens.output": 0.0})
     assert part_times(alone) == pytest.approx(part_times(whole))
 
 
@@ -198,6 +198,19 @@ def test_fewer_steps_are_said_with_their_reason():
     fewer = counts(optimistic, {"preemptions": 0.0})[0]
     assert fewer.startswith("12 % fewer steps, because a step has 16 tokens (baseline 14); each")
     assert counts({"preemptions": 3.0}, {"preemptions": 1.0}, {"preemptions": 4.0}) == ()
+
+
+@pytest.mark.parametrize(("name", "rejected"), [("tokens.output", 0.0), ("tokens.sampled", 560.0)])
+def test_rejected_drafts_are_no_output_tokens(name, rejected, monkeypatch):
+    """Older records count the rows of rejected drafts, too."""
+    monkeypatch.delitem(COUNTERS, "tokens.output")
+    drafts = {"spec.drafted": 600.0, "spec.accepted": 40.0, "steps.total": 90.0}
+    slower = dict.fromkeys(STEP, 1.5)
+    arm = study(
+        None, slower, {**drafts, name: 400.0 + rejected}, blocks=3, base=({name: 400.0},)
+    ).arms[0]
+    assert arm.counts[0].startswith("10 % fewer steps, because drafts were accepted 0.444 times")
+    assert arm.total.pct == pytest.approx(50, rel=0.01)
 
 
 def test_the_predicted_effect_stands_beside_the_measured_one():

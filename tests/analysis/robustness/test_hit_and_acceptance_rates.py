@@ -60,7 +60,7 @@ def test_hits_above_the_shared_tokens_are_a_disagreement():
 
 def test_prompts_may_repeat_earlier_answers():
     """Of each of two requests 20 tokens, and the end of its prompt in the same block."""
-    served = {"tokens.sampled": 40.0, "requests.submitted": 2.0}
+    served = {"tokens.output": 40.0, "requests.submitted": 2.0}
     assert disagreements(run("a", hits(572, **served))) == []
     (line,) = disagreements(run("a", hits(573, **served)))
     assert "at most 57.2% are shared" in line

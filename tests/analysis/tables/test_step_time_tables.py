@@ -21,7 +21,7 @@ def with_clocks(record):
     parts = {part: 100 * us * noise * factor.get(part, 1.0) for part, us in PARTS.items()}
     note = {"steps": {"decode": 100}, "parts_us": {"decode": parts}, "clocks_us": 4.0,
             "output_tokens": 400}  # fmt: skip
-    counters = {**record.counters, "steps.decode": 200.0, "tokens.sampled": 800.0}
+    counters = {**record.counters, "steps.decode": 200.0, "tokens.output": 800.0}
     return replace(record, notes={**record.notes, "step_parts": note}, counters=counters)
 
 

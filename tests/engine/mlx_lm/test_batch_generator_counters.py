@@ -5,7 +5,7 @@ import time
 import pytest
 from mlx_lm_bench import LENGTHS, requests, serve
 
-from labkit.engine.engine_protocol import KVBytes, Observable
+from labkit.engine.engine_protocol import KVBytes, Observable, TokenCounting
 
 
 def test_counters_of_computed_tokens(shared):
@@ -16,7 +16,7 @@ def test_counters_of_computed_tokens(shared):
     counters = engine.counters()
     assert counters["engine.mlx_lm"] == counters["steps.total"] > 0
     assert counters["tokens.prefill"] == sum(LENGTHS)
-    assert counters["tokens.sampled"] == counters["tokens.decode"] == 12 * len(LENGTHS)
+    assert counters["tokens.output"] == counters["tokens.decode"] == 12 * len(LENGTHS)
     assert counters["tokens.discarded"] == len(LENGTHS)
     assert counters["requests.submitted"] == counters["requests.finished"] == len(LENGTHS)
     assert counters["requests.aborted"] == counters["requests.refused"] == 0
@@ -71,12 +71,13 @@ def test_the_kv_bytes_are_those_of_the_model(shared):
     layer = 2 * 2 * 64 * 4
     for name, expected in (("qwen3", 3 * 33 * layer), ("gemma3", (33 + 2 * 11) * layer)):
         engine = shared(name)
-        assert isinstance(engine, Observable)
+        assert isinstance(engine, Observable) and isinstance(engine, TokenCounting)
         request = requests()[5]
         engine.submit(request)
         assert not engine.is_running("5")
         while not engine.step():
             assert engine.is_running("5") and not engine.is_running("4")
+        assert engine.computed_tokens() == engine.counters()["tokens.computed"] >= 33
         seen = engine.kv_bytes()
         assert seen.used == expected + (3 if name == "qwen3" else 1) * layer
         assert seen.reserved >= seen.used

@@ -63,6 +63,7 @@ def test_log_probabilities_are_those_of_one_plain_forward(engine):
         assert scored[name].finish_reason == "length"
     counters = engine.counters()
     assert counters["tokens.prefill"] == 607 and counters["steps.total"] == 2
+    assert counters["tokens.output"] == 3
     assert counters["requests.finished"] == 3
 
 

@@ -18,6 +18,7 @@ from labkit.engine.openai.sse_decoder import (
     parse_chunk,
 )
 from labkit.engine.openai.streamed_response import StreamedResponse
+from labkit.workload.requests.serving_metrics import ServedRequest
 
 PROMPT = (300, 301, 302)
 
@@ -94,6 +95,33 @@ def test_the_tokens_of_the_first_chunk(ask, chunks, reads, usage, first, excess)
     assert response.first_chunk_excess(6) == pytest.approx(excess)
 
 
+@pytest.mark.parametrize(
+    ("ids", "finish", "usage", "later"),
+    [
+        (None, "stop", 7, 5),  # six chunks, and the token that ended the text
+        (None, "stop", 6, 5),  # as if usage did not count that token
+        (None, "length", 7, 6),  # a chunk has two tokens: nothing ended the text
+        (None, "stop", 8, 7),  # chunks have several tokens
+        ([1], "stop", 7, 5),  # the ids say how many tokens there are
+    ],
+)
+def test_a_token_that_ends_a_text_has_no_time(ids, finish, usage, later, ask):
+    """A token per second: the time of the later ones is that until the last chunk."""
+    (request,) = ask(PROMPT, tokens=usage, ignore_eos=False)
+    response, entry = StreamedResponse(request), ServedRequest("r0", 3, 0.0)
+    parts = [{"choices": [{"text": "a", "token_ids": ids}]} for _ in range(6)]
+    parts.append({"choices": [{"text": "", "finish_reason": finish}]})
+    parts.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": usage}})
+    for at, part in enumerate(parts, 1):
+        if list(response.feed(f"data: {json.dumps(part)}\n\n".encode(), at, Counters())):
+            entry.chunk_times.append(at)
+    response.ended = True
+    event = response.final_event(9.0, SimpleNamespace(normalize=str), Counters())
+    entry.counted, entry.untimed_tokens = event.counted, event.untimed_tokens
+    assert entry.output_tokens == (6 if ids else usage) and entry.e2e - entry.ttft == 5
+    assert entry.tpot == 5 / later
+
+
 def test_without_usage_the_tokenizer_counts_tokens(opponent, run_load, ask):
     engine, _ = opponent("no_usage")
     (entry,) = run_load(engine, ask(PROMPT)).entries
@@ -158,6 +186,12 @@ def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
     engine, _ = opponent("early")
     (entry,) = run_load(engine, ask(PROMPT, ignore_eos=False)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "stop", 3)
+
+
+def test_a_token_counted_beyond_the_text_s_chunks_reaches_the_metrics(opponent, run_load, ask):
+    engine, _ = opponent("early", "miscounts")
+    (entry,) = run_load(engine, ask(PROMPT, tokens=12, ignore_eos=False)).entries
+    assert (entry.output_tokens, entry.timed_tokens, entry.finish) == (7, 6, "stop")
 
 
 def test_tool_calls_count_as_content(opponent, run_load, ask):

@@ -86,6 +86,7 @@ def both(path, begin=lambda engine: None, end=lambda engine: engine.close(), **c
                 begin(engine)
             assert isinstance(engine, LengthLimited)
             results.append((*serve(engine), engine.counters()))
+            assert engine.computed_tokens() == results[-1][2]["tokens.computed"] > 0
             limits.append(engine.max_request_tokens())
             assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes

@@ -55,6 +55,7 @@ def test_tokens_equal_those_without_speculation(proposer, cut):
     # Every token but each request's last is computed once; a wrong draft is computed in vain.
     needed = sum(len(r.prompt_token_ids) + 25 - 1 for r in requests)
     assert counters["tokens.computed"] == needed + drafted - accepted
+    assert counters["tokens.output"] == 25 * len(requests)
 
 
 def test_drafts_are_bounded_by_max_tokens_the_budget_and_the_blocks_held():
@@ -87,6 +88,7 @@ def test_a_stop_within_the_accepted_drafts_ends_the_request_there():
     assert [event.finish_reason for event in events] == [None] * (end - 1) + ["stop"]
     assert not engine.has_work()
     counters = engine.counters()
+    assert counters["tokens.output"] == end
     assert counters["blocks.allocated"] == counters["blocks.freed"]
 
 

@@ -25,6 +25,27 @@ def synthesised_file(folder, frames, gop=None, **more) -> Path:
     return path
 
 
+def edited_file(source, target, *edits) -> Path:
+    """Write a clip with an edit list that shows, for each (first, frames), these frames of it."""
+    data = bytearray(source.read_bytes())
+    moov = data.rindex(b"moov")
+    scales = (data.index(kind, moov) + 16 for kind in (b"mvhd", b"mdhd"))
+    movie, media = (struct.unpack_from(">I", data, at)[0] for at in scales)
+    at = data.index(b"elst", moov)
+    (start,) = struct.unpack_from(">i", data, at + 16)  # of the first frame: B-frames delay it
+    for kind in (b"moov", b"trak", b"edts", b"elst"):
+        box = data.index(kind, moov) - 4
+        (size,) = struct.unpack_from(">I", data, box)
+        struct.pack_into(">I", data, box, size + 12 * (len(edits) - 1))
+    struct.pack_into(">I", data, at + 8, len(edits))
+    data[at + 12 : at + 24] = b"".join(
+        struct.pack(">IiI", frames * movie // 25, start + first * media // 25, 1 << 16)
+        for first, frames in edits
+    )
+    target.write_bytes(data)
+    return target
+
+
 def asks(picks, decoder=Decoder.pyav, frames=16, **more):
     """Return a video workload of one arm."""
     return Workload(

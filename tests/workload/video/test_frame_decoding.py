@@ -255,16 +255,54 @@ def test_a_keyframe_that_no_seek_reaches_is_named():
     assert clip.container.offsets == [20, 15] and clip.counts.seeks == 2
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "mov", "ts"])
+@pytest.mark.parametrize("suffix", ["mkv", "mov", "ts", "empty_moov.mp4", "frag_keyframe.mp4"])
 def test_other_containers(folder, suffix):
     good = files.synthesised_file(folder, 61, 7)
-    path = remuxed(good, folder / f"other.{suffix}")
+    fragments = {"movflags": f"frag_keyframe+{suffix.removesuffix('.mp4')}"}
+    options = fragments if suffix.endswith(".mp4") else {}
+    path = remuxed(good, folder / f"other.{suffix}", **options)
     listed = all_frames(good)
     for picks in FramePicks:
         taken = decode_frames(path, files.asks(picks), 5)
         assert list(taken.picks) == pick_frames(picks, 61, range(0, 61, 7), 5)
         for place, frame in taken.frames.items():
             assert np.array_equal(frame, listed[place])
+
+
+@pytest.mark.parametrize(
+    ("first", "frames"),
+    [(0, 40), (0, 58), (3, 58), (10, 51), (10, 30), (7, 20), (50, 11), (59, 2), (3, 2)],
+)
+def test_a_clip_that_was_trimmed_without_re_encoding(folder, first, frames):
+    """An edit list shows a part of the frames; the keyframe before it is hidden, and needed."""
+    good = files.synthesised_file(folder, 61, 7)
+    path = files.edited_file(good, folder / f"trimmed-{first}-{frames}.mp4", (first, frames))
+    listed = all_frames(good)[first : first + frames]
+    sync = [place - first for place in range(0, 61, 7) if first <= place < first + frames]
+    for picks in FramePicks:
+        for wanted in (1, 5, 64):
+            request = files.asks(picks, frames=wanted)
+            if not sync and picks not in (FramePicks.stream, FramePicks.seek):
+                with pytest.raises(Undecodable, match=r"no frame that is marked as a keyframe"):
+                    decode_frames(path, request, wanted)
+                continue
+            taken = decode_frames(path, request, wanted)
+            assert list(taken.picks) == pick_frames(picks, frames, sync, wanted)
+            for place in taken.picks:
+                assert np.array_equal(taken.frames[place], listed[place]), (picks, place)
+            reference = Reference(path)
+            reference.check_counts(request, wanted, taken.picks, taken.counts)
+            outputs = reference.outputs(request, wanted, frame_digests(taken))
+            assert outputs["pixels"] == outputs["decoder"]
+    with pytest.raises(Undecodable, match=rf"of 61 was picked, but OpenCV returned only {frames}"):
+        decode_frames(path, files.asks("stream", "opencv", 2), 2)
+
+
+def test_a_clip_of_which_a_part_was_cut_out_is_refused(folder):
+    good = files.synthesised_file(folder, 61, 7)
+    path = files.edited_file(good, folder / "cut-out.mp4", (0, 20), (30, 31))
+    with pytest.raises(Undecodable, match=r"hides frames between others; re-encode the clip"):
+        decode_frames(path, files.asks("seek", frames=5), 5)
 
 
 def test_a_workload_says_what_it_cannot_do():

@@ -65,7 +65,7 @@ def test_keyframe_picks_of_all_clips_up_to_300_frames(wanted):
 def test_a_clip_without_keyframes_is_refused_where_they_are_needed():
     assert pick_frames(FramePicks.stream, 10, (), 4) == [0, 3, 6, 9]
     for how in (FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique):
-        with pytest.raises(Undecodable, match="no packet that is marked as a keyframe"):
+        with pytest.raises(Undecodable, match="no frame that is marked as a keyframe"):
             pick_frames(how, 10, (), 4)
     with pytest.raises(Undecodable, match="frame 0 lies before the first keyframe"):
         decode_runs([0, 9], (5,))

@@ -231,6 +231,39 @@ def test_an_arm_that_goes_another_way_serves_nothing(folder):
         measured([files.asks("keyframes", clips=str(folder))], decode_frames)
 
 
+def another_way(number):
+    """Take frames as an arm does, but decode every frame for one request, counted from 1."""
+    requests = []
+
+    def decode_frames(path, workload, wanted):
+        requests.append(path)
+        taken = frame_decoding.decode_frames(path, workload, wanted)
+        if len(requests) != number:
+            return taken
+        frames = 61 if "61" in path.name else 40
+        counts = frame_decoding.decode_frames(path, files.asks("stream"), frames).counts
+        return replace(taken, counts=counts)
+
+    return decode_frames
+
+
+def test_a_later_request_that_goes_another_way_is_not_served(folder):
+    arm = files.asks("keyframes", clips=str(folder), repeats=3)
+    turns = turns_of([arm], another_way(6))  # the last of both clips' three
+    (measurement,) = turns.measure(lambda what: None)
+    traffic = {case.case: case.notes["traffic"] for case in measurement.cases[:2]}
+    assert sorted(one["failed"] for one in traffic.values()) == [0, 1]
+    (unserved,) = [line for one in traffic.values() for line in one["unserved"]]
+    assert "which does not match workload.picks=keyframes" in unserved["error"]
+    assert measurement.counters["picks.keyframes"] == 5
+
+
+def test_a_job_that_goes_another_way_voids_the_run(folder):
+    arm = files.asks("keyframes", clips=str(folder), concurrency=1)
+    with pytest.raises(InvalidOutput, match=r"served before, but now failed: .*picks=keyframes"):
+        measured([arm], another_way(3))
+
+
 # ------------------------------------------------------------------ going on
 
 
