@@ -139,6 +139,8 @@ class ReadyCell:
     blocks_from_time
         Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
         ``design.time``.
+    ends_early
+        Whether blocks that follow from ``design.time`` have a look before the last one.
     units_from_time
         Whether the number of requests or windows in a run may follow from ``design.time``.
     plans
@@ -164,6 +166,7 @@ class ReadyCell:
     said_s: float = 0.0
     estimates: Mapping[str, float] = field(default_factory=dict)
     blocks_from_time: bool = False
+    ends_early: bool = True
     units_from_time: bool = False
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
     arms_dir: str = "arms"

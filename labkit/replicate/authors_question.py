@@ -197,7 +197,11 @@ class AuthorsCell:
             raise ConfigError(f"written by labkit {version}: {error}") from None
 
     def composed(self, reader: ReaderOptions, time_s: float) -> ComposedCell:
-        """Return the cell to run here; raises ``ConfigError`` if an arm cannot run here."""
+        """Return the cell to run here; raises ``ConfigError`` if an arm cannot run here.
+
+        It has no early look: what ends a study at one, that its own rows are decided, decides no
+        replication.
+        """
         experiments = {arm.name: self.experiment(arm, reader, time_s) for arm in self.tested}
         cell = checked_cell(
             experiments[self.tested[0].name],
@@ -205,7 +209,7 @@ class AuthorsCell:
             self.name,
         )
         named, given = tuple(self.manifest.get("overrides") or ()), "design.blocks" in reader.values
-        return replace(cell, overrides=named, blocks_given=given)
+        return replace(cell, overrides=named, blocks_given=given, ends_early=False)
 
     def _overrides(self, arm: Arm, reader: ReaderOptions) -> dict[str, Any]:
         environment = dict(arm.environment)

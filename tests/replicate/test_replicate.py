@@ -159,6 +159,7 @@ def test_plan_says_what_would_be_decided_and_writes_nothing(archive, tmp_path, c
     text = "".join(out.split())
     assert "author.zip/" in text and "theauthor's)" in text  # this machine has measured nothing
     assert "replicated if the same within" in out and set(tmp_path.iterdir()) == before
+    assert "looks after" not in out  # 18 blocks, of which a study of one's own has a look
     assert "revision is this machine's, not the author's aaaaaaaaaaaa" in out
     assert main([str(archive), "plan=true", "design.time=1s"]) == 0
     assert "estimated: 3 min 0 s" in capsys.readouterr().out  # six blocks of three runs of 10 s

@@ -81,6 +81,8 @@ class ComposedCell:
         The overrides that name the cell.
     blocks_given
         Whether an override sets ``design.blocks``.
+    ends_early
+        Whether blocks that follow from ``design.time`` have a look before the last one.
     config_dirs
         The folders of the user's files, as ``--config-dir`` names them.
     """
@@ -93,6 +95,7 @@ class ComposedCell:
     separate_processes_reason: str | None = None
     overrides: tuple[str, ...] = ()
     blocks_given: bool = False
+    ends_early: bool = True
     config_dirs: tuple[str, ...] = ()
 
     @property
@@ -437,6 +440,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
         arms=rounds_as_begun(composed.arms, folder),
         design=with_reachable_looks(design, arms, folder, given and not from_time),
         blocks_from_time=from_time,
+        ends_early=composed.ends_early,
         # Blocks that are added serve what a pilot found for the first ones.
         units_from_time=from_time or not given or (folder / ALLOCATION).exists(),
         seed=experiment.seed,

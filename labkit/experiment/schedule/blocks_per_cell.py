@@ -296,7 +296,7 @@ def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int
 def _contents(
     cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None, left_s: float | None = None
 ) -> dict[str, Any]:
-    looks = planned_looks(cell.design, cell.tested_arms, allocation.blocks)
+    looks = looks_of(cell, allocation.blocks)
     return {
         "time_s": cell.design.time,
         "blocks": allocation.blocks,
@@ -305,6 +305,11 @@ def _contents(
         "cases": [asdict(share) for share in allocation.cases],
         "pilot": None if pilot is None else asdict(pilot),
     }
+
+
+def looks_of(cell: ReadyCell, blocks: int) -> list[PlannedLook]:
+    """Return the looks of a cell whose blocks follow from its time."""
+    return planned_looks(cell.design, cell.tested_arms, blocks) if cell.ends_early else []
 
 
 def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:

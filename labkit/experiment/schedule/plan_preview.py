@@ -13,7 +13,6 @@ from labkit.config import CONTROL, Isolation, Redo, count_text
 from labkit.config.option import override_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
-from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
 from labkit.experiment.schedule import noise_history, power_forecast
@@ -24,6 +23,7 @@ from labkit.experiment.schedule.blocks_per_cell import (
     earlier_limits,
     earlier_pilot,
     lines_of,
+    looks_of,
     with_allocation,
 )
 from labkit.experiment.schedule.cell_manifest import kept_arms
@@ -199,7 +199,7 @@ def _timing(
         design = replace(
             cell.design,
             blocks=allocation.blocks,
-            looks=planned_looks(cell.design, cell.tested_arms, allocation.blocks),
+            looks=looks_of(cell, allocation.blocks),
         )
         if cell.blocks_from_time:
             cell = replace(cell, design=design)
