@@ -124,6 +124,7 @@ def test_a_constraint_that_fails_ends_its_own_request_alone(tiny, constrained, n
         assert output.finish_reason == ("error" if failed else expected.finish_reason)
         assert output.error == (f"no rule after {rule.limit} tokens" if failed else None)
     assert counters["requests.sampling_failed"] == 2
+    assert counters["tokens.output"] == sum(len(output.token_ids) for output in outputs)
 
 
 def test_log_probabilities_ignore_the_constraint(tiny, plain, constrained):

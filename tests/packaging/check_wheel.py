@@ -42,7 +42,7 @@ USES: dict[str, list[list[str]]] = {
     "mlx": [f"{STUDY} workload=uniform_4".split()],
     "pandas": [MAIN_JOB.split(), ["-c", FRAMES]],
     "server": [["-c", SERVER]],
-    "http": [f"{STUDY} {OPENAI}=mlx_lm plan=true".split()],
+    "http": [f"{STUDY} {OPENAI}=labkit plan=true".split()],
     "llamacpp": [f"{STUDY} workload=uniform_4 {OPENAI}=xllamacpp".split()],
     "video": [f"{STUDY} workload=video".split()],
     "slurm": [["-c", "import hydra_plugins.hydra_submitit_launcher.submitit_launcher"]],
