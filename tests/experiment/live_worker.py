@@ -1,8 +1,8 @@
 """A live worker without a workload (tests only): ``live_worker.py NAME DO FOLDER ...``.
 
 It logs its turns, and the ticks of a thread that never rests, to ``FOLDER/NAME.json``. DO is
-rounds, slices, stages, fork, kill, hang, old or garbage. With fork the ticks are those of a child
-in a session of its own.
+rounds, slices, stages, ctrl_z, fork, kill, hang, old or garbage. With fork the ticks are those of a
+child in a session of its own.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def turn(log: dict, what) -> None:
 def rounds(channel: Channel, log: dict, do: str) -> None:
     channel.send("parts", PARTS)
     while (message := channel.expect("turn", "end"))[0] == "turn":
+        if len(log["turns"]) == 1 and do == "ctrl_z":
+            os.kill(os.getppid(), signal.SIGTSTP)
         turn(log, message[1])
         if len(log["turns"]) == 2 and do == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -222,7 +222,7 @@ class Worker:
         self.positions: list[int] = []
         self.moments: list[int] = []
 
-    def answer(self, signals, ticker):
+    def answer(self, ticker):
         return self.next_answer
 
     def send(self, verb, value=None):
