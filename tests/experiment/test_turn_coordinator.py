@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from labkit import config
-from labkit.experiment import StudyError
+from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.child_process import ChildProcess, Ticker
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
@@ -35,7 +35,7 @@ ROOT = str(WORKER.parents[2])
 
 
 def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
-    """Return the workers' commands; a task is rounds, slices, kill, hang, old or garbage."""
+    """Return the workers' commands; ``tasks``: what each does (``live_worker.py``)."""
     environment = {**os.environ, "PYTHONPATH": ROOT}
     return {
         name: LiveCommand(
@@ -113,6 +113,51 @@ def test_workers_may_have_rounds_again_after_an_exchange(tmp_path):
     assert [ending.code for ending in endings] == [0, 0]
     assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 18, "y": 18}
     assert logs["x"]["gathered"] == [["x", "y"], 0] and logs["y"]["gathered"] == [["x", "y"], 1]
+
+
+@pytest.fixture
+def alarm():
+    """Let a test fail that would hang: nothing else interrupts a send that blocks."""
+
+    def late(number, frame):
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_messages_may_be_longer_than_a_socket_s_buffer(tmp_path, alarm):
+    endings, logs = run(tmp_path, x="long", y="long")
+    assert [ending.code for ending in endings] == [0, 0]
+    values = ["x" * (1 << 20), "y" * (1 << 20)]
+    assert logs["x"]["gathered"] == [values, 0] and logs["y"]["gathered"] == [values, 1]
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 18, "y": 18}
+
+
+def test_a_worker_that_reads_no_message_is_killed_when_its_time_is_over(tmp_path, time_over, alarm):
+    endings, logs = run(tmp_path, x="long", y="deaf")
+    assert [ending.timed_out for ending in endings] == [False, True]
+    assert len(logs["x"]["turns"]) == 18
+
+
+def test_a_signal_ends_a_set_whose_worker_reads_no_message(tmp_path, monkeypatch, alarm):
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("LABKIT_TEST_HANGS", str(hangs))
+
+    def interrupt():
+        while not hangs.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(Interrupted, match="SIGINT"):
+        run(tmp_path, x="long", y="deaf")
+    thread.join()
+    assert not left(tmp_path)
 
 
 def test_workers_that_are_not_ready_for_the_same_are_refused(tmp_path):

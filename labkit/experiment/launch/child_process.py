@@ -129,11 +129,18 @@ class ChildProcess:
         """Return the seconds of a clock that stands still while this process is suspended."""
         return time.monotonic() - self._signals.suspended_s
 
-    def wait_or_abort(self, deadline: float, ticker: Ticker, fds: Sequence[int] = ()) -> bool:
-        """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
+    def wait_or_abort(
+        self,
+        deadline: float,
+        ticker: Ticker,
+        fds: Sequence[int] = (),
+        writing: Sequence[int] = (),
+    ) -> bool:
+        """Wait until the child ends, the deadline passes, or a descriptor is ready.
 
-        ``deadline``: on the clock ``now``.
-        ``ticker`` is called meanwhile; with ``fds``, only after the first second.
+        ``deadline``: on the clock ``now``. ``fds``: ready when they are readable. ``writing``:
+        ready when they are writable. ``ticker`` is called meanwhile; with descriptors, only after
+        the first second.
 
         Returns
         -------
@@ -147,18 +154,19 @@ class ChildProcess:
             A signal was received.
         """
         # A child that will answer is timed: a tick would delay its stop, so the caller ticks then.
-        quiet = time.monotonic() + TICK_S if fds else 0.0
+        quiet = time.monotonic() + TICK_S if fds or writing else 0.0
         signals = self._signals
         while True:
             start = time.monotonic()
             due = max(ticker.due, quiet)
             timeout = max(0.0, min(due - start, deadline - self.now()))
-            readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
+            reading = [self._done, *fds, *signals.fds]
+            readable, writable, _ = select.select(reading, writing, [], timeout)
             signals.check()
             suspended_s = time.monotonic() - start - timeout
             if suspended_s > SUSPENDED_S:
                 signals.suspended_s += suspended_s
-            if any(fd in readable for fd in fds):
+            if writable or any(fd in readable for fd in fds):
                 return False
             ending = self._done in readable or self._child.poll() is not None
             # The pipe closes when the process ends; the exit status follows at once.

@@ -23,7 +23,6 @@ is killed, another process does it (:mod:`labkit.machine.processes.orphan_cleanu
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import socket
@@ -43,7 +42,13 @@ from labkit.experiment.launch.child_process import (
     await_signal_of_job,
 )
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
-from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.experiment.worker.turn_protocol import (
+    VERSION,
+    Channel,
+    Message,
+    ProtocolError,
+    encode,
+)
 from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 from labkit.machine.processes.process_tree import ProcessTree
@@ -122,11 +127,26 @@ class LiveWorker:
         """The ids of the process and of its descendants."""
         return self._child.tree.pids
 
-    def send(self, verb: str, value: Any = None) -> None:
-        """Send a message and let the process continue."""
-        with contextlib.suppress(OSError):  # the process has ended
-            self._channel.send(verb, value)
+    def send(self, ticker: Ticker, verb: str, value: Any = None) -> None:
+        """Send a message and let the process continue.
+
+        The process reads nothing while it is stopped. So it continues before a message is sent
+        whose length exceeds what the connection holds.
+        """
+        rest = self._send_at_once(memoryview(encode(verb, value)))
         self._resume()
+        while rest and not self._child.ended:
+            if self._wait(ticker, writing=[self._channel.fileno()]):
+                self.close(timed_out=True)
+            else:
+                rest = self._send_at_once(rest)
+
+    def _send_at_once(self, data: memoryview) -> memoryview:
+        """Send what the connection takes, and return the rest; nothing if the process has ended."""
+        try:
+            return self._channel.send_at_once(data)
+        except OSError:
+            return data[:0]
 
     def answer(self, ticker: Ticker) -> Message:
         """Wait for the next message, and stop the process.
@@ -146,10 +166,10 @@ class LiveWorker:
         ticker.tick(time.monotonic())
         return message
 
-    def _wait(self, ticker: Ticker, fds: Sequence[int] = ()) -> bool:
-        """Wait as ``ChildProcess.wait_or_abort`` does, for as long as the process may still work."""
+    def _wait(self, ticker: Ticker, fds: Sequence[int] = (), writing: Sequence[int] = ()) -> bool:
+        """Wait as ``ChildProcess.wait_or_abort`` does, for the working time that is left."""
         start = self._child.now()
-        timed_out = self._child.wait_or_abort(start + self._left_s, ticker, fds)
+        timed_out = self._child.wait_or_abort(start + self._left_s, ticker, fds, writing)
         self._left_s -= self._child.now() - start
         return timed_out
 
@@ -282,8 +302,9 @@ class LiveSet:
 
     def _send(self, arm: int, verb: str, value: Any = None) -> None:
         """Send a message to a worker, unless it has ended."""
+        self._active_arm = arm
         if self._workers[arm].alive:
-            self._workers[arm].send(verb, value)
+            self._workers[arm].send(self._ticker, verb, value)
 
     def _answer(self, arm: int) -> Message:
         """Return a worker's answer; ``("ended", None)`` if it has ended."""

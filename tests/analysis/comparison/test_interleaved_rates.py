@@ -225,7 +225,7 @@ class Worker:
     def answer(self, ticker):
         return self.next_answer
 
-    def send(self, verb, value=None):
+    def send(self, ticker, verb, value=None):
         self.next_answer = self.react(verb, value)
 
     def react(self, verb, value):
