@@ -19,6 +19,7 @@ from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, failed_run_records, turn_coordinator
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
+from labkit.experiment.launch.failed_run_records import ArmFailure
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
 from labkit.experiment.permuted_blocks import Run
@@ -176,12 +177,18 @@ class ProcessLauncher:
         """
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
-        failures = {
-            name: replace(failure, detail=f"its preparation failed: {failure.detail}")
-            for name, failure in self._unprepared.items()
-        }
+        failures = {name: self._preparation_failure(name, cell) for name in self._unprepared}
         failed = failed_run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
+
+    def _preparation_failure(self, arm: str, cell: ReadyCell) -> ArmFailure:
+        """Return why the runs of an arm that is not prepared are not started."""
+        failure, log = self._unprepared[arm], cell.paths.runs / f"prepare-{arm}.log"
+        return ArmFailure(
+            failure.outcome,
+            f"its preparation failed: {failure.detail}",
+            str(log.relative_to(cell.dir)) if log.exists() else None,
+        )
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
         return [run for run in runs if run.arm not in self._unprepared]
