@@ -156,6 +156,11 @@ class Record:
         return None if process is None or measure is None else process - measure
 
     @property
+    def suspended_s(self) -> float:
+        """Seconds that the run lost because labkit was suspended (ctrl-Z)."""
+        return self.seconds.get("suspended", 0.0)
+
+    @property
     def output_tokens(self) -> float | None:
         """Output tokens returned to the run's requests, or None if the engine does not count them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import tempfile
 import time
@@ -72,6 +73,7 @@ def time_over(tmp_path, monkeypatch):
     clock = SimpleNamespace(**{**vars(time), "monotonic": monotonic})
     monkeypatch.setenv("LABKIT_TEST_HANGS", str(hangs))
     monkeypatch.setattr(child_process, "TICK_S", 0.02)
+    monkeypatch.setattr(child_process, "SUSPENDED_S", math.inf)  # it is not a ctrl-Z
     monkeypatch.setattr(child_process, "time", clock)
     monkeypatch.setattr(turn_coordinator, "time", clock)
 

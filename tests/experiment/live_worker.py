@@ -1,8 +1,9 @@
 """A live worker without a workload (tests only): ``live_worker.py NAME DO FOLDER ...``.
 
 It logs its turns, and the ticks of a thread that never rests, to ``FOLDER/NAME.json``. DO is
-rounds, slices, stages, fork, kill, hang, old or garbage. With fork the ticks are those of a child
-in a session of its own.
+rounds, slices, stages, long, deaf, ctrl_z, fork, kill, hang, old or garbage. With fork the ticks
+are those of a child in a session of its own. With long it exchanges a megabyte; with deaf it
+reads only the first byte of what it is sent then.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ def main() -> None:
     channel.expect("warm_up")
     if do == "slices":
         slices(channel, log, count=len(name))
-    elif do == "stages":
+    elif do in ("stages", "long", "deaf"):
         rounds(channel, log, do)
-        channel.send("values", [name])
+        channel.send("values", [name if do == "stages" else name * (1 << 20)])
+        if do == "deaf":
+            os.read(options.turns, 1)
+            hang()
         _, log["gathered"] = channel.expect("gathered")
         rounds(channel, log, do)
     else:
@@ -92,16 +96,22 @@ def turn(log: dict, what) -> None:
     log["turns"].append([start, time.monotonic(), what])
 
 
+def hang() -> None:
+    if "LABKIT_TEST_HANGS" in os.environ:
+        Path(os.environ["LABKIT_TEST_HANGS"]).touch()
+    time.sleep(3600)
+
+
 def rounds(channel: Channel, log: dict, do: str) -> None:
     channel.send("parts", PARTS)
     while (message := channel.expect("turn", "end"))[0] == "turn":
+        if len(log["turns"]) == 1 and do == "ctrl_z":
+            os.kill(os.getppid(), signal.SIGTSTP)
         turn(log, message[1])
         if len(log["turns"]) == 2 and do == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if len(log["turns"]) == 2 and do == "hang":
-            if "LABKIT_TEST_HANGS" in os.environ:
-                Path(os.environ["LABKIT_TEST_HANGS"]).touch()
-            time.sleep(3600)
+            hang()
         channel.send("done")
 
 

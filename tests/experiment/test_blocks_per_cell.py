@@ -208,6 +208,28 @@ def test_a_study_that_was_suspended_measures_every_block(make):
     assert blocks == set(range(with_allocation(make()).design.blocks))
 
 
+def test_ctrl_z_takes_no_time_from_a_cell(make):
+    class Suspended(Piloted):
+        """The pilot and the third block are suspended, which their launches say."""
+
+        def pilot(self, cell, seconds):
+            self.clock.now += 1000.0
+            return {**super().pilot(cell, seconds), "suspended_s": 1000.0}
+
+        def launch(self, runs, cell):
+            records = super().launch(runs, cell)
+            if runs[0].block != 2:
+                return records
+            self.clock.now += 1000.0
+            seconds = {"suspended": 1000.0 / len(runs)}
+            return [replace(record, seconds=seconds) for record in records]
+
+    plain, suspended = Piloted(), Suspended()
+    run(make(folder="plain"), plain)
+    run(make(folder="suspended"), suspended)
+    assert suspended.rounds == plain.rounds
+
+
 def test_a_sweep_does_not_test_what_is_out_of_reach(make):
     cell = make()
     arms = tuple(replace(arm, overrides={"n": arm.name}) for arm in cell.arms)

@@ -259,6 +259,23 @@ def test_an_arm_whose_first_runs_all_failed_is_not_run_any_more(make_cell, isola
     assert run_cell(cell, again, redo_failed=True).failed == () and len(again.launched) == 15
 
 
+def test_a_run_that_is_not_started_names_the_log_of_the_run_that_failed(make_cell):
+    class Logged(FailedRuns):
+        """seq_map is prepared without a failure, which leaves a log."""
+
+        def prepare(self, cell):
+            (cell.paths.runs / "prepare-seq_map.log").touch()
+
+        def fields(self, run, cell):
+            return super().fields(run, cell) | {"notes": {"log": f"runs/{run.name}.log"}}
+
+    cell = make_cell(blocks=4)
+    run_cell(cell, Logged())
+    failed = [record for record in read_runs(cell.dir) if record.arm == "seq_map"]
+    assert failed[3].detail.startswith(f"not run, as the first 3 runs failed ({failed[0].run}: ")
+    assert failed[3].notes["log"] == f"runs/{failed[0].run}.log"
+
+
 @pytest.mark.parametrize(
     ("fails", "fields"),
     [

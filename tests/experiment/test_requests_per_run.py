@@ -208,6 +208,23 @@ def test_a_study_never_takes_more_than_said_and_a_fifth(make, now, num_requests,
     assert run(cell, Served(now)).ran == 0  # and the same command finds it finished
 
 
+@pytest.mark.parametrize(("num_requests", "block"), [(0, PILOT_BLOCK), (0, 1), (40, 1)])
+def test_ctrl_z_takes_no_time_from_a_cell(make, now, num_requests, block):
+    class Suspended(Served):
+        def launch(self, runs, cell):
+            records = super().launch(runs, cell)
+            if runs[0].block != block:
+                return records
+            now[0] += 1000.0
+            lost = {"suspended": 1000.0 / len(runs)}
+            return [replace(record, seconds={**record.seconds, **lost}) for record in records]
+
+    plain, suspended = Served(now), Suspended(now)
+    run(make(num_requests=num_requests, folder="plain"), plain)
+    run(make(num_requests=num_requests, folder="suspended"), suspended)
+    assert suspended.served == plain.served
+
+
 def test_what_does_not_fit_is_said_beforehand(make, now):
     notes = Notes()
     run(make(time=20.0), Served(now), notes)

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from labkit import config
-from labkit.experiment import StudyError
+from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.child_process import ChildProcess, Ticker
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
@@ -34,7 +35,7 @@ ROOT = str(WORKER.parents[2])
 
 
 def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
-    """Return the workers' commands; a task is rounds, slices, kill, hang, old or garbage."""
+    """Return the workers' commands; ``tasks``: what each does (``live_worker.py``)."""
     environment = {**os.environ, "PYTHONPATH": ROOT}
     return {
         name: LiveCommand(
@@ -114,6 +115,51 @@ def test_workers_may_have_rounds_again_after_an_exchange(tmp_path):
     assert logs["x"]["gathered"] == [["x", "y"], 0] and logs["y"]["gathered"] == [["x", "y"], 1]
 
 
+@pytest.fixture
+def alarm():
+    """Let a test fail that would hang: nothing else interrupts a send that blocks."""
+
+    def late(number, frame):
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_messages_may_be_longer_than_a_socket_s_buffer(tmp_path, alarm):
+    endings, logs = run(tmp_path, x="long", y="long")
+    assert [ending.code for ending in endings] == [0, 0]
+    values = ["x" * (1 << 20), "y" * (1 << 20)]
+    assert logs["x"]["gathered"] == [values, 0] and logs["y"]["gathered"] == [values, 1]
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 18, "y": 18}
+
+
+def test_a_worker_that_reads_no_message_is_killed_when_its_time_is_over(tmp_path, time_over, alarm):
+    endings, logs = run(tmp_path, x="long", y="deaf")
+    assert [ending.timed_out for ending in endings] == [False, True]
+    assert len(logs["x"]["turns"]) == 18
+
+
+def test_a_signal_ends_a_set_whose_worker_reads_no_message(tmp_path, monkeypatch, alarm):
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("LABKIT_TEST_HANGS", str(hangs))
+
+    def interrupt():
+        while not hangs.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(Interrupted, match="SIGINT"):
+        run(tmp_path, x="long", y="deaf")
+    thread.join()
+    assert not left(tmp_path)
+
+
 def test_workers_that_are_not_ready_for_the_same_are_refused(tmp_path):
     with pytest.raises(ProtocolError, match="workers sent parts and slices"):
         run(tmp_path, x="rounds", y="slices")
@@ -174,24 +220,24 @@ def test_turns_on_a_system_without_waitid(tmp_path, monkeypatch):
 
 def test_a_process_that_ended_instead_of_stopping_keeps_its_status(tmp_path):
     exits = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
-    child = ChildProcess(exits, environment=os.environ, log=tmp_path / "log")
+    child = ChildProcess(exits, InterruptSignals(), environment=os.environ, log=tmp_path / "log")
     child.await_stop()
     assert child.ended and child.close().code == 3
 
 
 def test_a_short_turn_has_no_tick_in_it(tmp_path, monkeypatch):
     waits = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    child = ChildProcess(waits, environment=os.environ, log=tmp_path / "log")
     answer, answers = os.pipe()
     ticks = []
     ticker = Ticker(lambda: ticks.append(time.monotonic()))
     ticker.due = 0.0
     with InterruptSignals() as signals:
+        child = ChildProcess(waits, signals, environment=os.environ, log=tmp_path / "log")
         threading.Timer(0.05, os.write, (answers, b"done")).start()
-        assert not child.wait_or_abort(time.monotonic() + 60, signals, ticker, [answer])
+        assert not child.wait_or_abort(child.now() + 60, ticker, [answer])
         assert ticks == [] and os.read(answer, 9) == b"done"
         monkeypatch.setattr(child_process, "TICK_S", 0.01)
-        assert child.wait_or_abort(time.monotonic() + 0.2, signals, ticker, [answer])
+        assert child.wait_or_abort(child.now() + 0.2, ticker, [answer])
         assert ticks  # of a long stage
     child.close()
     os.close(answer), os.close(answers)
@@ -224,10 +270,11 @@ from labkit.experiment import Interrupted
 from labkit.experiment.launch import turn_coordinator
 from test_turn_coordinator import commands
 try:
-    turn_coordinator.run(
+    endings = turn_coordinator.run(
         commands(pathlib.Path({folder!r}), x="rounds", y="hang"),
         order=random.Random(0), timeout_s=600.0, on_tick=lambda: None,
     )
+    print(*(ending.suspended_s for ending in endings))
 except Interrupted:
     sys.exit(130)
 """
@@ -290,6 +337,35 @@ def test_what_a_stopped_worker_started_ends_with_it_although_another_has_the_tur
         study.terminate()
         study.wait(timeout=20)
     assert not left(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_z_stops_the_arm_that_has_the_turn_and_its_clock(tmp_path):
+    script = textwrap.dedent(STUDY).format(here=str(WORKER.parent), folder=str(tmp_path))
+    study = subprocess.Popen(
+        [sys.executable, "-c", script.replace('y="hang"', 'y="ctrl_z"')],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,  # as a job of a shell, which SIGTSTP stops
+    )
+    try:
+        end = time.monotonic() + 30
+        while psutil.Process(study.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < end and study.poll() is None
+            time.sleep(0.01)
+        start = time.monotonic()
+        assert [line.split()[1] for line in left(tmp_path)] == ["T", "T"]
+        time.sleep(0.5)
+        suspended_s = time.monotonic() - start
+        study.send_signal(signal.SIGCONT)
+        output, _ = study.communicate(timeout=60)
+    finally:
+        study.kill()
+        study.wait()
+    assert study.returncode == 0 and min(map(float, output.split())) >= suspended_s
+    logs = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(logs) == 2 and min(log["stopped_s"] for log in logs) >= suspended_s
 
 
 # ------------------------------------------------------------------ the worker's side

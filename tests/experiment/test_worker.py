@@ -17,7 +17,12 @@ from labkit.analysis.comparison.validity_gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
 from labkit.experiment.launch.compile_once_marker import marker_path
-from labkit.experiment.launch.run_launcher import WorkerLauncher, _worker_variables
+from labkit.experiment.launch.run_launcher import (
+    LiveLauncher,
+    ProcessLauncher,
+    WorkerLauncher,
+    _worker_variables,
+)
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
@@ -392,6 +397,23 @@ def test_time_in_which_the_parent_was_suspended_is_not_a_child_s(tmp_path, monke
         [sys.executable, "-S", "-c", code], environment={}, log=tmp_path / "log", timeout_s=60.0
     )
     assert not ending.timed_out and ending.code == 7
+    assert ending.wall_s < 100.0 < 900.0 < ending.suspended_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "total_s", "process_s", "lost_s"),
+    [
+        (ProcessLauncher, 3.0, 4.0, 60.0),
+        (ProcessLauncher, 9.0, 9.0, 55.0),  # the worker went on for a while
+        (LiveLauncher, 9.0, 4.0, 60.0),  # it was stopped, too
+    ],
+)
+def test_seconds_of_a_run_that_ctrl_z_suspended(kind, total_s, process_s, lost_s):
+    record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+    record = dataclasses.replace(record, seconds={"total": total_s})
+    assert kind()._seconds(record, 4.0, 0.0) == {"total": total_s, "process": 4.0}
+    seconds = {"total": total_s, "process": process_s, "suspended": lost_s}
+    assert kind()._seconds(record, 4.0, 60.0) == seconds
 
 
 def test_no_record_is_written_if_the_parent_died_during_the_run(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Samples of a machine with known times, and the cost of taking them."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ class System:
 
     def __init__(self):
         self.now, self.own, self.busy, self.worker = 100.0, 5.0, 50.0, 0.0
+        self.descendants = 30.0  # of earlier runs
         self.has_worker = True
 
     def monotonic(self):
@@ -31,6 +33,8 @@ class System:
         return self.busy
 
     def process_cpu_s(self, pid):
+        if pid == os.getpid():
+            return self.own + self.descendants
         assert pid == 7
         return self.worker
 
@@ -73,6 +77,17 @@ def test_foreign_cores_are_what_neither_the_worker_nor_this_process_used(system)
     assert (report["period_s"], report["cpu_s"]) == (1.0, 0.5)
     assert report["share"] == round(0.5 / 8.2345, 5)
     json.dumps(report, allow_nan=False)
+
+
+def test_foreign_cores_beside_workers_that_take_turns(system):
+    observer = MachineObserver()
+    for seconds, busy, workers, own in ((2.0, 5.0, 1.0, 0.5), (4.0, 2.0, 0.6, 0.6)):
+        system.now += seconds
+        system.busy += busy
+        system.descendants += workers
+        system.own += own
+        observer.sample(os.getpid())
+    assert observer.report()["samples"]["foreign_cores"] == [1.75, 0.2]
 
 
 def test_an_hour_is_sampled_and_no_more(system):

@@ -29,12 +29,17 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a process. ``code`` is its exit status, or minus the signal's number."""
+    """The end of a process. ``code`` is its exit status, or minus the signal's number.
+
+    ``wall_s``: the seconds that it took, without ``suspended_s``: those in which this process was
+    suspended (ctrl-Z) and could not see whether the child had ended.
+    """
 
     code: int
     timed_out: bool
     oom_kills: int
     wall_s: float
+    suspended_s: float = 0.0
 
     @property
     def signal_name(self) -> str | None:
@@ -69,6 +74,8 @@ class ChildProcess:
 
     Parameters
     ----------
+    signals
+        End every wait, and count the seconds in which this process was suspended.
     pass_fds
         Further file descriptors that the child inherits.
 
@@ -81,6 +88,7 @@ class ChildProcess:
     def __init__(
         self,
         command: Sequence[str],
+        signals: InterruptSignals,
         *,
         environment: Mapping[str, str],
         log: Path,
@@ -88,8 +96,8 @@ class ChildProcess:
     ) -> None:
         lifeline, self._lifeline_writer = os.pipe()
         self._done, done_writer = os.pipe()  # `_done` becomes readable when the child ends
-        self._kills_before, self.started = _oom_kills(), time.monotonic()
-        self.suspended_s = 0.0  # in which this process was stopped while it waited for the child
+        self._signals, self._suspended_before_s = signals, signals.suspended_s
+        self._kills_before, self.started = _oom_kills(), self.now()
         try:
             log.unlink(missing_ok=True)  # a link is not followed
             with open(log, "xb") as output:
@@ -117,18 +125,28 @@ class ChildProcess:
     def ended(self) -> bool:
         return self._child.poll() is not None
 
-    def wait_or_abort(
-        self, deadline: float, signals: InterruptSignals, ticker: Ticker, fds: Sequence[int] = ()
-    ) -> bool:
-        """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
+    def now(self) -> float:
+        """Return the seconds of a clock that stands still while this process is suspended."""
+        return time.monotonic() - self._signals.suspended_s
 
-        ``ticker`` is called meanwhile; with ``fds``, only after the first second.
+    def wait_or_abort(
+        self,
+        deadline: float,
+        ticker: Ticker,
+        fds: Sequence[int] = (),
+        writing: Sequence[int] = (),
+    ) -> bool:
+        """Wait until the child ends, the deadline passes, or a descriptor is ready.
+
+        ``deadline``: on the clock ``now``. ``fds``: ready when they are readable. ``writing``:
+        ready when they are writable. ``ticker`` is called meanwhile; with descriptors, only after
+        the first second.
 
         Returns
         -------
         bool
             Whether the deadline has passed. If so, the child has received SIGABRT and has had
-            time to print its traceback. Time in which this process was suspended does not count.
+            time to print its traceback.
 
         Raises
         ------
@@ -136,28 +154,29 @@ class ChildProcess:
             A signal was received.
         """
         # A child that will answer is timed: a tick would delay its stop, so the caller ticks then.
-        quiet = time.monotonic() + TICK_S if fds else 0.0
+        quiet = time.monotonic() + TICK_S if fds or writing else 0.0
+        signals = self._signals
         while True:
             start = time.monotonic()
             due = max(ticker.due, quiet)
-            timeout = max(0.0, min(due, deadline) - start)
-            readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
+            timeout = max(0.0, min(due - start, deadline - self.now()))
+            reading = [self._done, *fds, *signals.fds]
+            readable, writable, _ = select.select(reading, writing, [], timeout)
             signals.check()
             suspended_s = time.monotonic() - start - timeout
             if suspended_s > SUSPENDED_S:
-                deadline += suspended_s
-                self.suspended_s += suspended_s
-            if any(fd in readable for fd in fds):
+                signals.suspended_s += suspended_s
+            if writable or any(fd in readable for fd in fds):
                 return False
             ending = self._done in readable or self._child.poll() is not None
             # The pipe closes when the process ends; the exit status follows at once.
-            if ending and _ends_before(deadline, self._child):
+            if ending and _ends_within(deadline - self.now(), self._child):
                 return False
-            now = time.monotonic()
-            if now >= deadline:
+            if self.now() >= deadline:
                 self._child.send_signal(signal.SIGABRT)
-                _ends_before(now + TRACEBACK_S, self._child)
+                _ends_within(TRACEBACK_S, self._child)
                 return True
+            now = time.monotonic()
             if now >= due:
                 ticker.tick(now)
 
@@ -173,10 +192,11 @@ class ChildProcess:
         self.tree.kill()
         self._child.wait()
         self._close_pipes()
-        wall = time.monotonic() - self.started
+        wall = self.now() - self.started
         kills = _oom_kills() - self._kills_before
         kills += process_memory_limit.release_memory_limit(self.pid)
-        return ProcessExit(self._child.returncode, timed_out, kills, wall)
+        suspended_s = self._signals.suspended_s - self._suspended_before_s
+        return ProcessExit(self._child.returncode, timed_out, kills, wall, suspended_s)
 
     def _close_pipes(self) -> None:
         os.close(self._done)
@@ -211,11 +231,11 @@ def run(
         The log can't be written or the command can't be started.
     """
     with InterruptSignals() as signals:
-        child = ChildProcess(command, environment=environment, log=log, pass_fds=pass_fds)
+        child = ChildProcess(command, signals, environment=environment, log=log, pass_fds=pass_fds)
         timed_out = False
         try:
             ticker = Ticker(lambda: on_tick(child.pid))
-            timed_out = child.wait_or_abort(child.started + timeout_s, signals, ticker)
+            timed_out = child.wait_or_abort(child.started + timeout_s, ticker)
         finally:
             ending = child.close(timed_out=timed_out)
         await_signal_of_job([ending], signals)
@@ -232,13 +252,13 @@ def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignal
         select.select(signals.fds, [], [], SIGNAL_S)
 
 
-def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
-    """Wait until the child ends or the deadline (monotonic clock) passes; return whether it ended.
+def _ends_within(seconds: float, child: subprocess.Popen[bytes]) -> bool:
+    """Wait until the child ends or the seconds have passed, and return whether it ended.
 
     ``Popen.wait`` with a timeout sleeps until an absolute time. If a simulated clock (libfaketime)
     is set back, this sleep fails with EINVAL, but the timeout of ``select`` still works.
     """
-    pause = MIN_POLL_S
+    pause, deadline = MIN_POLL_S, time.monotonic() + seconds
     while child.poll() is None:
         left = deadline - time.monotonic()
         if left <= 0:

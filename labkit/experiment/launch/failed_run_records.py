@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
@@ -26,6 +26,14 @@ from labkit.records import Record, RecordError, read_record
 
 FAILED_RUNS = 3  # of an arm, all with the same outcome, after which it is not run any more
 MODULE = re.compile(r"^(\w+\.)+(?=\w+: )")  # of an exception's class, in a traceback's last line
+
+
+class ArmFailure(NamedTuple):
+    """Why the runs of an arm are not started. ``log`` shows it (its path in the cell's folder)."""
+
+    outcome: str
+    detail: str
+    log: str | None
 
 
 def collect(
@@ -107,7 +115,7 @@ def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
     return RunFailure("refused" if ending.code == os.EX_DATAERR else "crashed", reason)
 
 
-def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, RunFailure]:
+def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, ArmFailure]:
     """Return why arms are not run any more: each of their runs failed, and in the same way.
 
     ``records``: all that the command has run. Runs that another arm's failure ended do not count,
@@ -120,12 +128,12 @@ def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, RunFai
         if len(own) < FAILED_RUNS or len(outcomes) > 1 or own[0].ok or arm.out_of_memory:
             continue
         reason = f"not run, as the first {FAILED_RUNS} runs failed ({own[0].run}: {own[0].detail})"
-        failures[arm.name] = RunFailure(own[0].outcome, reason)
+        failures[arm.name] = ArmFailure(own[0].outcome, reason, own[0].notes.get("log"))
     return failures
 
 
 def failed(
-    runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, RunFailure]
+    runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, ArmFailure]
 ) -> list[Record]:
     """Return the records of runs that are not started, or that share a process with one.
 
@@ -141,8 +149,8 @@ def failed(
             failure = failures[first.arm]
             notes["failed_by"] = first.name
             detail = f"in one process with {first.name}: {failure.detail}"
-        elif (log := cell.paths.runs / f"prepare-{run.arm}.log").exists():
-            notes["log"] = str(log.relative_to(cell.dir))
+        elif failure.log is not None:
+            notes["log"] = failure.log
         started = fingerprint.utc_now()
         records.append(_failed_record(run, cell, failure.outcome, detail, started, notes))
     return records

@@ -19,6 +19,7 @@ from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, failed_run_records, turn_coordinator
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
+from labkit.experiment.launch.failed_run_records import ArmFailure
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
 from labkit.experiment.permuted_blocks import Run
@@ -47,7 +48,8 @@ class RunLauncher(Protocol):
         """Measure what a process of the cell costs, and return it as JSON; None if it fails.
 
         The rounds of all cases take about ``seconds``. Arms that do not share a process are
-        represented by one of them.
+        represented by one of them. ``suspended_s`` in the result: the seconds in which ctrl-Z
+        suspended this process meanwhile, if any.
         """
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
@@ -81,6 +83,8 @@ class ProcessLauncher:
 
     The command line is ``command arms/ARM.json runs/pending/RUN.json``.
     """
+
+    works_while_suspended = True  # ctrl-Z does not stop the worker
 
     def __init__(
         self,
@@ -162,9 +166,9 @@ class ProcessLauncher:
         )
         if ending.code != 0:
             return None
-        pilot: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+        pilot = json.loads(path.read_text("utf-8"))
         path.unlink()
-        return pilot
+        return {**pilot, "suspended_s": ending.suspended_s}
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Start the workers of ``runs``, watch them, and return the records.
@@ -173,12 +177,18 @@ class ProcessLauncher:
         """
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
-        failures = {
-            name: replace(failure, detail=f"its preparation failed: {failure.detail}")
-            for name, failure in self._unprepared.items()
-        }
+        failures = {name: self._preparation_failure(name, cell) for name in self._unprepared}
         failed = failed_run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
+
+    def _preparation_failure(self, arm: str, cell: ReadyCell) -> ArmFailure:
+        """Return why the runs of an arm that is not prepared are not started."""
+        failure, log = self._unprepared[arm], cell.paths.runs / f"prepare-{arm}.log"
+        return ArmFailure(
+            failure.outcome,
+            f"its preparation failed: {failure.detail}",
+            str(log.relative_to(cell.dir)) if log.exists() else None,
+        )
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
         return [run for run in runs if run.arm not in self._unprepared]
@@ -189,6 +199,7 @@ class ProcessLauncher:
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
         endings, in_turn = self._run_workers(runs, cell, observer)
         wall_s = max(ending.wall_s for ending in endings)
+        suspended_s = max(ending.suspended_s for ending in endings)
         after = fingerprint.surroundings()
         seconds = round(wall_s / len(runs), 6)
         notes = {
@@ -196,7 +207,7 @@ class ProcessLauncher:
             "observer": observer.report(),
             "removed_environment": _worker_variables(arms[0]).removed,
             **self._together_notes(runs),
-            **self._order_notes(arms[-1].name, wall_s),
+            **self._order_notes(arms[-1].name, wall_s + suspended_s),
         }
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
@@ -209,10 +220,23 @@ class ProcessLauncher:
                     environment={**record.environment, **before, **_tree_state(arm)},
                     environment_end={**record.environment_end, **after, **_tree_state(arm)},
                     notes={**record.notes, **notes, **where, "config": config_digest(arm)},
-                    seconds={**record.seconds, "process": seconds},
+                    seconds=self._seconds(record, seconds, suspended_s / len(runs)),
                 )
             )
         return records
+
+    def _seconds(self, record: Record, process_s: float, suspended_s: float) -> dict[str, float]:
+        """Return a record's seconds with its share of the launch's, and those lost to ctrl-Z.
+
+        A worker that goes on during ctrl-Z has counted its seconds itself.
+        """
+        if not suspended_s:
+            return {**record.seconds, "process": process_s}
+        elapsed_s = process_s + suspended_s
+        if self.works_while_suspended:
+            process_s = max(process_s, record.seconds.get("total", 0.0))
+        lost_s = max(0.0, round(elapsed_s - process_s, 6))
+        return {**record.seconds, "process": process_s, "suspended": lost_s}
 
     def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Return notes on the processes that were alive together."""
@@ -284,6 +308,8 @@ class InProcessLauncher(ProcessLauncher):
 
 class LiveLauncher(ProcessLauncher):
     """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
+
+    works_while_suspended = False
 
     def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
         return {"together": [run.name for run in runs]}

@@ -13,6 +13,8 @@ parent's process. It waits with ``select`` while a worker works.
 A process's clock (:class:`labkit.workload.arm_clock.LiveClock`) stands still while the process is
 stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
 server, takes time on this clock, and is interrupted by the end of a turn without loss.
+So ctrl-Z takes effect when the arm that has the turn has been stopped. In a stage of more than a
+second it takes effect at once; the arm then ends the stage, and waits with its clock running.
 
 However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
 not start continue. After a signal or an error the coordinator does this itself. If the coordinator
@@ -21,7 +23,6 @@ is killed, another process does it (:mod:`labkit.machine.processes.orphan_cleanu
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import socket
@@ -41,7 +42,13 @@ from labkit.experiment.launch.child_process import (
     await_signal_of_job,
 )
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
-from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.experiment.worker.turn_protocol import (
+    VERSION,
+    Channel,
+    Message,
+    ProtocolError,
+    encode,
+)
 from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 from labkit.machine.processes.process_tree import ProcessTree
@@ -81,12 +88,19 @@ class LiveWorker:
     ``ending``: how the process ended; None while it is alive.
     """
 
-    def __init__(self, command: LiveCommand, timeout_s: float, cleanup: OrphanCleanup) -> None:
+    def __init__(
+        self,
+        command: LiveCommand,
+        timeout_s: float,
+        signals: InterruptSignals,
+        cleanup: OrphanCleanup,
+    ) -> None:
         own, theirs = socket.socketpair()
         with theirs:
             turns = ("--turns", str(theirs.fileno()))
             self._child = ChildProcess(
                 (*command.command, *turns),
+                signals,
                 environment={**command.environment, **command.status.environment},
                 log=command.log,
                 pass_fds=(theirs.fileno(), command.status.fd),
@@ -96,6 +110,7 @@ class LiveWorker:
         for pid in command.servers:
             cleanup.resume_at_exit(pid)
         self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
+        self._signals = signals
         self._status = command.status
         self._stopped_at: float | None = None
         self._channel = Channel(own)
@@ -112,13 +127,28 @@ class LiveWorker:
         """The ids of the process and of its descendants."""
         return self._child.tree.pids
 
-    def send(self, verb: str, value: Any = None) -> None:
-        """Send a message and let the process continue."""
-        with contextlib.suppress(OSError):  # the process has ended
-            self._channel.send(verb, value)
-        self._resume()
+    def send(self, ticker: Ticker, verb: str, value: Any = None) -> None:
+        """Send a message and let the process continue.
 
-    def answer(self, signals: InterruptSignals, ticker: Ticker) -> Message:
+        The process reads nothing while it is stopped. So it continues before a message is sent
+        whose length exceeds what the connection holds.
+        """
+        rest = self._send_at_once(memoryview(encode(verb, value)))
+        self._resume()
+        while rest and not self._child.ended:
+            if self._wait(ticker, writing=[self._channel.fileno()]):
+                self.close(timed_out=True)
+            else:
+                rest = self._send_at_once(rest)
+
+    def _send_at_once(self, data: memoryview) -> memoryview:
+        """Send what the connection takes, and return the rest; nothing if the process has ended."""
+        try:
+            return self._channel.send_at_once(data)
+        except OSError:
+            return data[:0]
+
+    def answer(self, ticker: Ticker) -> Message:
         """Wait for the next message, and stop the process.
 
         Returns
@@ -126,18 +156,22 @@ class LiveWorker:
         Message
             The answer; ``("ended", None)`` if the process has ended.
         """
-        start, suspended_s = time.monotonic(), self._child.suspended_s
-        fds = [self._channel.fileno()]
-        timed_out = self._child.wait_or_abort(start + self._left_s, signals, ticker, fds)
+        timed_out = self._wait(ticker, [self._channel.fileno()])
         message = None if timed_out else self._channel.receive()
         if message is None:
-            self._wait_for_the_end(timed_out, start, signals, ticker)
+            self.close(timed_out=timed_out or self._wait(ticker))
             return "ended", None
         self._stop()
-        now = time.monotonic()
-        self._left_s -= now - start - (self._child.suspended_s - suspended_s)
-        ticker.tick(now)
+        self._signals.suspend_if_due()
+        ticker.tick(time.monotonic())
         return message
+
+    def _wait(self, ticker: Ticker, fds: Sequence[int] = (), writing: Sequence[int] = ()) -> bool:
+        """Wait as ``ChildProcess.wait_or_abort`` does, for the working time that is left."""
+        start = self._child.now()
+        timed_out = self._child.wait_or_abort(start + self._left_s, ticker, fds, writing)
+        self._left_s -= self._child.now() - start
+        return timed_out
 
     def _stop(self) -> None:
         """Stop the process and its servers, and register their new descendants for the cleanup."""
@@ -163,13 +197,6 @@ class LiveWorker:
             self._stopped_at = None
         for tree in trees:
             tree.signal(signal.SIGCONT)
-
-    def _wait_for_the_end(
-        self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
-    ) -> None:
-        if not timed_out:
-            timed_out = self._child.wait_or_abort(start + self._left_s, signals, ticker)
-        self.close(timed_out=timed_out)
 
     def close_if_ended(self) -> None:
         """Note the end of a process that has ended without having a turn."""
@@ -249,7 +276,7 @@ class LiveSet:
             self._active_arm = arm
             if not worker.alive:
                 continue
-            verb, version = worker.answer(self._signals, self._ticker)
+            verb, version = worker.answer(self._ticker)
             if verb == "hello" and version != VERSION:
                 raise StudyError(
                     f"arm {name}: its worker uses version {version} of the turn protocol, and "
@@ -260,7 +287,9 @@ class LiveSet:
         """Call ``on_tick``, and close workers that something has killed while they had no turn.
 
         A server that such a worker has started would otherwise stay stopped until the next turn.
+        A stage that takes more than a second does not delay ctrl-Z.
         """
+        self._signals.suspend_if_due()
         self._on_tick()
         for arm, worker in enumerate(self._workers):
             if arm != self._active_arm:
@@ -273,13 +302,14 @@ class LiveSet:
 
     def _send(self, arm: int, verb: str, value: Any = None) -> None:
         """Send a message to a worker, unless it has ended."""
+        self._active_arm = arm
         if self._workers[arm].alive:
-            self._workers[arm].send(verb, value)
+            self._workers[arm].send(self._ticker, verb, value)
 
     def _answer(self, arm: int) -> Message:
         """Return a worker's answer; ``("ended", None)`` if it has ended."""
         worker, self._active_arm = self._workers[arm], arm
-        return worker.answer(self._signals, self._ticker) if worker.alive else ("ended", None)
+        return worker.answer(self._ticker) if worker.alive else ("ended", None)
 
     def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
         """Run the stage that the workers are ready for, and return their next answers by arm.
@@ -386,11 +416,11 @@ def run(
         A log can't be written or a command can't be started.
     """
     workers: dict[str, LiveWorker] = {}
-    with InterruptSignals() as signals:
+    with InterruptSignals(defer_suspension=True) as signals:
         with ExitStack() as stack:
             cleanup = stack.enter_context(OrphanCleanup())
             for name, command in commands.items():
-                workers[name] = LiveWorker(command, timeout_s, cleanup)
+                workers[name] = LiveWorker(command, timeout_s, signals, cleanup)
                 stack.callback(workers[name].close)
             LiveSet(workers, order, signals, on_tick, slice_s, load_together).run()
         endings = [worker.ending for worker in workers.values() if worker.ending is not None]

@@ -104,7 +104,8 @@ class CellAllocator:
             shares = (CaseShare(case, design.blocks, MIN_ROUNDS, 0.0, 0.0) for case in cell.cases)
             return _contents(cell, Allocation(design.blocks, tuple(shares), 0.0), None)
         pilot = _of_all_arms(CellPilot.from_json(plain), cell)
-        left_s = None if design.time is None else design.time - (time.monotonic() - start)
+        spent_s = time.monotonic() - start - plain.get("suspended_s", 0.0)
+        left_s = None if design.time is None else design.time - spent_s
         allocation = allocation_of(cell, pilot, left_s)
         for line in lines_of(cell, allocation, left_s):
             self.progress.note(line)
@@ -116,10 +117,11 @@ class CellAllocator:
         start, limits = time.monotonic(), UnitLimits.of(cell)
         self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
         if cell.window_looks:
-            pilot, limits = self._windows_looked_at(cell, limits)
+            pilot, limits, records = self._windows_looked_at(cell, limits)
         else:
-            pilot = self._pilot_block(cell, limits.in_pilot, limits)[0]
-        left_s = (cell.design.time or 0.0) - (time.monotonic() - start)
+            pilot, records = self._pilot_block(cell, limits.in_pilot, limits)
+        spent_s = time.monotonic() - start - sum(record.suspended_s for record in records)
+        left_s = (cell.design.time or 0.0) - spent_s
         if pilot is None:
             self.progress.note(f"the pilot failed, so every run has {limits.least} {limits.noun}s")
             share = CaseShare(UNITS, cell.design.blocks, limits.least, 0.0, 0.0)
@@ -137,21 +139,24 @@ class CellAllocator:
 
     def _windows_looked_at(
         self, cell: ReadyCell, limits: UnitLimits
-    ) -> tuple[CellPilot | None, UnitLimits]:
+    ) -> tuple[CellPilot | None, UnitLimits, Sequence[Record]]:
         """Score windows until the limits on quality are decided, at declared looks.
 
-        Runs score as many windows: all if no earlier look decides the limits.
+        Runs score as many windows: all if no earlier look decides the limits. Returns the records
+        of all looks, too.
         """
         assert self.analysis is not None, "cells with looks are run with an analysis"
         looks, names = window_looks(limits.total), [arm.name for arm in cell.arms]
         pilot: CellPilot | None = None
+        all_records = list[Record]()
         for count in looks[:-1] or looks:
             pilot, records = self._pilot_block(cell, count, limits)
+            all_records += records
             decided = self.analysis.limits_decided(names, records, cell.arms[0].quality)
             if decided and count < limits.total:
                 self.progress.note(f"the limits on quality are decided after {count} windows")
-                return pilot, limits.fixed(count)
-        return pilot, limits.fixed(limits.total)
+                return pilot, limits.fixed(count), all_records
+        return pilot, limits.fixed(limits.total), all_records
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
         """Time the first block, and return the contents of the allocation's file."""

@@ -172,9 +172,10 @@ class _BlockRunner:
                     if limit is not None and limit.ends_before(_index(block)):
                         self._end_early(_index(block), records)
                         return records[len(old_records) :]
-                    records += self._run_block(block, planner, records[len(old_records) :])
+                    ended = self._run_block(block, planner, records[len(old_records) :])
+                    records += ended
                     if limit is not None:
-                        limit.block_ended()
+                        limit.block_ended(sum(record.suspended_s for record in ended))
                     if _index(block) == output_array_files.BLOCK:
                         output_array_files.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, self.analysis):
@@ -268,7 +269,8 @@ class _BlockRunner:
             records += ended
             self.progress.launch_ended(ended)
         if plan is not None and planner is not None:
-            planner.ended(plan, records, time.monotonic() - start)
+            suspended_s = sum(record.suspended_s for record in records)
+            planner.ended(plan, records, time.monotonic() - start, suspended_s)
         return records
 
     def _launch(self, runs: Block, cell: ReadyCell, earlier: Sequence[Record]) -> list[Record]:

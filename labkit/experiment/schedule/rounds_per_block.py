@@ -99,10 +99,20 @@ class RoundPlanner:
             {case.case: case.warm_up_s for case in pilot.cases},
         )
 
-    def ended(self, plan: BlockPlan, records: Sequence[Record], seconds: float) -> None:
-        """Add a block that followed its plan and took so many seconds."""
+    def ended(
+        self,
+        plan: BlockPlan,
+        records: Sequence[Record],
+        seconds: float,
+        suspended_s: float = 0.0,
+    ) -> None:
+        """Add a block that followed its plan and took so many seconds.
+
+        ``suspended_s``: those of them in which ctrl-Z suspended it.
+        """
         self._planned_s += plan.fixed_s + plan.rounds_s
-        self._spent_s += seconds
+        self._spent_s += seconds - suspended_s
+        self.deadline += suspended_s
         self._add_block(records)
 
     @property

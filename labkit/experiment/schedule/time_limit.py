@@ -38,8 +38,10 @@ class TimeLimit:
         limit_s = max(LIMIT * cell.said_s, PLANNED * time_s) * blocks / cell.design.blocks
         return cls(cell, now + limit_s, [now])
 
-    def block_ended(self) -> None:
-        """Count a block."""
+    def block_ended(self, suspended_s: float) -> None:
+        """Count a block, but not the seconds in which ctrl-Z suspended it."""
+        self.deadline += suspended_s
+        self.ended = [ended + suspended_s for ended in self.ended]
         self.ended.append(time.monotonic())
 
     def ends_before(self, block: int) -> bool:

@@ -51,6 +51,11 @@ class ProtocolError(StudyError):
     """The other side sent something that has no meaning at this point. The message is one line."""
 
 
+def encode(verb: str, value: Any = None) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps([verb, value]).encode() + b"\n"
+
+
 class Channel:
     """One end of the connection between a worker and its coordinator."""
 
@@ -64,7 +69,21 @@ class Channel:
 
     def send(self, verb: str, value: Any = None) -> None:
         """Send a message. Raises ``OSError`` if the other side has ended."""
-        self._connection.sendall(json.dumps([verb, value]).encode() + b"\n")
+        self._connection.sendall(encode(verb, value))
+
+    def send_at_once(self, data: memoryview) -> memoryview:
+        """Send what fits into the connection while the other side does not read; return the rest.
+
+        ``data``: encoded messages. Raises ``OSError`` if the other side has ended.
+        """
+        self._connection.setblocking(False)
+        try:
+            sent = self._connection.send(data)
+        except BlockingIOError:
+            sent = 0
+        finally:
+            self._connection.setblocking(True)
+        return data[sent:]
 
     def receive(self) -> Message | None:
         """Wait for a message and return it, or None if the other side has ended.

@@ -5,6 +5,7 @@ The cost of observing (the parent's CPU time during the run) is measured and rec
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import Any
@@ -22,11 +23,16 @@ class MachineObserver:
         self._os = operating_system()
         self._start = time.monotonic()
         self._start_cpu_s = time.process_time()
+        # Of this process's descendants, even those that have ended: they are no part of the run.
+        self._earlier_cpu_s = self._os.process_cpu_s(os.getpid()) - self._start_cpu_s
         self._last_times = self._cpu_times(None)
         self._samples: list[dict[str, Any]] = []
 
     def sample(self, pid: int) -> None:
-        """Take one sample of the machine and of the worker process ``pid``."""
+        """Take one sample of the machine and of the worker process ``pid``.
+
+        If several workers take turns, ``pid`` is this process, whose descendants they are.
+        """
         if len(self._samples) >= MAX_SAMPLES:
             return
         sample = {"t_s": round(time.monotonic() - self._start, 2), **self._os.sample()}
@@ -57,8 +63,14 @@ class MachineObserver:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):
             return None
+        return time.monotonic(), busy, self._own_cpu_s(pid)
+
+    def _own_cpu_s(self, pid: int | None) -> float:
+        """Return the CPU time of this process and the worker ``pid`` with its descendants."""
+        if pid == os.getpid():
+            return self._os.process_cpu_s(pid) - self._earlier_cpu_s
         worker = 0.0 if pid is None else self._os.process_cpu_s(pid)
-        return time.monotonic(), busy, worker + time.process_time()
+        return worker + time.process_time()
 
     def report(self) -> dict[str, Any]:
         """Return the samples as columns (``samples``), and the cost of observing.

@@ -222,10 +222,10 @@ class Worker:
         self.positions: list[int] = []
         self.moments: list[int] = []
 
-    def answer(self, signals, ticker):
+    def answer(self, ticker):
         return self.next_answer
 
-    def send(self, verb, value=None):
+    def send(self, ticker, verb, value=None):
         self.next_answer = self.react(verb, value)
 
     def react(self, verb, value):
