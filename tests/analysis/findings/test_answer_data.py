@@ -349,6 +349,21 @@ CASES = {  # findings, the long text, the short text, the chip
         "Map and plan: no difference from search in time per launch beyond 1.2 %.",
         "equivalent: no difference",
     ),
+    "several arms, partly undecided": (
+        cell(
+            same(), unseen(4.0, arm="plan"), unseen(5.0, arm="grid"),
+            unseen(3.0, place="b"), same(1.0, arm="plan", place="b"),
+            unseen(5.5, arm="grid", place="b"),
+        ),
+        "On this machine, against search: map differs by at most 1.2 % in time per launch (1 of 2 "
+        "rows); undecided in 1 row (b); the smallest detectable effect is 3.0 %; plan differs by "
+        "at most 1.0 % in time per launch (1 of 2 rows); undecided in 1 row (a); the smallest "
+        "detectable effect is 4.0 %; grid is undecided; the smallest detectable effect is 5.0 % "
+        "(a) to 5.5 % (b).",
+        "Map and plan: no difference from search beyond 1.2 % in 2 of 6 comparisons; 1 arm "
+        "undecided.",
+        "equivalent: no difference in 2 of 6 comparisons",
+    ),
     "an undecided metric before a decided one": (
         cell(
             unseen(place=None, metric=REQUESTS),
