@@ -578,6 +578,18 @@ CASES = {  # findings, the long text, the short text, the chip
         "Best is n=2: throughput 1,000 tok/s, 11.1 % more than n=1.",
         "better: best setting known",
     ),
+    "a sweep, two metrics of a case": (
+        replace(setting(), best=tuple(
+            one for metric in (REQUESTS, "output_tok_s")
+            for one in setting(case="chat", metric=metric).best
+        )),
+        "On this machine n=2 is the best of 3 settings in chat: total_tok_s: it processes 11.1 % "
+        "more tokens per second than n=1 (95 % interval 8.0 to 14.0 %); on this machine n=2 is "
+        "the best of 3 settings in chat: output_tok_s: it serves 11.1 % more output tokens per "
+        "second than n=1 (95 % interval 8.0 to 14.0 %).",
+        "Best is n=2: throughput 1,000 tok/s, 11.1 % more than n=1.",
+        "better: best setting known",
+    ),
     "a sweep with rivals": (
         setting(possibly_best=("n=2", "n=4"), reference="n=4",
                                        effect_pct=1.0, ci_low_pct=-2.0, ci_high_pct=4.0),
