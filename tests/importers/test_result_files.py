@@ -117,8 +117,9 @@ def test_an_a_a_pair_is_equivalent_and_a_planted_5_percent_is_found(tmp_path, to
     assert {run.tool for run in runs} == {tool}
     cell = cell_of(tmp_path / "study", runs)
     assert len(cell.design.order) == 8 and cell.design.runs_per_block == 1
-    found = [(row.name, row.comparisons[0].verdict) for row in cell.primary_rows]
+    found = [(cell.row_name(row), row.comparisons[0].verdict) for row in cell.primary_rows]
     assert found and {verdict for _, verdict in found} == {word}, found
+    assert len(dict(found)) == len(found), found
     for row in cell.primary_rows if effect > 1 else ():
         sign = 1 if row.better == "lower" else -1
         assert sign * row.comparisons[0].effect_pct == pytest.approx(5, abs=0.7)

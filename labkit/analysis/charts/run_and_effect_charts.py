@@ -49,7 +49,7 @@ def pairs_chart(cell: Cell, row: Row, metric_row: MetricRow) -> Chart | None:
     step = max(1, -(-total // 12))
     ticks = [(block + 1.0, str(block)) for block in range(0, total, step)]
     chart = Chart(
-        title=f"differences by block of {row.name}",
+        title=f"differences by block of {cell.row_name(row)}",
         x=(0.5, total + 1.9),
         y=padded_range([*known, -margin, margin]),
         x_label="block; on the right the effect with its interval",
@@ -98,7 +98,7 @@ def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
         return None
     total, positions = cell.last_position, cell.run_positions
     chart = Chart(
-        title=f"runs of {row.name}",
+        title=f"runs of {cell.row_name(row)}",
         x=(0.5, total + 0.5),
         y=padded_range([scaled(v, row.unit) for v in values]),
         x_label="run, in the order it was run (blocks shaded)",
@@ -246,7 +246,7 @@ def effects_chart(cell: Cell) -> Chart | None:
         x=padded_range([*known, -margin, margin]),
         y=(0.0, float(len(shown))),
         x_label=f"difference from {cell.baseline} (%), margin shaded",
-        rows=tuple(row.name for row in shown),
+        rows=tuple(map(cell.row_name, shown)),
         row_height=max(ROW_HEIGHT, ARM_HEIGHT * arms + 8),
     )
     chart.band(-margin, margin, "margin")
@@ -269,7 +269,7 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
         if c is not None and c.effect_pct is not None:
             y = middle + ((len(arms) - 1) / 2 - place) * step
             word = verdict_word(c.verdict, row.metric, row.unit, row.better)
-            tip = f"{row.name}, {arm}: {c.effect_pct:+.2f} %, {word}"
+            tip = f"{cell.row_name(row)}, {arm}: {c.effect_pct:+.2f} %, {word}"
             chart.effect(c.effect_pct, c.ci_pct, y, styles[arm], tip, arm)
 
 

@@ -240,7 +240,6 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     for analysis in analyses:
         claim = analysis.data.arms[0].identity
         phrases = cell_phrases(analysis.cell, claim if claim in IDENTITY_CLAIMS else "none")
-        several = len({row.metric for row in analysis.cell.primary_rows}) > 1
         for row in analysis.cell.primary_rows:
             if row.skipped is not None:
                 continue
@@ -248,9 +247,9 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
             for arm, values in row.arms.items():
                 if values.n:
                     entry = _github_entry(phrases, row, arm)
-                    metric = f": {row.metric}" if several and row.case != "all" else ""
                     cell = f"{analysis.cell.cell}: " if many else ""
-                    entries.append({"name": f"{cell}{row.name}{metric} [{arm}]", **entry})
+                    name = f"{cell}{analysis.cell.row_name(row)} [{arm}]"
+                    entries.append({"name": name, **entry})
     if len(directions) > 1:
         raise FormatError(
             "--format github needs metrics of one direction, but in this study smaller is better "

@@ -283,9 +283,8 @@ def plan_findings(analysis: CellAnalysis) -> Findings:
     """Return the findings of a cell."""
     data, cell = analysis.data, analysis.cell
     arms, primary = tuple(cell.treatment_arms), cell.primary_rows
-    several = len({row.metric for row in primary if row.metric is not None}) > 1
     findings = [
-        Finding(row, one, _place(row, several), _is_computed(row, one))
+        Finding(row, one, cell.row_name(row), _is_computed(row, one))
         for row in primary
         for one in row.comparisons
     ]
@@ -315,10 +314,6 @@ def _is_computed(row: Row, comparison: Comparison) -> bool:
     if row.median(comparison.arm) is None:
         return any(one.verdict == "computed" for one in row.comparisons)
     return comparison.verdict == "computed"
-
-
-def _place(row: Row, several_metrics: bool) -> str:
-    return f"{row.case}: {row.metric}" if several_metrics and row.case != "all" else row.name
 
 
 def _missing(analysis: CellAnalysis) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from labkit.analysis.findings.output_quality_sentences import (
 )
 from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
+from labkit.analysis.model.result_row import row_name
 from labkit.analysis.number_format import bound_text, join_names, magnitude_text, percent_text
 from labkit.config import count_text
 
@@ -291,16 +292,17 @@ def _noise(findings: Findings) -> str:
 def _best_settings(findings: Findings) -> str:
     if not findings.best:
         return "No answer: nothing was measured."
-    named = len(findings.best) > 1
-    clauses = [_best_setting(one, findings.num_settings, named) for one in findings.best]
+    clauses = [_best_setting(one, findings) for one in findings.best]
     failed = list(dict.fromkeys(arm for one in findings.best for arm in one.excluded))
     missing = f" No valid result: {_settings(failed)}." if failed else ""
     return f"{clauses[0][0].upper()}{'; '.join(clauses)[1:]}.{missing}"
 
 
-def _best_setting(one: BestInRow, count: int, named: bool) -> str:
-    metric = one.definition
-    where = f"in {one.case}" if named and one.case != "all" else f"in {metric.label}"
+def _best_setting(one: BestInRow, findings: Findings) -> str:
+    metric, count = one.definition, findings.num_settings
+    metrics = {other.metric for other in findings.best}
+    named = len(findings.best) > 1 and one.case != "all"
+    where = f"in {row_name(one, metrics) if named else metric.label}"
     if one.is_computed:
         return _best_computed(one, where)
     if one.best is None or one.reference is None or one.effect_pct is None:

@@ -275,12 +275,16 @@ def _no_change(groups: Sequence[Group], findings: Findings, rest: Piece) -> Piec
     same = [one for group in groups for one in group.those(SAME)]
     if not same:
         return _undecided([one for group in groups for one in group.all], baseline)
+    total = sum(len(group.all) for group in groups)
+    share = f"in {len(same)} of {total} comparisons" if len(same) < total else ""
     arms = join_names([arm_text(arm) for arm in dict.fromkeys(one.arm for one in same)])
+    brief = "No difference" if share else "No difference of any arm"
     return [
-        optional(f"{arms}: no difference", NO_NAMES, "No difference of any arm"),
+        optional(f"{arms}: no difference", NO_NAMES, brief),
         optional(f"from {baseline}", NO_BASELINE),
         optional(f"in {same[0].metric.short_label}", NO_DETAIL),
         Piece(f"beyond {_largest_bound(same)} %"),
+        Piece(share),
         rest,
     ]
 

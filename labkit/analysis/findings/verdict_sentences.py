@@ -172,11 +172,11 @@ def verdict_sentences(
     lines, phrases = [], cell_phrases(cell, claim)
     for row in cell.primary_rows:
         if row.skipped is not None:
-            lines.append(f"{row.name}: skipped: {row.skipped}")
+            lines.append(f"{row.case}: skipped: {row.skipped}")
         for one in row.comparisons:
             quality = (qualities or {}).get(one.arm)
             end = f"; {quality}" if quality else ""
-            lines.append(f"{row.name}: {verdict_sentence(phrases, row, one)}{end}")
+            lines.append(f"{cell.row_name(row)}: {verdict_sentence(phrases, row, one)}{end}")
     return lines
 
 
@@ -187,7 +187,7 @@ def control_sentence(cell: Cell) -> str | None:
     names every row with an unadjusted p below 0.02, which a reader might take for an effect.
     """
     known = [
-        (row.name, one, one.effect_pct, one.p)
+        (cell.row_name(row), one, one.effect_pct, one.p)
         for row in cell.primary_rows
         for one in row.comparisons
         if one.arm == cell.control and one.effect_pct is not None and one.p is not None

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.model.json_form import absent, fields_to_json, from_json
-from labkit.analysis.model.result_row import Comparison, EffectInPercent, Row
+from labkit.analysis.model.result_row import (
+    CaseAndMetric,
+    Comparison,
+    EffectInPercent,
+    Row,
+    row_name,
+)
 from labkit.analysis.model.step_part_times import TimeDivision
 from labkit.analysis.number_format import slug
 from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
@@ -278,11 +284,6 @@ class BestInRow(EffectInPercent):
         return self.is_computed or len(self.possibly_best) == 1
 
     @property
-    def name(self) -> str:
-        """The row's name (:attr:`.result_row.Row.name`)."""
-        return str(self.metric if self.case == "all" else self.case)
-
-    @property
     def definition(self) -> MetricDefinition:
         """The row's metric in the registry."""
         return metric_definition(self.metric, self.unit)
@@ -353,6 +354,14 @@ class Cell(ArmsByRole):
     def primary_rows(self) -> list[Row]:
         """The rows that the question is about."""
         return [row for row in self.rows if row.primary]
+
+    def row_name(self, row: CaseAndMetric) -> str:
+        """Return the name of a row of the cell: :func:`.result_row.row_name`."""
+        return row_name(row, self._primary_metrics)
+
+    @cached_property
+    def _primary_metrics(self) -> frozenset[str | None]:
+        return frozenset(row.metric for row in self.primary_rows)
 
     @property
     def compared(self) -> Iterator[tuple[Row, Comparison]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.analysis.model.json_form import absent
 from labkit.analysis.number_format import round_significant
@@ -128,6 +128,31 @@ def _pair(low: float | None, high: float | None) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
+class CaseAndMetric(Protocol):
+    """What names a row, in whatever form the row is."""
+
+    @property
+    def case(self) -> str:
+        """The case; ``all`` if it is all requests."""
+
+    @property
+    def metric(self) -> str | None:
+        """The metric, or None for a case without measurements."""
+
+
+def row_name(row: CaseAndMetric, metrics: Collection[str | None]) -> str:
+    """Return the name of a row among the rows of its cell, whose primary metrics are ``metrics``.
+
+    It is the row's case, followed by the metric if the cell has several. The case ``all`` tells
+    nothing, so a row of all requests is named by its metric.
+    """
+    if row.metric is None:
+        return row.case
+    if row.case == "all":
+        return row.metric
+    return f"{row.case}: {row.metric}" if len(metrics) > 1 else row.case
+
+
 @dataclass(frozen=True)
 class Row:
     """One metric of one case.
@@ -144,11 +169,6 @@ class Row:
     skipped: str | None = None
     arms: Mapping[str, ArmValues] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The row's case, or its metric if the case is ``all`` (all requests)."""
-        return str(self.metric if self.case == "all" else self.case)
 
     @property
     def definition(self) -> MetricDefinition:

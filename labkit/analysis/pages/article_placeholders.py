@@ -139,7 +139,7 @@ class PlaceholderFunctions:
         ``row`` is the row's name. With None, it is the first primary row.
         """
         report, _ = self._report(study, cell)
-        names = [best.name for best in report.cell.best or ()]
+        names = [report.cell.row_name(best) for best in report.cell.best or ()]
         require(bool(names), f"{study} is not a sweep, so it has no settings")
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]

@@ -125,7 +125,7 @@ def _pairs(report: CellReport) -> Parts:
             metric_row = report.analysis.rows[index]
             chart = run_and_effect_charts.pairs_chart(cell, row, metric_row)
             if chart is not None:
-                shown.append((index, row.name))
+                shown.append((index, cell.row_name(row)))
                 parts.append(ChartPart(chart, _pairs_caption(cell, metric_row, data.criteria.runs)))
     return [RowCharts(shown, parts)] if parts else []
 
@@ -135,8 +135,7 @@ def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
     arms = [*cell.real_arms[1:], *filter(None, [cell.control])]
     pairs = ((arm, paired_differences(row, arm, baseline, runs)) for arm in arms)
     sentences = (variation_sentence(row, baseline, arm, of.values()) for arm, of in pairs)
-    name = row.metric if row.case == "all" else row.case
-    return f"{name}: {next(filter(None, sentences), 'differences within blocks')}"
+    return f"{cell.row_name(row)}: {next(filter(None, sentences), 'differences within blocks')}"
 
 
 @section("Runs in order")
@@ -146,10 +145,11 @@ def _runs_in_order(report: CellReport) -> Iterator[ReportPart]:
     for index, row in enumerate(cell.rows):
         chart = run_and_effect_charts.runs_chart(cell, row, report.record_folder)
         if chart is not None:
-            part = ChartPart(chart, f"{row.name}; lines are medians, dots link to records")
+            name = cell.row_name(row)
+            part = ChartPart(chart, f"{name}; lines are medians, dots link to records")
             by_case.setdefault(row.case, []).append(part)
             if row.primary:
-                shown.append((index, row.name))
+                shown.append((index, name))
                 parts.append(part)
     if parts:
         yield RowCharts(shown, parts)

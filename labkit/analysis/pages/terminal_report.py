@@ -155,7 +155,9 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
 
     for line in comparison.caveats:
         out.print(Text(f"! {line}", style="yellow"))
-    columns = [column for column in CHANGE_COLUMNS if out.width >= column.min_width]
+    several = len({change.cell for change in comparison.changes}) > 1
+    shown = (CELL_COLUMN, *CHANGE_COLUMNS) if several else CHANGE_COLUMNS
+    columns = [column for column in shown if out.width >= column.min_width]
     lines = []
     for change in comparison.changes:
         style = VERDICT_STYLES[change.comparison.verdict]
@@ -174,7 +176,7 @@ def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
     for change in changes:
         if change.comparison.reason is not None:
             reason = f"{_change_verdict(change)}: {change.comparison.reason}"
-            rows.setdefault(reason, []).append(f"{_row_name(change)}, {change.arm}")
+            rows.setdefault(reason, []).append(f"{change.place}, {change.arm}")
     return rows
 
 
@@ -188,16 +190,13 @@ def _word(verdict: str) -> str:
     return verdict.replace("_", "-")
 
 
-def _row_name(change: RowChange) -> str:
-    return str(change.row.metric) if change.row.case == "all" else change.row.case
-
-
 def _measured(key: str) -> Callable[[RowChange], str]:
     return lambda change: value_text(getattr(change, key), change.row.unit)
 
 
+CELL_COLUMN: Column[RowChange] = Column("cell", lambda change: change.cell, numeric=False)
 CHANGE_COLUMNS: tuple[Column[RowChange], ...] = (
-    Column("row", _row_name, numeric=False),
+    Column("row", lambda change: change.name, numeric=False),
     Column("arm", lambda change: change.arm, numeric=False),
     Column("old", _measured("old"), min_width=100),
     Column("new", _measured("new"), min_width=100),

@@ -183,7 +183,7 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
 def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     control = analysis.data.control
     rows = [
-        (p, row.case)
+        (p, analysis.cell.row_name(row))
         for row in analysis.cell.primary_rows
         if (one := row.comparison(control)) is not None
         if (p := one.p_adjusted) is not None and p <= analysis.data.criteria.alpha
@@ -339,7 +339,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
-    """Yield (case, modes) for each primary row whose runs fall into two modes."""
+    """Yield (name, modes) for each primary row whose runs fall into two modes."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:
@@ -348,7 +348,7 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
             }
             modes = find_modes(logs, arms[0])
             if modes is not None:
-                yield row.case, modes
+                yield analysis.cell.row_name(row), modes
 
 
 def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
@@ -361,11 +361,11 @@ def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
     significant = any(p <= alpha for _, modes in bimodal for p in modes.fisher_p.values())
     if not bimodal or significant is not of_arms:
         return
-    case, modes = max(bimodal, key=lambda item: item[1].gap_pct)
+    name, modes = max(bimodal, key=lambda item: item[1].gap_pct)
     counts = ", ".join(f"{a} {modes.above_gap[a]} of {modes.total[a]}" for a in modes.above_gap)
     rows = "" if len(bimodal) == 1 else f"in {len(bimodal)} rows, the widest "
     yield (
-        f"the runs form two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; runs above the "
+        f"the runs form two modes {rows}{modes.gap_pct:.0f} % apart in {name!r}; runs above the "
         f"gap: {counts}{_mode_tests(modes, [each for _, each in bimodal])}; no run was dropped"
     )
 

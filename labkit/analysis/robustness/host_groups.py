@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.model.result_row import row_name
 from labkit.analysis.number_format import machine_words, percent_text
 from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 
@@ -104,4 +105,5 @@ def hosts_sentence(analysis: CellAnalysis) -> str | None:
     if worst is None:
         return text
     each = ", ".join(f"{percent_text(e)} on {host}" for host, e in worst.by_host.items())
-    return f"{text}; hosts differ most in {worst.row.case!r}: {worst.arm} {each} (estimates)"
+    name = row_name(worst.row, {row.metric for row in analysis.rows if row.primary})
+    return f"{text}; hosts differ most in {name!r}: {worst.arm} {each} (estimates)"

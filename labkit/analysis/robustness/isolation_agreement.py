@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.model.result_row import Comparison
+from labkit.analysis.model.result_row import Comparison, row_name
 from labkit.analysis.robustness.host_groups import on_same_machine
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.records import PROCESSES_SUFFIX
@@ -24,11 +24,11 @@ from labkit.records import PROCESSES_SUFFIX
 class IsolationAgreement:
     """The effects of one arm in one primary row under both designs, in percent.
 
-    ``difference_pct`` is interleaved minus separate; a difference below ``undetected_pct`` could
-    have gone undetected. Both are None if a design has no interval.
+    ``row`` is the row's name. ``difference_pct`` is interleaved minus separate; a difference below
+    ``undetected_pct`` could have gone undetected. Both are None if a design has no interval.
     """
 
-    case: str
+    row: str
     arm: str
     interleaved_pct: float
     separate_pct: float
@@ -48,6 +48,7 @@ def _compare_isolations(
 ) -> list[IsolationAgreement]:
     """Compare each treatment arm's effect in each primary row that both cells measured."""
     agreements = []
+    metrics = {row.metric for row in interleaved.rows if row.primary}
     theirs = {(r.case, r.metric): i for i, r in enumerate(separate.rows) if r.primary}
     for index, row in enumerate(interleaved.rows):
         key = row.case, row.metric
@@ -56,14 +57,14 @@ def _compare_isolations(
         other = separate.comparisons[theirs[key]]
         for arm in interleaved.data.treatment_arms:
             pair = interleaved.comparisons[index].get(arm), other.get(arm)
-            agreement = compare_effects(row.case, arm, *pair)
+            agreement = compare_effects(row_name(row, metrics), arm, *pair)
             if agreement is not None:
                 agreements.append(agreement)
     return agreements
 
 
 def compare_effects(
-    case: str, arm: str, interleaved: Comparison | None, separate: Comparison | None
+    row: str, arm: str, interleaved: Comparison | None, separate: Comparison | None
 ) -> IsolationAgreement | None:
     """Compare an arm's effects under two designs; None if one of them has no log ratio.
 
@@ -86,7 +87,7 @@ def compare_effects(
         up = math.hypot(high - one, other - other_low)
         undetected = to_percent(down if one > other else up)
     return IsolationAgreement(
-        case=case,
+        row=row,
         arm=arm,
         interleaved_pct=interleaved.effect_pct,
         separate_pct=separate.effect_pct,
@@ -140,6 +141,6 @@ def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
     worst = max(apart, key=lambda a: abs(a.difference_pct or 0.0) / (a.undetected_pct or 1.0))
     return (
         f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} "
-        f"{noun}s, most in {worst.case}: {worst.arm} {worst.interleaved_pct:+.1f} % "
+        f"{noun}s, most in {worst.row}: {worst.arm} {worst.interleaved_pct:+.1f} % "
         f"interleaved, {worst.separate_pct:+.1f} % in separate processes."
     )

@@ -120,7 +120,7 @@ class AnalysisCache:
         arms = {arm.name for arm in cell.arms if arm.role == "arm"}
         return [
             {
-                "row": row.name,
+                "row": cell.row_name(row),
                 "arm": one.arm,
                 "verdict": one.verdict,
                 "effect": percent_text(one.effect_pct),

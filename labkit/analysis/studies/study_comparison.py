@@ -27,7 +27,7 @@ from labkit.analysis.comparison.observations import (
 )
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.analysis.findings.output_quality_sentences import quality_change_notes
-from labkit.analysis.model.result_row import Comparison
+from labkit.analysis.model.result_row import Comparison, row_name
 from labkit.analysis.number_format import magnitude_text, p_text, percent_text, signed_text
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,
@@ -56,11 +56,14 @@ class StudiesNotComparable(ValueError):
 class RowChange:
     """One arm in one row of both studies: its old and new median, and the change with its verdict.
 
-    ``comparison`` describes the change of the arm's difference from the baseline. Its numbers are
-    unknown for the baseline itself, and if there is no complete block.
+    ``name`` is the row's in its cell; ``place`` is the same after the cell's name, if several cells
+    are compared. ``comparison`` describes the change of the arm's difference from the baseline. Its
+    numbers are unknown for the baseline itself, and if there is no complete block.
     """
 
     cell: str
+    name: str
+    place: str
     row: MetricRow
     old: float | None
     new: float | None
@@ -91,17 +94,29 @@ class StudyComparison:
 class _CellPair:
     """One cell in both studies, checked to be comparable; without their records.
 
-    ``shift_pct`` is the change of the machine probe's time, or None if a study has no probe.
-    ``with_stalls``: whether both studies are compared by times that include stalls, because an arm
-    may have caused them in one of the studies. ``quality``: how the arms' quality changed.
+    ``prefix``: the cell's name before what is said of it; empty if no other cell is compared.
+    ``metrics``: the primary metrics that either study measured. ``shift_pct`` is the change of the
+    machine probe's time, or None if a study has no probe. ``with_stalls``: whether both studies are
+    compared by times that include stalls, because an arm may have caused them in one of the
+    studies. ``quality``: how the arms' quality changed.
     """
 
     name: str
+    prefix: str
+    metrics: frozenset[str | None]
     baseline: str
     criteria: DecisionCriteria
     shift_pct: float | None
     with_stalls: bool
     quality: tuple[str, ...]
+
+    def row_name(self, row: MetricRow) -> str:
+        """Return a row's name in the cell."""
+        return row_name(row, self.metrics)
+
+    def place(self, row: MetricRow) -> str:
+        """Return a row's name, after the cell's if several cells are compared."""
+        return f"{self.prefix}{self.row_name(row)}"
 
 
 def may_have_stalled(*analyses: CellAnalysis) -> bool:
@@ -207,7 +222,7 @@ def _match_studies(
     compared: list[_ArmPair] = []
     for places in shared:  # only the two cells are in memory, if the studies are read lazily
         cells = old[places[0]], new[places[1]]
-        pair = _cell_pair(*cells, margin_pct)
+        pair = _cell_pair(*cells, margin_pct, len(shared) > 1)
         pairs.append(pair)
         if pair.shift_pct is None:
             caveats.append(
@@ -215,7 +230,7 @@ def _match_studies(
             )
         elif _machine_changed(pair):
             caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
-        caveats += _unshared_rows(pair.name, cells)
+        caveats += _unshared_rows(pair, cells)
         if pair.with_stalls:
             caveats.append(
                 f"{pair.name}: times include apparent stalls of the machine: "
@@ -249,9 +264,10 @@ def _conclude(
         verdict = _judge(item, comparison, control)
         known = comparison or Comparison(item.arm, item.pair.baseline)
         told = replace(known, verdict=verdict.word, reason=verdict.reason)
-        changes.append(RowChange(item.pair.name, row, old_median, new_median, told))
+        names = item.pair.name, item.pair.row_name(row), item.pair.place(row)
+        changes.append(RowChange(*names, row, old_median, new_median, told))
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
-    quality = [note for pair in matched.pairs for note in pair.quality]
+    quality = [f"{pair.prefix}{note}" for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
     return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
 
@@ -260,7 +276,7 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     """Yield a note on the undecided rows, if any: how many, and the change each could detect."""
     undecided = [item for item in changes if item.comparison.verdict == "inconclusive"]
     detectable = [
-        (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
+        (item.comparison.mde_pct, f"{item.place}, {item.arm}")
         for item in undecided
         if item.comparison.mde_pct is not None
     ]
@@ -293,14 +309,16 @@ def _method_notes(
         f"{count_text(len(family), 'comparison')} (Holm); each interval has the level at which "
         "its row was tested."
     )
-    changes = [(item.change, item.old.case) for item in controls if item.change is not None]
+    changes = [
+        (item.change, item.pair.place(item.old)) for item in controls if item.change is not None
+    ]
     if changes:
-        worst, worst_case = max(changes, key=lambda one: abs(one[0].estimate))
-        least, least_case = min(changes, key=lambda one: one[0].p)
+        worst, worst_row = max(changes, key=lambda one: abs(one[0].estimate))
+        least, least_row = min(changes, key=lambda one: one[0].p)
         yield (
             f"A/A control: its difference from the baseline changed by at most "
-            f"{percent_text(to_percent(worst.estimate))} ({worst_case}); smallest p "
-            f"{p_text(least.p)} ({least_case}), unadjusted."
+            f"{percent_text(to_percent(worst.estimate))} ({worst_row}); smallest p "
+            f"{p_text(least.p)} ({least_row}), unadjusted."
         )
 
 
@@ -386,7 +404,7 @@ def _exceeds_machine_change(comparison: Comparison, pair: _CellPair) -> bool:
     return min(abs(low), abs(high)) > abs(pair.shift_pct or 0.0)
 
 
-def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _CellPair:
+def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several: bool) -> _CellPair:
     _refuse_machine(old, new)
     _refuse_config(old, new)
     alpha = min(a.data.design.alpha for a in (old, new))
@@ -399,6 +417,8 @@ def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Cell
     criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
     return _CellPair(
         old.name,
+        f"{old.name}: " if several else "",
+        frozenset(row.metric for a in (old, new) for row in a.rows if _is_measured(row)),
         old.data.baseline,
         criteria,
         probe_shift_pct(old, new),
@@ -508,14 +528,17 @@ def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | N
     return to_percent(float(np.median(probes[1]) - np.median(probes[0])))
 
 
-def _unshared_rows(cell: str, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
+def _is_measured(row: MetricRow) -> bool:
+    return row.primary and row.skipped is None
+
+
+def _unshared_rows(pair: _CellPair, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
     old, new = (
-        {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
-        for a in analyses
+        {(r.case, r.metric): pair.row_name(r) for r in a.rows if _is_measured(r)} for a in analyses
     )
     for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
-        unshared = (case for row, case in rows.items() if row not in other_rows)
-        yield from (f"{cell}: {case} is only in {name}" for case in unshared)
+        unshared = (row for key, row in rows.items() if key not in other_rows)
+        yield from (f"{pair.name}: {row} is only in {name}" for row in unshared)
 
 
 def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:

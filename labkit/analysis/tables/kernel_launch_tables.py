@@ -219,7 +219,7 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
         comparison = row.comparison(arm)
         if found and comparison is not None and comparison.effect_pct is not None:
             time = f"{signed_text(comparison.effect_pct)} % time"
-            yield f"{row.name}, {arm}: {', '.join(found)}; {time}."
+            yield f"{report.cell.row_name(row)}, {arm}: {', '.join(found)}; {time}."
 
 
 def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:

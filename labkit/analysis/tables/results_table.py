@@ -15,7 +15,7 @@ from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell, PublishedRow
-from labkit.analysis.model.result_row import Comparison, Row
+from labkit.analysis.model.result_row import Comparison, Row, row_name
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -337,15 +337,11 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
     lines = [ResultLine(i, r, arm) for i, r in rows if r.skipped is None for arm in r.arms]
     metrics = {line.row.metric for line in lines if line.row.case != "all"}
 
-    def name(line: ResultLine) -> str:
-        row, several = line.row, len(metrics) > 1 and line.row.case != "all"
-        return f"{row.case}: {row.metric}" if several else row.name
-
     def quantile(key: str) -> Callable[[ResultLine], str]:
         return lambda line: value_text(getattr(line.row.arms[str(line.arm)], key), line.row.unit)
 
     columns: tuple[Column[ResultLine], ...] = (
-        Column("row", name, numeric=False),
+        Column("row", lambda line: row_name(line.row, metrics), numeric=False),
         Column("arm", lambda line: line.arm, numeric=False),
         Column("unit", lambda line: unit_name(line.row.unit), numeric=False),
         *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),

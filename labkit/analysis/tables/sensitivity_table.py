@@ -13,7 +13,7 @@ from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
     """Return one line per sensitivity analysis of a row and arm."""
     columns: tuple[Column[SensitivityResult], ...] = (
-        Column("row", lambda result: cell.rows[result.row].name, numeric=False),
+        Column("row", lambda result: cell.row_name(cell.rows[result.row]), numeric=False),
         Column("arm", lambda result: result.arm, numeric=False),
         Column("analysis", lambda result: result.how, numeric=False),
         Column("delta", lambda result: result.effect_pct, percent_text),

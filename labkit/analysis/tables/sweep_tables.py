@@ -239,10 +239,11 @@ def curves_section(report: CellSource) -> Iterator[ReportPart]:
     """Show a sweep's values over each numeric option, for every primary row."""
     cell = report.cell
     for best in cell.best or ():
+        name = cell.row_name(best)
         for option, curves in setting_curves(cell, best):
-            title = f"{best.name} by {option.name}"
+            title = f"{name} by {option.name}"
             keys = tuple((c.name, f"line arm{i}", "line") for i, c in enumerate(curves) if c.name)
             chart = curves_chart(best, option, curves)
             yield (part := ChartPart(chart, f"{title}, evenly spaced", keys))
-            stem = cell.stem(f"{slug(best.name)}-by-{slug(option.name)}")
+            stem = cell.stem(f"{slug(name)}-by-{slug(option.name)}")
             yield PictureFile(stem, title, [part])

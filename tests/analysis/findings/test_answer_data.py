@@ -349,6 +349,21 @@ CASES = {  # findings, the long text, the short text, the chip
         "Map and plan: no difference from search in time per launch beyond 1.2 %.",
         "equivalent: no difference",
     ),
+    "several arms, partly undecided": (
+        cell(
+            same(), unseen(4.0, arm="plan"), unseen(5.0, arm="grid"),
+            unseen(3.0, place="b"), same(1.0, arm="plan", place="b"),
+            unseen(5.5, arm="grid", place="b"),
+        ),
+        "On this machine, against search: map differs by at most 1.2 % in time per launch (1 of 2 "
+        "rows); undecided in 1 row (b); the smallest detectable effect is 3.0 %; plan differs by "
+        "at most 1.0 % in time per launch (1 of 2 rows); undecided in 1 row (a); the smallest "
+        "detectable effect is 4.0 %; grid is undecided; the smallest detectable effect is 5.0 % "
+        "(a) to 5.5 % (b).",
+        "Map and plan: no difference from search beyond 1.2 % in 2 of 6 comparisons; 1 arm "
+        "undecided.",
+        "equivalent: no difference in 2 of 6 comparisons",
+    ),
     "an undecided metric before a decided one": (
         cell(
             unseen(place=None, metric=REQUESTS),
@@ -560,6 +575,18 @@ CASES = {  # findings, the long text, the short text, the chip
         setting(),
         "On this machine n=2 is the best of 3 settings in throughput: it processes 11.1 % more "
         "tokens per second than n=1 (95 % interval 8.0 to 14.0 %).",
+        "Best is n=2: throughput 1,000 tok/s, 11.1 % more than n=1.",
+        "better: best setting known",
+    ),
+    "a sweep, two metrics of a case": (
+        replace(setting(), best=tuple(
+            one for metric in (REQUESTS, "output_tok_s")
+            for one in setting(case="chat", metric=metric).best
+        )),
+        "On this machine n=2 is the best of 3 settings in chat: total_tok_s: it processes 11.1 % "
+        "more tokens per second than n=1 (95 % interval 8.0 to 14.0 %); on this machine n=2 is "
+        "the best of 3 settings in chat: output_tok_s: it serves 11.1 % more output tokens per "
+        "second than n=1 (95 % interval 8.0 to 14.0 %).",
         "Best is n=2: throughput 1,000 tok/s, 11.1 % more than n=1.",
         "better: best setting known",
     ),

@@ -152,6 +152,32 @@ def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
     assert line.startswith("the A/A control differs from the baseline in 2 rows, above all in ")
 
 
+def test_a_row_of_all_requests_is_named_by_its_metric(make_cell):
+    def leak(record):
+        return slow_at(record.position, (0.8,))(record) if record.arm == "control" else record
+
+    path = make_cell(requests=True, identity="tokens", noise=0.002, change=leak)
+    assert "differs from the baseline in 'total_tok_s' (adjusted p" in caveats_text(path)
+    slow = make_cell("s/cell", requests=True, identity="tokens", noise=0.002,
+                     change=slow_at(2, (0.8,)))  # fmt: skip
+    assert "% apart in 'total_tok_s'; runs above the gap: " in caveats_text(slow)
+
+
+def test_two_metrics_of_a_case_are_told_apart(make_cell):
+    def leak(record):
+        cases = tuple(
+            replace(c, metrics=(*c.metrics, *(
+                replace(m, name="single_dispatch_us", repeats=tuple(
+                    x * (1.2 if record.arm == "control" else 1.0) for x in m.repeats))
+                for m in c.metrics)))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    text = caveats_text(make_cell(cases=("a",), change=leak))
+    assert "differs from the baseline in 'a: single_dispatch_us' (adjusted p" in text
+
+
 def test_skipped_rows_of_one_reason_are_one_line(make_cell):
     path = make_cell(cases=("a", "b", "c"), skipped={"b": "too large", "c": "too large"})
     assert caveats_text(path) == "2 rows skipped (b; c): too large"

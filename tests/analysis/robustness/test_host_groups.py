@@ -112,6 +112,13 @@ def test_an_arm_that_is_worse_on_one_host_is_shown(make_cell):
     assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", caveat)
 
 
+def test_the_row_in_which_hosts_differ_most_is_named_by_its_metric(make_cell):
+    change = from_block(4, moved_to_host("def", 1.3))
+    cell = make_cell(blocks=8, runs=1, requests=True, identity="tokens", change=change)
+    (caveat,) = [line for line in caveats(only_analysis(across_hosts(cell))) if "2 hosts" in line]
+    assert "hosts differ most in 'total_tok_s': seq_map " in caveat
+
+
 HOSTS = np.repeat([0.0, 0.3], 5)  # log time by block: five blocks of each of two hosts
 
 

@@ -136,6 +136,11 @@ def test_the_sentence_states_the_coarsest_row_or_the_clearest_disagreement():
     )
 
 
+def test_a_row_of_all_requests_is_named_by_its_metric():
+    cells = (estimated(("all", True, effect, effect - 1, effect + 1)) for effect in (-4.0, 4.0))
+    assert "in 1 of 1 rows, most in dispatch_us: arm" in isolation_sentence(paired(*cells))
+
+
 def test_both_cells_of_a_pair_report_the_same_difference(make_cell):
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     apart = make_cell(f"s/cell{PROCESSES_SUFFIX}", seed=2, effects={"seq_map": 1.2})
@@ -169,7 +174,7 @@ def test_interleaved_and_separate_cells_of_a_study_are_compared(make_cell, effec
     apart = make_cell("cell~", seed=2, effects={"seq_map": effect})
     both = analyse(turns, lambda: analyse(apart))
     agreements = isolation_agreements(both)
-    assert [(a.case, a.arm) for a in agreements] == [
+    assert [(a.row, a.arm) for a in agreements] == [
         ("decode, 64 reqs, ctx 128", "seq_map"),
         ("prefill, 8 × 512", "seq_map"),
     ]

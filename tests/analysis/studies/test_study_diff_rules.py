@@ -4,11 +4,14 @@ The studies exist in memory: 3 blocks of 2 runs have 216 relabellings each and 4
 so every p is exact.
 """
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison.machine_or_arm_stalls import StallAttribution
@@ -16,6 +19,7 @@ from labkit.analysis.comparison.observations import build_rows, complete_blocks,
 from labkit.analysis.comparison.output_identity import IdentityReport
 from labkit.analysis.comparison.validity_gates import Gate
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, Verdict
+from labkit.analysis.pages.terminal_report import print_changes
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent
 from labkit.analysis.studies.study_comparison import (
@@ -551,6 +555,59 @@ def test_the_note_on_the_control_names_its_largest_change_and_its_smallest_p():
     old, new = study(shifts, **noise), study(shifts, seed=2, change=shifted, **noise)
     note = compare(old, new).notes[-1]
     assert "changed by at most −2.3% (c); smallest p 4e-5 (a), unadjusted" in note
+
+
+def with_second_metric(record):
+    cases = tuple(
+        replace(c, metrics=(*c.metrics, *(replace(m, name="map_us") for m in c.metrics)))
+        for c in record.cases
+    )
+    return replace(record, cases=cases)
+
+
+def test_a_row_of_all_requests_is_named_by_its_metric_in_every_note():
+    old, new = (study({"all": 0.0}, noise=0.05, seed=seed) for seed in (1, 2))
+    comparison = compare(old, new)
+    assert comparison.notes[0].endswith(" % (dispatch_us, arm).")
+    assert comparison.notes[-1].count("(dispatch_us)") == 2
+
+
+@pytest.mark.parametrize(("case", "row"), [("a", "a: map_us"), ("all", "map_us")])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_metric_of_one_study_alone_is_named(place, case, row):
+    two = study({case: 0.0}, change=with_second_metric)
+    comparison = compare(*ordered(place, two, study({case: 0.0}, seed=2)))
+    assert comparison.caveats == (f"cell: {row} is only in {('old', 'new')[place]}",)
+
+
+def printed_changes(comparison, width):
+    out = io.StringIO()
+    print_changes(comparison, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def test_two_metrics_of_a_case_have_names_of_their_own_in_the_table():
+    old, new = (study(change=with_second_metric, seed=seed) for seed in (1, 2))
+    text = printed_changes(compare(old, new), 120)
+    assert re.search(r"^ +row +arm ", text, re.M)
+    for row in ("a: dispatch_us", "a: map_us"):
+        assert len(re.findall(rf"^ +{row} +(?:base|arm) ", text, re.M)) == 2
+
+
+def test_rows_of_several_cells_are_told_apart():
+    """The lines of all cells were alike: ``total_tok_s paged``."""
+    old = [study({"all": 0.0}, noise=0.05, name=name) for name in ("one", "two")]
+    new = [study({"all": 0.0}, noise=0.05, name=name, seed=2) for name in ("one", "two")]
+    new[1].gates["healthy"].fail("a reason", "arm", "swap grew")
+    comparison = compare_studies(old, new, 2.0)
+    assert comparison.notes[0].endswith(" % (one: dispatch_us, arm).")
+    assert re.search(r"\((one|two): dispatch_us\), unadjusted", comparison.notes[-1])
+    text = printed_changes(comparison, 120)
+    assert re.search(r"^ +cell +row +arm ", text, re.M)
+    for name in ("one", "two"):
+        for arm in ("base", "arm"):
+            assert len(re.findall(rf"^ +{name} +dispatch_us +{arm} ", text, re.M)) == 1
+    assert "\ntwo: dispatch_us, arm: invalid: new: swap grew" in text
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
-from labkit.analysis.tables.sweep_tables import settings_of, swept_options
+from planted_cells import planted_cell
+
+from labkit.analysis.document.report_parts import PictureFile
+from labkit.analysis.tables.sweep_tables import curves_section, settings_of, swept_options
 
 
 def test_lists_are_settings_by_their_text():
@@ -16,3 +19,22 @@ def test_lists_are_settings_by_their_text():
     options = swept_options(cell)
     assert settings_of(cell, options) == {("[]",): "none", ('["vllm==0.31"]',): "vllm"}
     assert [value for (value,) in settings_of(cell, options)] == list(options[0].values)
+
+
+def test_each_metric_of_a_case_has_a_picture_of_its_own():
+    """The second one overwrote the first."""
+    key, metrics = "engine.scheduler.max_num_seqs", ("prefill_tok_s", "decode_tok_s")
+    rows = [{"case": "8 reqs", "metric": metric, "primary": True} for metric in metrics]
+    arms = [{"name": f"n={n}", "role": "arm", "overrides": {key: n}} for n in (1, 2, 4)]
+    values = {"n=1": 1.0, "n=2": 2.0, "n=4": 3.0}
+    best = [
+        {"case": "8 reqs", "metric": metric, "unit": "tok/s", "better": "higher", "values": values}
+        for metric in metrics
+    ]
+    cell = planted_cell(rows, arms=arms, sweep={key: [1, 2, 4]}, best=best)
+    parts = curves_section.parts(SimpleNamespace(cell=cell))
+    pictures = [part for part in parts if isinstance(part, PictureFile)]
+    assert [picture.caption for picture in pictures] == [
+        f"8 reqs: {metric} by max_num_seqs" for metric in metrics
+    ]
+    assert len({picture.stem for picture in pictures}) == 2
