@@ -16,11 +16,14 @@ class RequestNote(TypedDict, total=False):
     """One served request. Latencies count from ``arrived_ms``, else from ``submitted_ms``.
 
     ``queued_ms`` is the part in which the client waited for a place among ``concurrency``.
+    ``first_chunk`` and ``untimed_tokens``: tokens that TPOT leaves out, if not 1 and 0.
     """
 
     id: str
     prompt_tokens: int
     output_tokens: int
+    first_chunk: int
+    untimed_tokens: int
     arrived_ms: float
     queued_ms: float
     submitted_ms: float
@@ -49,6 +52,7 @@ class TrafficNote(TypedDict, total=False):
     good: int  # served within every limit
     unserved: Sequence[UnservedNote]
     asked_per_s: float
+    asked_unit: str
     due_per_s: float
     sent_per_s: float
     queue_ms: Percentiles

@@ -55,6 +55,8 @@ def test_a_trace_arrives_by_its_timestamps_scaled():
 def test_sessions_arrive_at_the_rate_and_later_turns_follow_their_answer():
     prompts = [Prompt(f"{s}{t}", (1,), 1, s) for s in "ab" for t in range(2)]
     assert due("constant", prompts, rate=0.5) == [0.0, 0.0, 2.0, 0.0]
+    assert arrivals.rate_unit(prompts) == "sessions/s"
+    assert arrivals.rate_unit(prompts[::2]) == arrivals.rate_unit(PROMPTS) == "requests/s"
 
 
 def drawn(**options):

@@ -387,6 +387,7 @@ def test_requests_arrive_at_their_time_whatever_the_engine_does():
     assert requests["r2"]["ttft_ms"] == 1500  # half a second of it another's step
     assert all(n["queued_ms"] == 0 and n["late_ms"] <= 0.001 for n in requests.values())
     assert traffic["due_per_s"] == traffic["sent_per_s"] == pytest.approx(0.4)
+    assert (traffic["asked_per_s"], traffic["asked_unit"]) == (0.4, "requests/s")
 
 
 def test_all_at_once_is_all_in_flight():
@@ -407,12 +408,13 @@ def test_requests_beyond_the_concurrency_limit_wait_at_the_client():
 
 def test_a_turn_waits_for_the_answer_before_it():
     prompts = [Prompt(f"r{i}", (1, 2), 4, "ab"[i // 3]) for i in range(6)]
-    requests, _, engine, _ = arriving("constant", prompts=prompts, rate=0.5)
+    requests, traffic, engine, _ = arriving("constant", prompts=prompts, rate=0.5)
     assert [n["submitted_ms"] for n in requests.values()] == [
         0, 4000, 8000, 2000, 6000, 10000,
     ]  # fmt: skip
     assert [n["queued_ms"] for n in requests.values()] == [0] * 6, requests
     assert engine.most_in_flight == 2
+    assert (traffic["asked_per_s"], traffic["asked_unit"]) == (0.5, "sessions/s")
 
 
 class StubServer(StubEngine):

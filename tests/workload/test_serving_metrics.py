@@ -100,6 +100,7 @@ def test_the_tokens_of_the_first_chunk_are_not_later_ones():
     at_once = served("b", 1, 0.0, [4.0], tokens=[1] * 8)
     at_once.first_chunk = 8
     assert bundled.tpot == 0.5 and at_once.tpot is None
+    assert [note["first_chunk"] for note in request_notes([bundled, at_once])] == [4, 8]
 
 
 def test_a_token_after_the_last_chunk_counts_but_takes_no_time():
@@ -108,6 +109,7 @@ def test_a_token_after_the_last_chunk_counts_but_takes_no_time():
     got = values(serving_metrics([text], 1))
     assert got["output_tok_s"] == 2 and got["tpot_excl_first_mean_ms"] == 500
     assert got["tpot_incl_first_mean_ms"] == pytest.approx(2000 / 3)
+    assert request_notes([text])[0]["untimed_tokens"] == 1
 
 
 def test_means_of_the_time_per_token():
@@ -179,7 +181,8 @@ def test_a_request_that_was_not_served_is_counted_and_never_good():
     refused = ServedRequest("x", 4, 0.0, finish="error", error="no room")
     failed = ServedRequest("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
     workload = Workload(limits=LatencySLO(ttft_ms=1000))
-    notes = outcome_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
+    entries = [*TIMELINE, refused, failed]
+    notes = outcome_notes(entries, workload, rate_unit="", cpu_s=0.04, seconds=4.0)
     assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)
     assert notes["good"] == 2 and notes["sender_cpu_share"] == 0.01
     assert notes["unserved"] == [
@@ -195,7 +198,7 @@ def test_rates_and_waits_of_what_arrives_by_itself():
         entry.due = due
     entries[1].late = 0.003
     workload = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8), concurrency=None)
-    notes = outcome_notes(entries, workload, cpu_s=0.0, seconds=9.0)
+    notes = outcome_notes(entries, workload, rate_unit="requests/s", cpu_s=0.0, seconds=9.0)
     assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
     assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
     assert notes["late_ms"]["max"] == 3.0 and notes["latency_from"] == "arrival"

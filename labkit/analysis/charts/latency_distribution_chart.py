@@ -11,6 +11,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.svg_chart_renderer import arm_classes
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records.measurement_notes import RequestNote
 
@@ -35,24 +36,26 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
             continue
         limits = _limits(analysis, key)
         high = max(float(np.percentile(v, 99.5)) for v in by_arm.values())
+        edge = max([high, *(1.1 * limit for limit in limits)]) or 1.0
         chart = Chart(
-            title=name, x=(0.0, max([high, *(1.1 * limit for limit in limits)]) or 1.0),
+            title=name, x=(0.0, edge),
             y=(0.0, 100.0), x_label=f"{name} (ms)", y_label="values up to this time (%)",
             height=240, x_unit="ms", unit="%", link=key,
         )  # fmt: skip
         shares = np.linspace(0.0, 1.0, CDF_POINTS)
         for arm, values in by_arm.items():
-            quantiles = np.minimum(np.quantile(values, shares), high)
+            quantiles = np.minimum(np.quantile(values, shares), edge)
             points = list(zip(map(float, quantiles), map(float, 100 * shares), strict=True))
             chart.line(points, f"line {styles[arm][0]}", arm)
         for limit in limits:
             chart.limit(limit, f"limit {limit:g} ms")
         count = sum(map(len, by_arm.values()))
-        yield (
-            f"{name}: {CDF_POINTS} quantiles of {count:,} values of all runs; the slowest 0.5 % "
-            "are beyond the right edge",
-            chart,
-        )
+        caption = f"{name}: {CDF_POINTS} quantiles of {count:,} values of all runs"
+        beyond = max(float(np.mean(values > edge)) for values in by_arm.values())
+        if beyond:
+            share = significant_text(100 * beyond, 2)
+            caption += f"; the slowest (at most {share} % of an arm's) are beyond the right edge"
+        yield caption, chart
 
 
 def _limits(analysis: CellAnalysis, key: str) -> list[float]:
@@ -75,13 +78,14 @@ def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
 
 
 def _latencies(request: RequestNote, key: str) -> Sequence[float]:
-    """Return a request's latencies; TPOT follows from E2E, TTFT and the number of tokens."""
+    """Return a request's latencies; its TPOT is that of the metric: see :mod:`.serving_metrics`."""
     if key == "tpot_ms":
-        tokens = int(request.get("output_tokens") or 0)
+        first, untimed = request.get("first_chunk", 1), request.get("untimed_tokens", 0)
+        later = (request.get("output_tokens") or 0) - untimed - first
         ends = request.get("e2e_ms"), request.get("ttft_ms")
-        if tokens < 2 or ends[0] is None or ends[1] is None:
+        if later < 1 or ends[0] is None or ends[1] is None:
             return ()
-        return [(ends[0] - ends[1]) / (tokens - 1)]
+        return [(ends[0] - ends[1]) / later]
     value: Any = request.get(key)
     if value is None:
         return ()

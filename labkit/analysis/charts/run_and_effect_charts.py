@@ -137,30 +137,33 @@ def _shade_blocks(chart: Chart, cell: Cell) -> None:
 def drift_chart(analysis: CellAnalysis) -> Chart | None:
     """Return a chart of every run's deviation from its arm's median, averaged over primary rows.
 
-    The machine probe's deviation from its median is drawn with it. None with fewer than two runs.
+    Up is worse: the sign of a row in which higher is better is changed, so that a slower machine
+    moves all rows, and its probe, the same way. The probe's deviation from its median is drawn
+    with them. None with fewer than two runs.
     """
     cell = analysis.cell
     positions = cell.run_positions
     deviations: dict[int, list[float]] = {}
-    for row in cell.rows:
-        if not row.primary:
-            continue
+    for row in cell.primary_rows:
+        sign = -100 if row.better == "higher" else 100
         for arm in row.arms.values():
             for run in arm.runs:
                 if run.value > 0 and arm.median:
-                    deviation = 100 * math.log(run.value / arm.median)
+                    deviation = sign * math.log(run.value / arm.median)
                     deviations.setdefault(positions[run.file], []).append(deviation)
     metric = [(float(x), float(np.mean(v))) for x, v in sorted(deviations.items())]
     probe = _probe_line(analysis, positions)
     if len(metric) < 2:
         return None
     total = cell.last_position
+    # Times need no direction: a longer one is a higher one.
+    direction = ", up is worse" if any(r.better == "higher" for r in cell.primary_rows) else ""
     chart = Chart(
         title="drift and probe",
         x=(0.5, total + 0.5),
         y=padded_range([y for _, y in [*metric, *probe]]),
         x_label="run, in the order it was run (blocks shaded)",
-        y_label="from the arm's median (%)",
+        y_label=f"from the arm's median (%){direction}",
         height=220,
         x_names=_run_names(positions, total),
         unit="%",

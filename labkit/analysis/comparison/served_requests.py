@@ -24,6 +24,7 @@ IMPOSSIBLE_COUNTS = {  # notes on a server
     "counted_beyond_max": "more tokens than max_tokens allows",
     "counted_below_chunks": "fewer tokens than chunks arrived",
 }
+REQUESTS_PER_S = "requests/s"
 MAX_EXCESS_PCT = 1.0  # of the tokens after the first, by which arms' TPOT may be biased apart
 TPOT_METRICS = ("tpot_excl_first_p50_ms", "tpot_excl_first_p99_ms", "tpot_excl_first_mean_ms")
 TOKEN_METRICS = ("total_tok_s", "output_tok_s", "tpot_incl_first_mean_ms")
@@ -76,6 +77,15 @@ def sustained(traffic: TrafficNote) -> bool:
     """
     due, sent = traffic.get("due_per_s"), traffic.get("sent_per_s")
     return due is None or (sent is not None and sent >= MIN_SENT_SHARE * due)
+
+
+def rate_unit(arm: str, records: Sequence[Record]) -> str:
+    """Return the unit of an arm's rate: ``sessions/s`` if a session has several requests.
+
+    Records of earlier versions do not note it; their rates count as rates of requests.
+    """
+    notes = traffic_notes(records).get(arm, ())
+    return next((note["asked_unit"] for note in notes if "asked_unit" in note), REQUESTS_PER_S)
 
 
 def _traffic(record: Record) -> TrafficNote | None:

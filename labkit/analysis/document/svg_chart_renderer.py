@@ -14,7 +14,7 @@ from html import escape
 
 from labkit.analysis.document.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import significant_text
+from labkit.analysis.number_format import MINUS, significant_text
 
 WIDTH = 760  # of the picture, in its own units; the page scales it
 TOP, RIGHT, BOTTOM, LEFT = 12, 14, 44, 70  # space around the panel
@@ -30,22 +30,25 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"
 DASHES = ("", " dashed", " dotted", " dashdot")  # classes of the style sheet
 NUM_STYLES = len(COLOURS) * len(MARKS)
+Tick = tuple[float, str]  # the place in data units, and the text
 
 
-def _linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
+def _linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[Tick]:
     """Return multiples of 1, 2 or 5 times a power of ten between ``low`` and ``high``."""
     span = high - low
     if span <= 0:
-        return [low]
+        return [(low, significant_text(low, 4).replace("-", MINUS))]
     rough = span / max_ticks
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    values = (round(i * step, -exponent) for i in range(first, last + 1))
+    return [(value, _tick_text(value, -exponent)) for value in values]
 
 
-def _power_of_ten_ticks(low: float, high: float) -> list[float]:
+def _power_of_ten_ticks(low: float, high: float) -> list[Tick]:
     """Return the base-10 logarithms of the ticks between the exponents ``low`` and ``high``.
 
     A range of up to two decades has ticks at 1, 2 and 5 times a power of ten. A longer range has
@@ -53,15 +56,18 @@ def _power_of_ten_ticks(low: float, high: float) -> list[float]:
     """
     multiples = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(math.floor(low), math.ceil(high) + 1)
-    marks = [e + math.log10(m) for e in exponents for m in multiples]
-    return [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
+    marks = [(e + math.log10(m), e) for e in exponents for m in multiples]
+    return [
+        (mark, _tick_text(10.0**mark, -exponent))
+        for mark, exponent in marks
+        if low - 1e-9 <= mark <= high + 1e-9
+    ]
 
 
-def _tick_text(value: float) -> str:
-    if value == 0:
-        return "0"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else significant_text(value, 4)
-    return text.replace("-", "−")
+def _tick_text(value: float, decimals: int) -> str:
+    """Write a tick with the decimals of the ticks' step, without zeros at its end."""
+    text = f"{value:,.{max(0, decimals)}f}"
+    return (text.rstrip("0").removesuffix(".") if "." in text else text).replace("-", MINUS)
 
 
 def chart_svg(chart: Chart) -> str:
@@ -103,25 +109,22 @@ class _Panel:
         floor = self.height - BOTTOM
         return floor - (y - low) / ((high - low) or 1.0) * (floor - TOP)
 
-    def label(self, tick: float) -> str:
-        return _tick_text(10.0**tick if self.chart.log_scale else tick)
-
     def axes(self) -> list[str]:
         """Return grid, ticks and labels."""
         chart, floor = self.chart, self.height - BOTTOM
         ticks = _power_of_ten_ticks if chart.log_scale else _linear_ticks
         parts = []
-        for value, text in chart.x_ticks or tuple((v, self.label(v)) for v in ticks(*chart.x)):
+        for value, text in chart.x_ticks or ticks(*chart.x):
             at = f"{self.px(value):.1f}"
             anchor = "end" if self.px(value) > WIDTH - 24 else "middle"
             parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{floor}"/>')
             parts.append(f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{text}</text>')
-        for value in ticks(*chart.y) if chart.y_ticks and not chart.rows else ():
+        for value, text in ticks(*chart.y) if chart.y_ticks and not chart.rows else ():
             at = f"{self.py(value):.1f}"
             parts.append(
                 f'<line class="grid" x1="{self.left}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>'
             )
-            parts.append(_text(self.left - 6, self.py(value), self.label(value), "end"))
+            parts.append(_text(self.left - 6, self.py(value), text, "end"))
         for index, name in enumerate(chart.rows):
             middle = self.py(chart.y[0] + len(chart.rows) - index - 0.5)
             parts.append(_text(self.left - 8, middle, name, "end"))

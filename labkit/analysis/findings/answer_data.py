@@ -356,7 +356,8 @@ def _alone(rows: Sequence[Row], baseline: str) -> Row | None:
 def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings | None:
     """Return the findings of several cells together; each finding's place is its cell's label.
 
-    None unless all cells compare the same arms in the same metric and have an answer.
+    None unless all cells compare the same arms in the same metric, have an answer, and ran out of
+    memory in the same arms, as claimed.
     """
     metrics = leading_metrics(one for cell in cells for one in cell.findings)
     leads = [[one for one in cell.findings if one.metric in metrics] for cell in cells]
@@ -369,9 +370,16 @@ def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings
     special = {Answer.best_setting, Answer.outputs, Answer.nothing_to_compare}
     if (
         any(cell.answer in special for cell in cells)
-        or len({(cell.baseline, cell.arms) for cell in cells}) > 1
+        or len({(cell.baseline, cell.arms, cell.out_of_memory) for cell in cells}) > 1
         or not all(rows)
     ):
         return None
     noun = "cells" if sum(rows) == len(cells) else f"rows of {len(cells)} cells"
-    return Findings(cells[0].arms, cells[0].baseline, tuple(merged), noun=noun)
+    first = cells[0]
+    return Findings(
+        first.arms,
+        first.baseline,
+        tuple(merged),
+        out_of_memory=first.out_of_memory,
+        noun=noun,
+    )

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.number_format import magnitude_text, scaled, unit_name, value_text
+from labkit.analysis.number_format import (
+    magnitude_text,
+    scaled,
+    significant_text,
+    unit_name,
+    value_text,
+)
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 
 MIN_RATIO = 1.45  # a smaller one says no more than the percentage
@@ -225,5 +231,7 @@ def size_text(unit: str | None, size: float) -> str:
 def value_with_unit(value: float, unit: str | None) -> str:
     """Return a value with its unit: ``59.9 %``, ``12.0 MiB``, ``199 steps``."""
     printed = scaled(value, unit)
+    if 0 < abs(printed) < 1:
+        return f"{significant_text(printed, 3)} {unit_name(unit)}"
     digits = 0 if float(printed).is_integer() and not (unit or "").startswith("%") else 1
     return f"{printed:,.{digits}f} {unit_name(unit)}"

@@ -39,7 +39,7 @@ from labkit.analysis.findings.output_quality_sentences import (
 from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.result_row import row_name
-from labkit.analysis.number_format import bound_text, join_names, magnitude_text, percent_text
+from labkit.analysis.number_format import bound_text, join_names, magnitude_text
 from labkit.config import count_text
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given
@@ -285,7 +285,7 @@ def _noise(findings: Findings) -> str:
     largest = max(known, key=lambda one: abs(one.effect))
     return (
         f"No arms to compare: two identical copies of {findings.baseline} measured up to "
-        f"{percent_text(largest.effect)} apart ({largest.place}){_detectable(known)}."
+        f"{magnitude_text(largest.effect)} % apart ({largest.place}){_detectable(known)}."
     )
 
 

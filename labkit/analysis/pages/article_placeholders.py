@@ -32,7 +32,7 @@ from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_answer import study_answer
-from labkit.analysis.tables.published_table import published_source
+from labkit.analysis.tables.published_table import published_source, published_text
 from labkit.analysis.tables.results_table import ResultLine, verdict_text
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
@@ -355,7 +355,8 @@ def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
     published = next(rows, None)
     texts: dict[str, str] = {}
     if published is not None and arm in published.arms:
-        texts["published"] = f"{published.arms[arm]:,} {unit_name(published.unit)}"
+        number = published_text(published.arms[arm], published.unit)
+        texts["published"] = f"{number} {unit_name(published.unit)}"
     if published is not None and arm in published.delta_pct:
         texts["published_delta"] = percent_text(published.delta_pct[arm])
     return texts

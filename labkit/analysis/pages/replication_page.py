@@ -19,6 +19,7 @@ from labkit.analysis.number_format import (
     p_text,
     percent_text,
     significant_text,
+    unit_name,
     value_text,
 )
 from labkit.analysis.pages.article_rendering import html
@@ -82,7 +83,8 @@ def _table(page: Replication) -> Table[ReplicatedRow]:
 def _medians(row: ReplicatedRow, side: MeasuredEffect) -> str:
     if side.median is None:
         return UNKNOWN
-    return " → ".join(value_text(v, row.unit) for v in (side.baseline_median, side.median))
+    medians = " → ".join(value_text(v, row.unit) for v in (side.baseline_median, side.median))
+    return f"{medians} {unit_name(row.unit)}".rstrip()
 
 
 def _head(page: Replication) -> str:

@@ -101,12 +101,13 @@ def machine_overviews(
     overviews = []
     for number, group in enumerate(groups, start=1):
         own = [cells[index] for index in group.cells]
+        own_labels = cell_labels(own, LOAD_OPTIONS)
         overview = MachineOverview(
             group.name if len(groups) > 1 else None,
             cells_table([lines[index] for index in group.cells]) if len(cells) > 1 else None,
-            load_curves(own, cell_labels(own, LOAD_OPTIONS)),
+            load_curves(own, own_labels),
             stem if number == 1 else f"{stem}-{number}",
-            serving_capacities(own),
+            serving_capacities(own, own_labels),
         )
         overviews.append(overview)
     return overviews

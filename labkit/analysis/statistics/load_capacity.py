@@ -29,7 +29,7 @@ MIN_RUNS = 3  # with fewer, the variance between runs is unknown
 
 @dataclass(frozen=True)
 class LoadCounts:
-    """The requests of each run at one rate (requests/s), and those within the limits.
+    """The requests of each run at one rate (per second), and those within the limits.
 
     ``good`` and ``requests`` are float64 [runs]. ``spent``: the part of alpha that the look spends
     at which the runs ended; 1 without looks, 0 while nothing may be claimed. The tests of a rate at
@@ -90,7 +90,7 @@ def _effective_number(good: Floats, total: Floats, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest rate at which the target share is kept (requests/s).
+    """The highest rate at which the target share is kept, in the unit of the loads.
 
     ``estimate`` is interpolated between the tested rates; None if it lies outside them. With the
     stated confidence, capacity is at least ``at_least`` and below ``below``. Both are tested rates:

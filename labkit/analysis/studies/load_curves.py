@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
+from labkit.analysis.comparison.served_requests import REQUESTS_PER_S, rate_unit
 
 if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary
@@ -48,7 +49,7 @@ class LoadPoint:
 class ArmLoad:
     """An arm of one cell under a load. ``rest`` is equal in cells that differ only in their load.
 
-    ``by``: the unit of load, ``requests/s`` or ``clients``.
+    ``by``: the unit of load, ``requests/s``, ``sessions/s`` or ``clients``.
     """
 
     arm: str
@@ -62,7 +63,7 @@ class LoadCurve:
     """An arm under increasing load.
 
     ``name``: the arm's name, with the options in which its cells differ from those of another curve
-    of the arm. ``by``: the unit of load, ``requests/s`` or ``clients``.
+    of the arm. ``by``: the unit of load, ``requests/s``, ``sessions/s`` or ``clients``.
     """
 
     arm: str
@@ -79,12 +80,13 @@ class LoadCurve:
 
 def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
     """Yield the arms of a cell that have all metrics of a load curve."""
-    medians = _medians(analysis)
+    medians, records = _medians(analysis), analysis.data.records
     for arm in analysis.data.arms:
         load, rest = load_of(arm.config)
         if load is not None and arm.role != "control" and arm.name in medians:
             point = LoadPoint(load[1], medians[arm.name], analysis.data.design.units)
-            yield ArmLoad(arm.name, rest, load[0], point)
+            by = rate_unit(arm.name, records) if load[0] == REQUESTS_PER_S else load[0]
+            yield ArmLoad(arm.name, rest, by, point)
 
 
 def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[LoadCurve]:
@@ -136,13 +138,14 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
 def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
     """Return an arm's load and a digest of the rest of its config.
 
-    The load is (unit, size), or None if the config sets no rate and no number of clients. Arms with
-    the same digest differ only in their load.
+    The load is (unit, size), or None if the config sets no rate and no number of clients. The unit
+    is ``requests/s`` for any rate: the config does not tell whether it is one of sessions. Arms
+    with the same digest differ only in their load.
     """
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))
     rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)
-    load = ("requests/s", float(rate)) if rate else ("clients", float(clients or 0))
+    load = (REQUESTS_PER_S, float(rate)) if rate else ("clients", float(clients or 0))
     unchanged_clients = {"clients": clients} if rate else {}
     rest = {**config, "workload": workload, "arrivals": arrivals, **unchanged_clients}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

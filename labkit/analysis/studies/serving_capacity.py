@@ -10,6 +10,7 @@ claimed of one of its cells.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,13 @@ import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.machine_or_arm_stalls import as_measured
-from labkit.analysis.comparison.served_requests import has_tpot_limit, sustained, tpot_cause
+from labkit.analysis.comparison.served_requests import (
+    REQUESTS_PER_S,
+    has_tpot_limit,
+    rate_unit,
+    sustained,
+    tpot_cause,
+)
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.load_curves import load_of, unequal_requests
@@ -35,11 +42,13 @@ LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 class ServingCapacity:
     """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words.
 
+    ``name``: the arm's name, with the options in which its cells differ from those of another
+    capacity of the arm. ``unit``: that of the rates, ``requests/s`` or ``sessions/s``.
     ``unsustained``: the rates at which a run's requests were sent more slowly than they arrived.
     ``cause``: the reason why the arm has no capacity, or None.
     """
 
-    arm: str
+    name: str
     target: float
     limits: str
     alpha: float
@@ -47,14 +56,15 @@ class ServingCapacity:
     capacity: Capacity
     unsustained: tuple[float, ...] = ()
     cause: str | None = None
+    unit: str = REQUESTS_PER_S
 
     @property
     def sentence(self) -> str:
         """The capacity in a sentence, and the loads that were not sustained in another."""
         if self.cause is not None:
-            return f"Not decided: the capacity of {self.arm} within {self.limits}: {self.cause}."
+            return f"Not decided: the capacity of {self.name} within {self.limits}: {self.cause}."
         rates = ", ".join(f"{rate:g}" for rate in self.unsustained)
-        not_sustained = f" Not sustained: the load at {rates} requests/s." if rates else ""
+        not_sustained = f" Not sustained: the load at {rates} {self.unit}." if rates else ""
         numbers = [int(load.requests.max()) for load in self.loads]
         return f"{self._answer}{not_sustained} {unequal_requests(numbers)}".rstrip()
 
@@ -64,23 +74,24 @@ class ServingCapacity:
         kept = f"{100 * self.target:g} % of requests within {self.limits}"
         confidence = f"({100 * (1 - self.alpha):.4g} % confidence)"
         if low is None and high is None:
-            return f"Not decided: at which of these rates {self.arm} keeps {kept} {confidence}."
+            return f"Not decided: at which of these rates {self.name} keeps {kept} {confidence}."
         if low is None:
-            return f"{self.arm} does not keep {kept} at {high:g} requests/s {confidence}."
+            return f"{self.name} does not keep {kept} at {high:g} {self.unit} {confidence}."
         refuted = f", but not at {high:g}" if high is not None else ""
         estimate = (
-            f"; estimated capacity {significant_text(about, 3)} requests/s"
+            f"; estimated capacity {significant_text(about, 3)} {self.unit}"
             if about is not None
             else ""
         )
-        return f"{self.arm} keeps {kept} at {low:g} requests/s{refuted} {confidence}{estimate}."
+        return f"{self.name} keeps {kept} at {low:g} {self.unit}{refuted} {confidence}{estimate}."
 
 
 @dataclass(frozen=True)
 class CapacityLoad:
     """An arm of one cell whose workload sets ``workload.capacity``: what its capacity is made of.
 
-    ``rest``: as in :class:`.ArmLoad`. ``alpha``: the arm's share of the cell's.
+    ``rest``: as in :class:`.ArmLoad`. ``alpha``: the arm's share of the cell's. ``unit``: that of
+    the rate.
     """
 
     arm: str
@@ -91,6 +102,7 @@ class CapacityLoad:
     counts: LoadCounts
     is_sustained: bool
     cause: str | None
+    unit: str
 
 
 def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
@@ -114,19 +126,32 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 all(map(sustained, _notes(analysis, arm.name))),
                 data.withheld_reason
                 or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
+                rate_unit(arm.name, data.records),
             )
 
 
-def serving_capacities(cells: Sequence[CellSummary]) -> list[ServingCapacity]:
-    """Return the capacity of every arm, for each workload that sets ``workload.capacity``."""
+def serving_capacities(
+    cells: Sequence[CellSummary], labels: Sequence[str]
+) -> list[ServingCapacity]:
+    """Return the capacity of every arm, for each workload that sets ``workload.capacity``.
+
+    ``cells``: cells of one machine. ``labels``: their labels without ``LOAD_OPTIONS``.
+    """
     groups: dict[tuple[str, str], list[CapacityLoad]] = {}
-    for cell in cells:
+    names: dict[tuple[str, str], str] = {}
+    for cell, label in zip(cells, labels, strict=True):
         for one in cell.capacities:
-            groups.setdefault((one.rest, one.arm), []).append(one)
-    return list(map(_capacity, groups.values()))
+            key = (one.rest, one.arm)
+            names[key] = f"{one.arm}, {label}"
+            groups.setdefault(key, []).append(one)
+    several = Counter(arm for _, arm in groups)
+    return [
+        _capacity(names[key] if several[key[1]] > 1 else key[1], loads)
+        for key, loads in groups.items()
+    ]
 
 
-def _capacity(cells: Sequence[CapacityLoad]) -> ServingCapacity:
+def _capacity(name: str, cells: Sequence[CapacityLoad]) -> ServingCapacity:
     alpha, last = min(one.alpha for one in cells), cells[-1]
     by_rate = sorted(cells, key=lambda one: one.counts.rate)
     loads = tuple(one.counts for one in by_rate)
@@ -134,7 +159,7 @@ def _capacity(cells: Sequence[CapacityLoad]) -> ServingCapacity:
     cause = next(filter(None, (one.cause for one in cells)), None)
     capacity = Capacity(None, None, None) if cause else load_capacity(loads, last.target, alpha)
     return ServingCapacity(
-        last.arm, last.target, last.limits, alpha, loads, capacity, unsustained, cause
+        name, last.target, last.limits, alpha, loads, capacity, unsustained, cause, last.unit
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from labkit.analysis.findings.answer_data import Answer, Findings, merge_findings
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.number_format import join_names
+from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
+from labkit.analysis.studies.load_curves import LOAD_OPTIONS
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
 from labkit.config import count_text
 
@@ -26,7 +29,7 @@ KINDS = {
 
 def study_question(study: Sequence[CellSummary]) -> str:
     """Return the question of a study's cells, or the question about capacity if they measure it."""
-    capacities = serving_capacities(study)
+    capacities = _capacities(study)
     if capacities:
         first = capacities[0]
         return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
@@ -36,7 +39,7 @@ def study_question(study: Sequence[CellSummary]) -> str:
 
 def study_answer(study: Sequence[CellSummary]) -> str:
     """Return a study's answer in at most 20 words."""
-    capacities = serving_capacities(study)
+    capacities = _capacities(study)
     if capacities:
         return fit(_capacity(capacities))
     cells, labels = [cell.findings for cell in study], cell_labels(study)
@@ -83,12 +86,23 @@ def _by_verdict(
     return [[Piece(f"{names} against {arm_text(baseline)}: {parts}")]]
 
 
+def _capacities(study: Sequence[CellSummary]) -> list[ServingCapacity]:
+    """Return the capacities on each machine, which is in their names if there are several."""
+    groups, found = host_groups([cell.entry.machine for cell in study]), list[ServingCapacity]()
+    for group in groups:
+        own = [study[index] for index in group.cells]
+        machine = f" on {group.name.partition(',')[0]}" if len(groups) > 1 else ""
+        for one in serving_capacities(own, cell_labels(own, LOAD_OPTIONS)):
+            found.append(replace(one, name=f"{one.name}{machine}"))
+    return found
+
+
 def _capacity(capacities: Sequence[ServingCapacity]) -> Pieces:
-    """Return every arm's capacity, or the first arm's and the number of the others."""
-    first, *others = (f"{arm_text(one.arm)} {_rates(one)}" for one in capacities)
+    """Return every capacity, or the first and the number of the others."""
+    first, *others = (f"{arm_text(one.name)} {_rates(one)}" for one in capacities)
     if not others:
         return [Piece(first)]
-    brief = f"; {count_text(len(others), 'other arm')} below"
+    brief = f"; {count_text(len(others), 'other')} in the table"
     return [Piece(first), optional(f"; {'; '.join(others)}", NO_NAMES, brief)]
 
 
@@ -97,5 +111,5 @@ def _rates(one: ServingCapacity) -> str:
     if low is None and high is None:
         return "is undecided at all measured rates"
     if low is None:
-        return f"does not sustain {high:g} requests/s"
-    return f"sustains {low:g} requests/s" + (f", not {high:g}" if high is not None else "")
+        return f"does not sustain {high:g} {one.unit}"
+    return f"sustains {low:g} {one.unit}" + (f", not {high:g}" if high is not None else "")

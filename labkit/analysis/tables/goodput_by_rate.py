@@ -19,13 +19,18 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
     if not lines:
         return None
 
+    units = {one.unit for one in capacities}
+
+    def rate(line: CapacityLine) -> str:
+        return f"{line[1].rate:g}" + (f" {line[0].unit}" if len(units) > 1 else "")
+
     def interval(line: CapacityLine) -> str:
         low, high = line[1].share_interval(line[0].alpha)
         return f"{100 * low:.1f} to {100 * high:.1f} %"
 
     columns: tuple[Column[CapacityLine], ...] = (
-        Column("arm", lambda line: line[0].arm, numeric=False),
-        Column("requests/s", lambda line: f"{line[1].rate:g}"),
+        Column("arm", lambda line: line[0].name, numeric=False),
+        Column("rate" if len(units) > 1 else lines[0][0].unit, rate),
         Column("runs", lambda line: len(line[1].good)),
         Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
         Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
@@ -51,10 +56,10 @@ def capacity_chart(one: ServingCapacity) -> ChartPart:
     loads = one.loads
     place = {load.rate: float(index) for index, load in enumerate(loads)}
     chart = Chart(
-        title=f"goodput of {one.arm}",
+        title=f"goodput of {one.name}",
         x=(-0.3, len(loads) - 0.7),
         y=(-4.0, 104.0),
-        x_label="requests/s (evenly spaced)",
+        x_label=f"{one.unit} (evenly spaced)",
         y_label="requests within the limits (%)",
         x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
     )
@@ -69,6 +74,6 @@ def capacity_chart(one: ServingCapacity) -> ChartPart:
     for load in loads:
         ends = load.share_interval(one.alpha)
         chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
-        tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
+        tip = f"{one.name}, {load.rate:g} {one.unit}: {100 * load.share:.1f} % within the limits"
         chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
     return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

@@ -26,7 +26,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import signed_text, value_text
+from labkit.analysis.number_format import signed_text, significant_text, value_text
 from labkit.records import Record
 
 CaseAndArm = tuple[str, str]
@@ -210,16 +210,21 @@ def _work_texts(report: CellSource, arm: str) -> Iterator[str]:
     counts = _launch_counts(report.records)
     for row in report.cell.primary_rows:
         base, own = (counts.get((row.case, name), {}) for name in (report.cell.baseline, arm))
-        changes = {name: own[name] / base[name] - 1 for name in own if base.get(name)}
-        found = [
-            f"{signed_text(100 * change)} % {name.removeprefix('attention.').replace('_', ' ')}"
-            for name, change in changes.items()
-            if abs(change) > MIN_CHANGE
-        ]
+        found = list(_changes(own, base, report.cell.baseline))
         comparison = row.comparison(arm)
         if found and comparison is not None and comparison.effect_pct is not None:
             time = f"{signed_text(comparison.effect_pct)} % time"
             yield f"{report.cell.row_name(row)}, {arm}: {', '.join(found)}; {time}."
+
+
+def _changes(own: Mapping[str, float], base: Mapping[str, float], baseline: str) -> Iterator[str]:
+    """Yield how counts differ from the baseline's; what was not counted there is left out."""
+    for name, count in own.items():
+        words, before = name.removeprefix("attention.").replace("_", " "), base.get(name)
+        if before == 0 and count:
+            yield f"{significant_text(count, 3)} {words} (0 in {baseline})"
+        elif before and abs(count / before - 1) > MIN_CHANGE:
+            yield f"{signed_text(100 * (count / before - 1))} % {words}"
 
 
 def _launch_counts(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, float]]:

@@ -47,6 +47,11 @@ def published_source(cell: Cell) -> str | None:
     )
 
 
+def published_text(number: float, unit: str | None) -> str:
+    """Return a published number as it was published; bytes in MiB, which is the unit printed."""
+    return value_text(number, unit) if unit == "bytes" else f"{number:,}"
+
+
 @dataclass(frozen=True)
 class PublishedLine:
     """A line of published numbers, or the line below it with our numbers of the same row."""
@@ -59,7 +64,7 @@ class PublishedLine:
         """Return an arm's number as text, or an empty string if the arm has none."""
         if self.own_row is None:
             numbers = self.published_row.arms
-            return f"{numbers[arm]:,}" if arm in numbers else ""
+            return published_text(numbers[arm], self.published_row.unit) if arm in numbers else ""
         own_median = self.own_row.median(arm)
         return "" if own_median is None else value_text(own_median, self.own_row.unit)
 

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from labkit.analysis.comparison.served_requests import traffic_notes
+from labkit.analysis.comparison.served_requests import REQUESTS_PER_S, traffic_notes
 from labkit.analysis.comparison.server_arm_caveats import ServerArm, number_at, server_arms
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, if_known
@@ -49,6 +49,8 @@ def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]
     if any("good" in note for note in all_notes):
         columns.append(_total_column(notes, "good", "within the limits"))
     if open_loop:
+        requested = _requested_heading(all_notes)
+        columns.append(_median_column(notes, requested, "asked_per_s"))
         columns += [_median_column(notes, heading, path) for heading, path in SENDER_TIMES.items()]
     share = "sender_cpu_share"
     if any(number_at(note, share) is not None for note in all_notes):
@@ -61,14 +63,23 @@ def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]
     ]
     if open_loop:
         lines.append(
-            "Medians over runs. Requested: the workload's request rate; due: the rate of the "
-            "arrival times drawn from it; sent: the rate at which requests left the client. Wait "
-            "at the client: because too many requests were in flight. Sender late: its own delay."
+            "Medians over runs. Requested: the workload's rate, of requests or of sessions; due: "
+            "the rate of the requests' arrival times, which are drawn from it (a later turn of a "
+            "session is due at the previous answer); sent: the rate at which requests left the "
+            "client. Wait at the client: because too many requests were in flight. Sender late: "
+            "its own delay."
         )
     return Table(tuple(columns), tuple(arms), tuple(lines))
 
 
 request_outcomes_section = table_section("Request outcomes", _request_outcomes_table)
+
+
+def _requested_heading(notes: Sequence[TrafficNote]) -> str:
+    """Return the heading of the configured rates, which are of requests or of sessions."""
+    units = dict.fromkeys(note.get("asked_unit", REQUESTS_PER_S) for note in notes)
+    text = " or ".join(units)
+    return "requested (1/s)" if text == REQUESTS_PER_S else f"requested ({text})"
 
 
 def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
@@ -88,7 +99,6 @@ def _median_column(
 
 
 SENDER_TIMES = {
-    "requested (1/s)": "asked_per_s",
     "due (1/s)": "due_per_s",
     "sent (1/s)": "sent_per_s",
     "wait at the client, p50 (ms)": "queue_ms.p50",

@@ -217,20 +217,22 @@ def _curves_over(
 def curves_chart(best: BestInRow, option: SweptOption, curves: Sequence[SettingCurve]) -> Chart:
     """Return curves as a chart. The option's values are evenly spaced."""
     place = {float(value): float(i) for i, value in enumerate(option.values)}
+    texts = {float(value): override_text(value) for value in option.values}
     chart = Chart(
         title=f"{best.metric} by {option.name}",
         x=(-0.3, len(place) - 0.7),
         y=padded_range([y for curve in curves for _, y in curve.points]),
         x_label=option.name,
         y_label=f"{best.metric} ({unit_name(best.unit)})",
-        x_ticks=tuple((i, f"{value:g}") for value, i in place.items()),
+        x_ticks=tuple((i, texts[value]) for value, i in place.items()),
     )
     for index, curve in enumerate(curves):
         points, (style, mark) = [(place[x], y) for x, y in curve.points], page_style_of(index)
         chart.line(points, f"line {style}")
         for (x, _), (at, y) in zip(curve.points, points, strict=True):
             where = f"{curve.name}, " if curve.name else ""
-            chart.dot(at, y, style, mark, f"{where}{option.name}={x:g}: {significant_text(y, 4)}")
+            tip = f"{where}{option.name}={texts[x]}: {significant_text(y, 4)}"
+            chart.dot(at, y, style, mark, tip)
     return chart
 
 

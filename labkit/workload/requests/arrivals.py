@@ -47,6 +47,13 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
     return [next(times) if arriving else 0.0 for arriving in arrives]
 
 
+def rate_unit(prompts: Sequence[Prompt]) -> str:
+    """Return what arrives at the rate: ``sessions/s`` if a session has several requests."""
+    sessions: set[str] = set()
+    alone = all(_starts_session(prompt, sessions) for prompt in prompts)
+    return "requests/s" if alone else "sessions/s"
+
+
 def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
     """Return whether a request has no session or is the first of its session.
 

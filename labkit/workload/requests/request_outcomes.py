@@ -15,7 +15,12 @@ MAX_UNSERVED_NOTES = 8  # maximum number of unserved requests listed in the reco
 
 
 def outcome_notes(
-    entries: Sequence[ServedRequest], workload: Workload, *, cpu_s: float, seconds: float
+    entries: Sequence[ServedRequest],
+    workload: Workload,
+    *,
+    rate_unit: str,
+    cpu_s: float,
+    seconds: float,
 ) -> dict[str, Any]:
     """Return a record's notes on the outcomes and arrivals of a run's requests.
 
@@ -25,6 +30,8 @@ def outcome_notes(
         All requests, served or not.
     workload
         The workload, for its arrivals and latency limits.
+    rate_unit
+        What arrives at the workload's rate: ``requests/s`` or ``sessions/s``.
     cpu_s
         CPU seconds of the load generator: everything but the engine's steps.
     seconds
@@ -33,9 +40,10 @@ def outcome_notes(
     Returns
     -------
     dict
-        Counts by outcome. In an open loop also the request rates (per second) that were
-        configured, drawn and sent, the wait at the client and the load generator's lateness (ms),
-        and where latencies begin (older records lack it: they began when a request was sent).
+        Counts by outcome. In an open loop also the rate that was configured and its unit, the
+        request rates (per second) that were drawn and sent, the wait at the client and the load
+        generator's lateness (ms), and where latencies begin (older records lack it: they began
+        when a request was sent).
     """
     outcomes = Counter(entry.outcome for entry in entries)
     notes: dict[str, Any] = {
@@ -57,6 +65,7 @@ def outcome_notes(
     if due:
         notes |= {
             "asked_per_s": workload.arrivals.rate,
+            "asked_unit": rate_unit,
             "due_per_s": _rate(due),
             "sent_per_s": _rate([entry.submitted for entry in entries]),
             "queue_ms": _percentiles([entry.queued for entry in entries]),

@@ -262,6 +262,8 @@ def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
             "id": r.request_id,
             "prompt_tokens": r.prompt_tokens,
             "output_tokens": r.output_tokens,
+            **({} if r.first_chunk == 1 else {"first_chunk": r.first_chunk}),
+            **({} if r.untimed_tokens == 0 else {"untimed_tokens": r.untimed_tokens}),
             "submitted_ms": _ms(r.submitted - start),
             **({} if r.due is None else _arrival_notes(r, start)),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),

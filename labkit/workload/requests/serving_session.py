@@ -264,7 +264,13 @@ class ServingSession:
             *sending_metrics(entries),
             *counted_metrics(counters),
         )
-        traffic = outcome_notes(entries, self._workload, cpu_s=cpu_s, seconds=span(entries))
+        traffic = outcome_notes(
+            entries,
+            self._workload,
+            rate_unit=arrivals.rate_unit(self._prompts),
+            cpu_s=cpu_s,
+            seconds=span(entries),
+        )
         together = CaseRecord(
             case="all",
             metrics=metrics,

@@ -45,7 +45,10 @@ def test_a_line_has_each_percentile_of_an_arms_requests():
     assert y == pytest.approx(np.arange(101))
     assert x[:100] == pytest.approx(10 * np.arange(100))
     assert x[100] == chart.x[1] == 995.0  # the slowest 0.5 % are cut off
-    assert text.startswith("time to the last token: 101 quantiles of 1,001 values of all runs;")
+    assert text == (
+        "time to the last token: 101 quantiles of 1,001 values of all runs; the slowest (at most "
+        "0.5 % of an arm's) are beyond the right edge"
+    )
     x, y = np.array(marks(charts["tpot_ms"][1], Line)[0].points).T
     assert x[50] == pytest.approx((500 - 50) / 9)
 
@@ -63,3 +66,31 @@ def test_limits_are_drawn_once_and_within_the_axis():
     assert charts["e2e_ms"].x == (0.0, pytest.approx(220.0))
     assert marks(charts["ttft_ms"], Limit) == []
     assert [line.arm for line in marks(charts["ttft_ms"], Line)] == ["a", "b"]
+
+
+def test_a_tail_within_the_axis_is_drawn_where_it_is():
+    """Up to a limit of 1,000 ms, the curve reached 100 % at 300 ms although a request took 900."""
+    values = [300.0] * 999 + [900.0]
+    tailed = analysis({"a": [values[::2], values[1::2]]}, limits={"e2e_ms": 1000})
+    charts = {chart.link: (text, chart) for text, chart in latency_charts(tailed)}
+    text, chart = charts["e2e_ms"]
+    (line,) = marks(chart, Line)
+    assert np.array(line.points[-2:]) == pytest.approx(np.array([[300.0, 99.0], [900.0, 100.0]]))
+    assert text == "time to the last token: 101 quantiles of 1,000 values of all runs"
+    text, chart = charts["ttft_ms"]
+    assert chart.x[1] == 30.0 and "(at most 0.1 % of an arm's)" in text
+
+
+@pytest.mark.parametrize(
+    ("noted", "tpot"),
+    [({}, 10.0), ({"first_chunk": 4}, 15.0), ({"untimed_tokens": 1}, 11.25),
+     ({"first_chunk": 9, "untimed_tokens": 1}, None)],
+)  # fmt: skip
+def test_the_time_per_token_is_that_of_the_metric(noted, tpot):
+    one = analysis({"a": [[100.0], [100.0]]})
+    for record in one.data.records:
+        (request,) = record.cases[0].notes["requests"]
+        request |= noted
+    charts = {chart.link: chart for _, chart in latency_charts(one)}
+    drawn = [marks(charts["tpot_ms"], Line)[0].points[0][0]] if "tpot_ms" in charts else [None]
+    assert drawn == [tpot]

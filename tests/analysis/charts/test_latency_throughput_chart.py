@@ -16,10 +16,10 @@ from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
 from labkit.analysis.studies.cell_summary import cell_labels
 from labkit.analysis.studies.load_curves import LOAD_OPTIONS, METRICS, arm_loads, load_curves
-from labkit.records import Arm
+from labkit.records import Arm, CaseRecord
 
 
-def cell(load, served, latency, by="rate", overrides=(), units=None, **config):
+def cell(load, served, latency, by="rate", overrides=(), units=None, records=(), **config):
     workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
     if by == "rate":
         workload["arrivals"]["rate"] = load
@@ -29,7 +29,7 @@ def cell(load, served, latency, by="rate", overrides=(), units=None, **config):
     values = {"request_s": served, "e2e_p50_ms": latency}
     rows = [{"metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}} for m in METRICS]
     option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
-    data = SimpleNamespace(arms=arms, design=SimpleNamespace(units=units))
+    data = SimpleNamespace(arms=arms, records=records, design=SimpleNamespace(units=units))
     analysis = SimpleNamespace(cell=planted_cell(rows), data=data)
     listed, folder = [f"{option}={load}", *overrides], f"load={load}"
     return SimpleNamespace(
@@ -102,6 +102,18 @@ def test_loads_that_served_other_requests_say_so():
     assert note in MachineOverview(None, None, curves_of(study), "stem").charts[0].caption
     equal = [cell(n, n, 500.0, units=64) for n in (1, 4, 8)]
     assert len(latency_throughput_table(curves_of(equal)).notes) == 1
+
+
+def test_a_load_of_sessions_is_named_so():
+    traffic = CaseRecord("all", notes={"traffic": {"asked_unit": "sessions/s"}})
+    records = [SimpleNamespace(arm="base", cases=[traffic])]
+    study = [cell(n, 4.0 * n, 500.0, records=records) for n in (1, 2, 4)]
+    lines = latency_throughput_table(curves_of(study)).lines
+    assert [f"{load.size} {curve.by}" for curve, load in lines] == [
+        "1.0 sessions/s", "2.0 sessions/s", "4.0 sessions/s",
+    ]  # fmt: skip
+    clients = [cell(n, n, 500.0, "clients", records=records) for n in (1, 2, 4)]
+    assert [curve.by for curve in curves_of(clients)] == ["clients"]
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():

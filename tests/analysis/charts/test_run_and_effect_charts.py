@@ -83,10 +83,24 @@ def test_drift_is_the_mean_deviation_of_a_run_from_its_arms_medians():
     )
     assert dict(probes.points) == pytest.approx({1.0: -1.0, 6.0: 1.0})
     assert chart.x == (0.5, 6.5) and chart.x_names[:3] == ("b00-p00-a", "b00-p01-b", "")
+    assert chart.y_label == "from the arm's median (%)"
     quiet = SimpleNamespace(cell=ordered_cell(a=[1.0]), data=SimpleNamespace(probe={}, records=[]))
     assert drift_chart(quiet) is None
     two = SimpleNamespace(cell=ordered_cell(a=[1.0, 0.0]), data=quiet.data)
     assert drift_chart(two) is None  # a run without a positive value has no deviation
+
+
+def test_a_slower_machine_moves_latency_and_throughput_the_same_way():
+    """A throughput that fell by a tenth and a latency that rose by as much drew a flat line."""
+    slower = [100.0, 110.0], [100.0, 100.0 / 1.1]
+    cell = ordered_cell(
+        ordered_row(a=slower[0]) | {"better": "lower"},
+        ordered_row(a=slower[1]) | {"better": "higher"},
+    )
+    chart = drift_chart(SimpleNamespace(cell=cell, data=SimpleNamespace(probe={}, records=[])))
+    ((_, first), (_, last)) = marks(chart, Line)[0].points
+    assert last - first == pytest.approx(100 * math.log(1.1))
+    assert chart.y_label == "from the arm's median (%), up is worse"
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -11,6 +11,7 @@ from labkit.analysis.comparison.served_requests import sustained
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.studies.serving_capacity import capacity_loads, serving_capacities
+from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 from labkit.records import Arm, CaseRecord, Metric, Record
 
 ALL = tuple(f"r{i}" for i in range(40))
@@ -181,7 +182,7 @@ def capacities(arms, records, alpha=0.05, withheld=None):
         withheld_reason=withheld,
     )
     loads = tuple(capacity_loads(SimpleNamespace(data=data, stalls=None)))
-    return serving_capacities([SimpleNamespace(capacities=loads)])
+    return serving_capacities([SimpleNamespace(capacities=loads)], [""])
 
 
 @pytest.mark.parametrize(
@@ -232,8 +233,21 @@ def test_arms_that_differ_in_their_engine_divide_alpha():
     case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
     records = [replace(run(arm, block=i), cases=(case,)) for arm in roles for i in range(6)]
     found = capacities(arms, records)
-    assert [(one.arm, one.alpha) for one in found] == [("base", 0.025), ("server", 0.025)]
+    assert [(one.name, one.alpha) for one in found] == [("base", 0.025), ("server", 0.025)]
     assert all("at 40 requests/s (97.5 % confidence)" in one.sentence for one in found)
+
+
+def test_a_capacity_of_sessions_is_no_rate_of_requests():
+    traffic = {"requests": 200, "good": 200, "asked_unit": "sessions/s"}
+    case = CaseRecord("all", notes={"traffic": traffic})
+    records = [replace(BASE, block=block, cases=(case,)) for block in range(6)]
+    (one,) = capacities([Arm("base", "baseline", {}, {"workload": LIMITED})], records)
+    assert "at 40 sessions/s (95 % confidence)" in one.sentence
+    table, chart = capacity_table([one]), capacity_chart(one).chart
+    assert table.columns[1].heading == "sessions/s"
+    assert chart.x_label == "sessions/s (evenly spaced)"
+    mixed = capacity_table([one, replace(one, unit="requests/s")])
+    assert [mixed.cells(line)[1] for line in mixed.lines] == ["40 sessions/s", "40 requests/s"]
 
 
 def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():

@@ -2,7 +2,9 @@
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import javascript
 import pytest
 
 from labkit.analysis.document.chart import Chart
@@ -19,6 +21,7 @@ from labkit.analysis.document.svg_chart_renderer import (
     mark_svg,
 )
 
+SCRIPT = Path(__file__).parents[3] / "labkit" / "analysis" / "pages" / "templates" / "charts.js"
 FLOOR = 200 - BOTTOM
 MIDDLE = ((LEFT + WIDTH - RIGHT) / 2, (TOP + FLOOR) / 2)
 
@@ -47,37 +50,55 @@ def ticks(low, high, **options):
     return " ".join(labels)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [
-        (0, 10, "0 2 4 6 8 10"),
-        (0, 6, "0 1 2 3 4 5 6"),
-        (0, 6.1, "0 2 4 6"),
-        (-0.5, 1, "−0.5 0 0.5 1"),
-        (3, 3, "3"),
-        (1, 0, "1"),
-        (0.1, 0.3, "0.1 0.15 0.2 0.25 0.3"),
-        (0, 3e6, "0 500,000 1,000,000 1,500,000 2,000,000 2,500,000 3,000,000"),
-        (999.94, 999.94, "999.9"),
-        (-1000, -1000, "−1,000"),
-    ],
-)
+LINEAR = [
+    (0, 10, "0 2 4 6 8 10"),
+    (0, 6, "0 1 2 3 4 5 6"),
+    (0, 6.1, "0 2 4 6"),
+    (-0.5, 1, "−0.5 0 0.5 1"),
+    (3, 3, "3"),
+    (1, 0, "1"),
+    (0.1, 0.3, "0.1 0.15 0.2 0.25 0.3"),
+    (0, 3e6, "0 500,000 1,000,000 1,500,000 2,000,000 2,500,000 3,000,000"),
+    (999.94, 999.94, "999.9"),
+    (-1000, -1000, "−1,000"),
+    (234.48, 234.72, "234.5 234.55 234.6 234.65 234.7"),
+    (2660.1, 2660.9, "2,660.2 2,660.4 2,660.6 2,660.8"),
+    (0, 2.1e-11, "0 0.000000000005 0.00000000001 0.000000000015 0.00000000002"),
+]
+
+
+@pytest.mark.parametrize(("low", "high", "labels"), LINEAR)
 def test_ticks_are_round_numbers_within_the_range(low, high, labels):
     assert ticks(low, high) == labels
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [
-        (0, 1, "1 2 5 10"),
-        (-1, 1, "0.1 0.2 0.5 1 2 5 10"),
-        (-1, 1.1, "0.1 1 10"),
-        (0.31, 3, "10 100 1,000"),
-        (0.31, 2.3, "5 10 20 50 100"),
-    ],
-)
+POWERS = [
+    (0, 1, "1 2 5 10"),
+    (-1, 1, "0.1 0.2 0.5 1 2 5 10"),
+    (-1, 1.1, "0.1 1 10"),
+    (0.31, 3, "10 100 1,000"),
+    (0.31, 2.3, "5 10 20 50 100"),
+]
+
+
+@pytest.mark.parametrize(("low", "high", "labels"), POWERS)
 def test_powers_of_ten_have_ticks_between_them_over_two_decades(low, high, labels):
     assert ticks(low, high, log_scale=True) == labels
+
+
+@pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)
+def test_the_page_s_script_has_the_same_ticks():
+    script = SCRIPT.read_text("utf-8")
+    own = script[script.index("labkit.grouped =") : script.index("labkit.svg =")]
+    calls = ("ticks(low, high, 6)", "powerTicks(low, high)")
+    programs = [
+        f"const labkit = {{}};\n{own}\nreturn input.map(([low, high]) => "
+        f"labkit.{call}.map(([, text]) => text).join(' '));"
+        for call in calls
+    ]
+    for program, known in zip(programs, (LINEAR, POWERS), strict=True):
+        (texts,) = javascript.run([program], [one[:2] for one in known])
+        assert texts == [labels for *_, labels in known]
 
 
 def test_the_range_fills_the_panel_and_grid_lines_stand_at_ticks():

@@ -537,7 +537,7 @@ CASES = {  # findings, the long text, the short text, the chip
     "no arm": (
         Findings((), "search", noise=(one("inconclusive", -14.3, mde=30.0, arm="control"),),
                            alone=one("", metric=REQUESTS, place=None, base=500.0).row),
-        "No arms to compare: two identical copies of search measured up to −14.3% apart (a); "
+        "No arms to compare: two identical copies of search measured up to 14.3 % apart (a); "
         "the smallest detectable effect is 30.0 %.",
         "Nothing to compare: search has throughput 500 tok/s.",
         "none: nothing to compare",
@@ -665,6 +665,21 @@ def test_cells_of_the_same_arms_and_metric_are_merged():
     assert merge_findings([cells[0], cell(better(metric="decode_ms"))], labels[:2]) is None
     assert merge_findings([cells[0], cell(better(arm="other"))], labels[:2]) is None
     assert merge_findings([broken, broken], labels[:2]) is None
+
+
+def test_an_arm_that_ran_out_of_memory_as_claimed_in_all_cells_is_not_called_invalid():
+    died = cell(better(), invalid(arm="padded"), out_of_memory=("padded",))
+    assert short_answer(merge_findings([died, died], ["n=1", "n=2"])) == (
+        "Out of memory: padded. Map takes 4.1 % less time per launch than search in both cells."
+    )
+    assert merge_findings([died, replace(died, out_of_memory=())], ["n=1", "n=2"]) is None
+
+
+def test_a_computed_value_below_1_keeps_its_digits():
+    """It said "a 0.0 MiB, b 0.0 MiB (50.0 % more)"."""
+    small = computed({"search": 0.02 * 2**20, "a": 0.03 * 2**20}, "peak_kv_bytes")
+    text = "Peak KV memory (computed): search 0.02 MiB, a 0.03 MiB (50.0 % more)."
+    assert long_text(small) == text
 
 
 def test_the_control_s_widest_interval_is_never_rounded_down():

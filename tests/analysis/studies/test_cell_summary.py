@@ -18,7 +18,7 @@ def test_a_cell_that_confirms_another_adds_no_load(under_load):
         for rate in (1.0, 2.0, 4.0)
         for end in ("", PROCESSES_SUFFIX)
     ]
-    (capacity,) = serving_capacities(cells)
+    (capacity,) = serving_capacities(cells, [""] * 6)
     assert [load.rate for load in capacity.loads] == [1.0, 2.0, 4.0]
     assert "keeps 95 % of requests within TTFT 500 ms at 4 requests/s (" in capacity.sentence
     (curve,) = load_curves(cells, [""] * 6)

@@ -104,6 +104,15 @@ def test_a_quiet_or_short_history_has_no_change(week):
     assert not short.is_tested and short.changes == ()
 
 
+def test_a_history_of_one_study_counts_one(week):
+    root = week(1)
+    page = HistoryPage(root, "dispatch_us", metric_history(root, "dispatch_us"))
+    assert "<summary>1 study</summary>" in page.html()
+    week(2)
+    page = replace(page, series=metric_history(root, "dispatch_us"))
+    assert "<summary>2 studies</summary>" in page.html()
+
+
 def test_a_chart_s_numbers_are_in_the_unit_of_its_axis_and_its_median_is_one():
     """The axis said MiB and counted bytes; of four studies the line was at the third."""
     points = [

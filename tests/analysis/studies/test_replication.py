@@ -6,6 +6,8 @@ from itertools import count
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.model.replication_result import MeasuredEffect, ReplicatedRow
+from labkit.analysis.pages.replication_page import _medians
 from labkit.analysis.studies import replication
 from labkit.analysis.studies.replication import NO_RATIO, replication_of
 from labkit.records import Metric
@@ -108,3 +110,10 @@ def test_why_a_row_was_not_measured_is_said(make_cell):
     sides = [(path.parent, [analyse(path)]) for path in (author, reader)]
     reasons = {row.case: row.reason for row in replication_of(*sides).rows}
     assert reasons["prefill, 8 × 512"] == "not measured here: its KV pool is too large"
+
+
+def test_medians_have_their_unit():
+    """Bytes were converted to MiB, and no text said so."""
+    author = MeasuredEffect(baseline_median=12 << 20, median=6 << 20)
+    row = ReplicatedRow("c", "all", "peak_kv_bytes", "bytes", "map", author, MeasuredEffect(), "")
+    assert [_medians(row, side) for side in (row.author, row.reader)] == ["12.00 → 6.00 MiB", "–"]

@@ -8,6 +8,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.answer_data import Findings, OutputsFinding, merge_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.model.cell_model import BestInRow
+from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_answer import study_answer
 from labkit.records import Metric
@@ -146,6 +147,50 @@ def test_a_computed_value_of_0_is_no_missing_effect(make_cell, pairs, answer):
     ]
     text = short_answer(merge_findings([cell.findings for cell in cells], ["a", "b"]))
     assert text.startswith(f"Seq map {answer}") and text.endswith(" in both cells.")
+
+
+def at_rate(under_load, rate, good, host="abc", workload="chat"):
+    """Return a cell in whose runs ``good`` of 50 requests, arriving at a rate, were in time."""
+    cell = read(under_load(f"study/{workload}={rate}", rate, good))
+    (one,) = cell.capacities
+    return replace(
+        cell,
+        overrides=(f"workload.arrivals.rate={rate}", f"workload={workload}"),
+        entry=replace(cell.entry, machine=f"host {host}, 2 cores"),
+        capacities=(replace(one, rest=workload),),
+    )
+
+
+def test_no_capacity_joins_two_machines(under_load):
+    """The title said "sustains 2 requests/s, not 4", above two capacities."""
+    loads = [(1, 50, "abc"), (2, 50, "abc"), (4, 10, "def"), (8, 10, "def")]
+    cells = [at_rate(under_load, *load) for load in loads]
+    assert study_answer(cells) == (
+        "Binary search on host abc sustains 2 requests/s; binary search on host def does not "
+        "sustain 4 requests/s."
+    )
+    together = [replace(cell, entry=replace(cell.entry, machine="any host")) for cell in cells]
+    assert study_answer(together) == "Binary search sustains 2 requests/s, not 4."
+
+
+def test_capacities_of_one_arm_are_named_by_what_else_differs(under_load):
+    loads = [(1, 50, "chat"), (2, 50, "chat"), (1, 50, "agent"), (2, 10, "agent")]
+    cells = [at_rate(under_load, rate, good, "abc", name) for rate, good, name in loads]
+    assert study_answer(cells) == (
+        "Binary search, workload=chat sustains 2 requests/s; binary search, workload=agent "
+        "sustains 1 requests/s, not 2."
+    )
+    (overview,) = machine_overviews(cells)
+    names = ["binary_search, workload=chat", "binary_search, workload=agent"]
+    assert [capacity.name for capacity in overview.capacities] == names
+    assert [line[0] for line in map(overview.capacity.cells, overview.capacity.lines)] == [
+        name for name in names for _ in range(2)
+    ]
+    cells += [at_rate(under_load, rate, 60 - 10 * rate, "abc", "burst") for rate in (1, 4)]
+    assert study_answer(cells) == (
+        "Binary search, workload=chat sustains 2 requests/s; 2 others in the table."
+    )
+    assert study_answer(cells[:2]) == "Binary search sustains 2 requests/s."
 
 
 def test_one_cell_answers_for_itself(make_cell):

@@ -3,18 +3,21 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+from planted_cells import section_table
+
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.model.cell_model import Published
+from labkit.analysis.pages.article_placeholders import _published_numbers
 from labkit.analysis.tables.published_table import published_section
 
 CASE = "decode, 64 reqs, ctx 128"
+NO_OUTPUTS = SimpleNamespace(identity=SimpleNamespace(agreement=()))
 
 
 def published_chart(cell):
     """Return the chart of the section, or None."""
-    analysis = SimpleNamespace(identity=SimpleNamespace(agreement=()))
-    report = SimpleNamespace(cell=cell, analysis=analysis, records=())
+    report = SimpleNamespace(cell=cell, analysis=NO_OUTPUTS, records=())
     return next((p.chart for p in published_section.parts(report) if p.kind == "chart"), None)
 
 
@@ -48,3 +51,16 @@ def test_rows_of_several_metrics_name_theirs(make_cell, published):
     rates = {"case": "all", "metric": "total_tok_s", "delta_pct": {"seq_map": 4.0}}
     cell = analyse(make_cell(published={**published, "rows": [row, rates]}, requests=True)).cell
     assert published_chart(cell).rows == ("all: total_tok_s",)
+
+
+def test_published_bytes_are_in_the_unit_of_their_heading(make_cell, published):
+    """A table headed MiB showed 12,582,912."""
+    sizes = {"binary_search": 12 << 20, "seq_map": 13_000_000}
+    row = {"case": "all", "metric": "peak_kv_bytes", "unit": "bytes", "arms": sizes}
+    cell = analyse(make_cell(published={**published, "rows": [row]}, requests=True)).cell
+    table = section_table(published_section, cell, analysis=NO_OUTPUTS)
+    assert [table.cells(line)[:3] for line in table.lines] == [
+        ["all: peak_kv_bytes (MiB)", "12.00", "12.40"], ["here", "16.00", "16.00"]
+    ]  # fmt: skip
+    own = next(one for one in cell.rows if one.metric == "peak_kv_bytes")
+    assert _published_numbers(cell, own, "seq_map")["published"] == "12.40 MiB"

@@ -45,6 +45,17 @@ def test_open_loop_arrivals_have_rates_and_waits():
         request_outcomes_section, CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)]
     )
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
+    assert table.columns[5].heading == "requested (1/s)"
+
+
+def test_a_rate_of_sessions_is_no_rate_of_requests():
+    """It said "requested 1" beside "due 4" of sessions of four turns."""
+    sent = {"late_ms": {"p99": 0.0}, "asked_per_s": 1.0, "asked_unit": "sessions/s"}
+    table = section_table(request_outcomes_section, CELL, [run("base", 0, **sent)])
+    assert (table.columns[5].heading, table.cells("base")[5]) == ("requested (sessions/s)", "1.00")
+    both = [run("base", 0, **sent), run("other", 0, **sent | {"asked_unit": "requests/s"})]
+    table = section_table(request_outcomes_section, CELL, both)
+    assert table.columns[5].heading == "requested (sessions/s or requests/s)"
 
 
 def caveats_of(make_cell, blocks, traffic):

@@ -10,6 +10,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.tables import step_time_tables
+from labkit.analysis.tables.kernel_launch_tables import launch_work_section
 
 PARTS = {"schedule": 40.0, "attention": 300.0, "products": 500.0, "left_over": 60.0, "stalls": 99.0}
 
@@ -65,6 +66,28 @@ def test_a_report_on_kernels_says_which_work_differs(make_cell, hardware, text):
     for ending in ("md", "html"):
         report = (study / f"report.{ending}").read_text("utf-8")
         assert "Why: the work of a launch" in report and text in report
+
+
+def test_work_that_the_baseline_does_not_do_is_named(make_cell):
+    """A padded grid's surplus units were left out, because the binary search has none."""
+
+    def counted(record):
+        is_arm = record.arm == "seq_map"
+        own = {"attention.surplus_threadgroups": 12 if is_arm else 0}
+        cases = (
+            replace(case, notes={**case.notes, "counters": {**case.notes["counters"], **own}})
+            for case in record.cases
+        )
+        hardware = {"decode, 64 reqs, ctx 128": {"cache_misses": 5.0}} if is_arm else {"x": {}}
+        notes = {**record.notes, "hardware": hardware}
+        return replace(record, cases=tuple(cases), notes=notes)
+
+    report = CellReport(analyse(make_cell("study/kernel", change=counted)))
+    bullets, _ = launch_work_section.parts(report)
+    assert bullets.lines[0].startswith(
+        "decode, 64 reqs, ctx 128, seq_map: −100.0 % search iterations, 12 surplus threadgroups "
+        "(0 in binary_search); −"
+    )
 
 
 @pytest.mark.parametrize("requests", [False, True])

@@ -4,8 +4,16 @@ from types import SimpleNamespace
 
 from planted_cells import planted_cell
 
+from labkit.analysis.document.chart import Dots
 from labkit.analysis.document.report_parts import PictureFile
-from labkit.analysis.tables.sweep_tables import curves_section, settings_of, swept_options
+from labkit.analysis.tables.sweep_tables import (
+    SettingCurve,
+    SweptOption,
+    curves_chart,
+    curves_section,
+    settings_of,
+    swept_options,
+)
 
 
 def test_lists_are_settings_by_their_text():
@@ -38,3 +46,15 @@ def test_each_metric_of_a_case_has_a_picture_of_its_own():
         f"8 reqs: {metric} by max_num_seqs" for metric in metrics
     ]
     assert len({picture.stem for picture in pictures}) == 2
+
+
+def test_values_on_the_axis_are_written_as_in_overrides():
+    """Half a GiB was 5.36871e+08."""
+    values = (1 << 29, 1 << 30, 3 << 29)
+    option = SweptOption("engine.memory_limit", "memory_limit", values)
+    curve = SettingCurve("", tuple((float(value), 2.5) for value in values))
+    best = SimpleNamespace(metric="total_tok_s", unit="tok/s")
+    chart = curves_chart(best, option, [curve])
+    assert chart.x_ticks == ((0.0, "536870912"), (1.0, "1073741824"), (2.0, "1610612736"))
+    (dots,) = (mark for mark in chart.marks if isinstance(mark, Dots))
+    assert dots.tips[0] == "memory_limit=536870912: 2.5"

@@ -31,28 +31,33 @@ labkit.percentText = (value) => {
   return `${zero ? "" : value < 0 ? "−" : "+"}${text}%`;
 };
 
-labkit.tickText = (value) => {
+labkit.tickText = (value, decimals) => {
   if (value === 0) return "0";
-  const text = Math.abs(value) >= 1000 ? labkit.grouped(value, 0) : labkit.significant(value, 4);
-  return text.replace("-", "−");
+  const digits = Math.min(Math.max(0, decimals), 20);
+  return value.toLocaleString("en-US", { maximumFractionDigits: digits }).replace("-", "−");
 };
 
 labkit.ticks = (low, high, most) => {
-  if (high <= low) return [low];
+  if (high <= low) return [[low, labkit.significant(low, 4).replace("-", "−")]];
   const rough = (high - low) / most;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9));
+  const exponent = Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * 10 ** exponent).find((s) => s >= rough * (1 - 1e-9));
   const ticks = [];
-  for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i++) ticks.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i++) {
+    ticks.push([i * step, labkit.tickText(i * step, -exponent)]);
+  }
   return ticks;
 };
 
 labkit.powerTicks = (low, high) => {
   const ticks = [];
   for (let e = Math.floor(low); e <= Math.ceil(high); e++) {
-    for (const m of high - low <= 2 ? [1, 2, 5] : [1]) ticks.push(e + Math.log10(m));
+    for (const m of high - low <= 2 ? [1, 2, 5] : [1]) {
+      const place = e + Math.log10(m);
+      ticks.push([place, labkit.tickText(10 ** place, -e)]);
+    }
   }
-  return ticks.filter((t) => t >= low - 1e-9 && t <= high + 1e-9);
+  return ticks.filter(([place]) => place >= low - 1e-9 && place <= high + 1e-9);
 };
 
 // ---------------------------------------------------------------- SVG
@@ -124,7 +129,7 @@ class Drawing {
       this.height = this.top + rows.length * this.rowHeight + this.bottom;
     } else {
       this.height = chart.height;
-      const labels = chart.noYTicks ? [] : this.yTicks().map(this.label);
+      const labels = chart.noYTicks ? [] : this.ticks(this.range, 6).map(([, text]) => text);
       this.left = Math.max(14, ...labels.map((text) => labkit.textWidth(text) + 12));
     }
     this.floor = this.height - this.bottom;
@@ -141,11 +146,9 @@ class Drawing {
     return [low - padding, high + padding];
   }
 
-  get label() { return this.chart.log ? (e) => labkit.tickText(10 ** e) : labkit.tickText; }
-
-  yTicks() {
-    const [low, high] = this.range;
-    return this.chart.log ? labkit.powerTicks(low, high) : labkit.ticks(low, high, 6);
+  /** The ticks of an axis, each its place and its text. */
+  ticks(range, most) {
+    return this.chart.log ? labkit.powerTicks(...range) : labkit.ticks(...range, most);
   }
 
   px(x) {
@@ -172,7 +175,7 @@ class Drawing {
     const most = Math.max(2, Math.floor((this.right - this.left) / 90));
     const [low, high] = this.view;
     const ticks = chart.xTicks ? chart.xTicks.filter(([x]) => x >= low && x <= high)
-      : (chart.log ? labkit.powerTicks(low, high) : labkit.ticks(low, high, most)).map((x) => [x, this.label(x)]);
+      : this.ticks(this.view, most);
     let end = -Infinity;
     for (const [x, text] of ticks) {
       const at = this.px(x), half = labkit.textWidth(text) / 2;
@@ -182,10 +185,10 @@ class Drawing {
       labkit.svg("text", { x: middle, y: floor + 16, "text-anchor": "middle" }, svg, text);
       end = middle + half;
     }
-    if (!this.rows.length && !chart.noYTicks) for (const y of this.yTicks()) {
+    if (!this.rows.length && !chart.noYTicks) for (const [y, text] of this.ticks(this.range, 6)) {
       const at = this.py(y);
       labkit.svg("line", { class: "grid", x1: this.left, x2: this.right, y1: at, y2: at }, svg);
-      labkit.svg("text", { x: this.left - 6, y: at, dy: 4, "text-anchor": "end" }, svg, this.label(y));
+      labkit.svg("text", { x: this.left - 6, y: at, dy: 4, "text-anchor": "end" }, svg, text);
     }
     this.rows.forEach((name, i) => {
       const y = this.top + i * this.rowHeight + (this.stacked ? 9 : this.rowHeight / 2);
