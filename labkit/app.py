@@ -1,7 +1,7 @@
 """The application ``python -m labkit``: a question, its arms and its workload become a study.
 
 Exit codes: 0 if all cells ran and every gate held, 1 if a gate or a run failed, 2 for an error in
-the command or the configuration, 130 if interrupted.
+the command or the configuration, 130 if interrupted, 141 if nobody reads the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 from labkit import __version__
 from labkit.cli import config_printer, run_study
 from labkit.cli.hydra_arguments import parse
-from labkit.cli.program_base import write_utf8
+from labkit.cli.program_base import PIPE_CLOSED, write_utf8
 from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(PIPE_CLOSED)
     except Exception as error:
         _exit_with(error, words)
 

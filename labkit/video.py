@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import ConfigError, FramePicks, require
-from labkit.config.extras import install_hint
+from labkit.config import FramePicks, require
+from labkit.config.extras import require_packages
 from labkit.config.option_index import did_you_mean
+from labkit.workload.video.frame_decoding import decode_picks
+from labkit.workload.video.frame_selection import Undecodable
 
 
 class ClipFrames(NamedTuple):
@@ -59,13 +61,7 @@ def frames(
     require(how in methods, f"how={how}: there is no such pick method{known}")
     require(num_frames >= 1, f"num_frames={num_frames}: it must be 1 or more")
     require(threads >= 1, f"threads={threads}: it must be 1 or more")
-    try:
-        from labkit.workload.video.frame_decoding import decode_picks
-        from labkit.workload.video.frame_selection import Undecodable
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the module {error.name} is not installed; {install_hint('video')}"
-        ) from None
+    require_packages(("av",), "video")
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")

@@ -91,6 +91,8 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--cfg", "jobb"], "must be one of: job"),
         (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
+        (["--config-dir="], "--config-dir: names no folder; write --config-dir DIR"),
+        (["plan=true", "--config-dir"], "--config-dir: names no folder; write --config-dir DIR"),
         (["+ablation.arms.x={model.name:1_0}", "plan=true"], "quotes: model.name:'1_0'"),
         (["workload.prompts.listed=[{prompt: 12_000 }]"], "write it in quotes: prompt:'12_000'"),
         (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
@@ -409,6 +411,12 @@ def test_bash_completes_keys_values_and_files_of_ones_own(tmp_path):
         completion_script("ksh")
 
 
+def test_completion_runs_on_macos_and_stays_in_its_folder():
+    """The sed of macOS takes ``\\|`` for a sign, and find may fail in a folder of somebody else."""
+    assert all(r"\|" not in completion_script(shell) for shell in ("bash", "zsh"))
+    assert re.search(r"\n +find .*\n +popd\n", completion_script("fish"))
+
+
 def test_help_on_an_unknown_topic_names_a_known_one(run_app):
     code, _, err = run_app("--help", "engine.vk")
     assert code == 2 and err.startswith("labkit: --help engine.vk: no such topic (did you mean")
@@ -428,6 +436,18 @@ def test_a_user_s_file_may_not_have_the_name_of_labkit_s(tmp_path):
     (tmp_path / "ablation" / "seq_map.yaml").touch()
     with pytest.raises(ConfigError, match=r"seq_map\.yaml: labkit has ablation/seq_map\.yaml"):
         hydra_arguments.parse(["--config-dir", str(tmp_path)])
+
+
+def test_a_closed_pipe_is_no_failed_gate(tmp_path, monkeypatch):
+    def closed(command):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("labkit.cli.config_printer.print_config", closed)
+    with open(tmp_path / "out", "w") as output, pytest.raises(SystemExit) as ended:
+        monkeypatch.setattr("sys.stdout", output)
+        app.main(["--help"])
+    assert ended.value.code == 141
 
 
 def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):

@@ -40,6 +40,13 @@ def test_every_option_has_a_meaning_and_allowed_values():
     assert [leaf.key for leaf in LEAVES if not leaf.meaning or not leaf.allowed] == []
 
 
+def test_the_file_of_mlx_lm_names_every_option_that_this_engine_reads():
+    text = (ROOT / "conf" / "engine" / "mlx_lm.yaml").read_text(encoding="utf-8")
+    keys = [leaf.key.removeprefix("engine.") for leaf in LEAVES if leaf.option.mlx_lm]
+    assert "mlx.*" in text and len(keys) > 10
+    assert [key for key in keys if key not in text and not key.startswith("mlx.")] == []
+
+
 def test_every_group_has_its_path():
     def places(group, place):
         has_one_path = not isinstance(group, config.Lengths)

@@ -272,3 +272,17 @@ def test_the_answer_and_the_machine_of_a_study_of_several_cells(tmp_path):
     assert text.startswith("| [At machine=sim_m1_pro_32gb: memory taken: 14.3 (llamacpp) to 60.0")
     assert "GiB" in text and "host" not in text and text.count("labkit 0.1.0") == 1
     assert main([str(path), "--check"]) == 0
+
+
+def test_an_answer_whose_cells_have_lists_is_the_text_of_a_link(tmp_path):
+    folder = tmp_path / "policies"
+    unpack_archive(ROOT / "outputs" / "reference" / "memory_policies.zip", folder)
+    (folder / "report.html").touch()
+    for cell in folder.glob("*/cell.json"):
+        cell.with_name(DIGESTS_FILE).unlink()
+        cell.write_text(re.sub(r"machine=(\w+)", r"machine=[\1]", cell.read_text("utf-8")), "utf-8")
+    path = write_article(tmp_path, '{{ answer("policies") }}\n')
+    assert main([str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("[At machine=(sim_m1_pro_32gb): memory taken: ")
+    assert main([str(path), "--check"]) == 0

@@ -138,6 +138,9 @@ def test_the_summary_has_a_picture_in_characters():
     assert scale == "                      -4 %                    0                    +4 %"
     assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("-")
     assert "```" not in markdown("b against a", {"chat": []}, 2)
+    wide = [*row_results("chat", cell("better", 10.0, 1526.4), "head")]
+    *_, scale, end = markdown("b against a", {"chat": wide}, 2).splitlines()
+    assert scale.split() == ["-1,526", "%", "0", "+1,526", "%"]
 
 
 @pytest.fixture(scope="module")

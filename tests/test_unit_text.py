@@ -10,6 +10,8 @@ from labkit.config.unit_text import in_units_of_option
     [
         ("engine.memory_limit=1GiB", "engine.memory_limit=1073741824"),
         ("engine.memory_limit=1.5GiB", "engine.memory_limit=1610612736"),
+        ("engine.memory_limit=1TiB", "engine.memory_limit=1099511627776"),
+        ("engine.memory_limit=1.001TB", "engine.memory_limit=1001000000000"),
         ("engine.memory_limit='64MiB'", "engine.memory_limit=67108864"),
         ("engine.budget.bytes=512MiB,1GB", "engine.budget.bytes=536870912,1000000000"),
         ("design.time=90s,10m", "design.time=90,600"),

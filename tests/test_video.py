@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "workload" / "video"))
 import clip_files as files
 
 from labkit import vllm_video
-from labkit.config import ConfigError, FramePicks
+from labkit.config import ConfigError, FramePicks, extras
 from labkit.video import frames
 
 
@@ -60,6 +60,12 @@ def test_fewer_frames_without_repetition(clip):
 def test_mistakes_are_one_line(clip, arguments, says):
     with pytest.raises(ConfigError, match=says):
         frames(clip, *arguments)
+
+
+def test_without_pyav_the_mistake_is_one_line(clip, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^not installed: av; run: pip install '.*\[video\]'$"):
+        frames(clip, 4)
 
 
 def test_a_file_that_is_no_clip_is_named(tmp_path):

@@ -201,6 +201,8 @@ def _check_texts(override: str, value: str) -> None:
 
 def _config_folder(folder: str, others: Sequence[str]) -> str:
     """Return a folder of the user's files, after checking their names."""
+    if not folder:
+        raise ConfigError("--config-dir: names no folder; write --config-dir DIR")
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: no such directory")
     for file in sorted(Path(folder).rglob("*.yaml")):

@@ -31,7 +31,7 @@ key == $0 { next }
   found = head kept last rest; if (!seen[found]++) print found }
 """
 COMMON = """_labkit_select() {
-  set -- "$1" "$(printf '%s' "$1" | sed -n 's/.*\\(--config-dir\\|-cd\\)[ =]\\([^ ]*\\) .*/\\2/p')"
+  set -- "$1" "$(printf '%s' "$1" | sed -nE 's/.*(--config-dir|-cd)[ =]([^ ]*) .*/\\2/p')"
   {
     printf '%s\\n' "$_labkit_known"
     if [ -d "$2" ]; then (cd "$2" && find . -mindepth 2 -name '*.yaml'); fi
@@ -84,7 +84,10 @@ FISH = """function __labkit_select
   set -l folder (string replace -rf '.*(?:--config-dir|-cd)[ =](\\S*) .*' '$1' -- $line)
   begin
     printf '%s\\n' "$_labkit_known"
-    test -d "$folder"; and pushd "$folder"; and find . -mindepth 2 -name '*.yaml'; and popd
+    if test -d "$folder"; and pushd "$folder"
+      find . -mindepth 2 -name '*.yaml'
+      popd
+    end
   end | awk -v line="$line" "$_labkit_awk"
 end
 complete -c labkit -c mlx-labkit -f -a '(__labkit_select)'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from labkit.config.option_index import find_option
 
@@ -34,6 +35,7 @@ def in_units_of_option(override: str) -> str:
         return override
 
     def number(match: re.Match[str]) -> str:
-        return f"{float(match.group(1)) * FACTORS[unit][match.group(2)]:.12g}"
+        product = Decimal(match.group(1)) * FACTORS[unit][match.group(2)]
+        return f"{product.normalize():f}"
 
     return f"{key}={NUMBERS[unit].sub(number, value.strip(chr(39)))}"

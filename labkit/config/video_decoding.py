@@ -78,6 +78,11 @@ class Clip(Group, place="workload.made"):
             3 * self.events < self.length or self.events == 0,
             f"{where}: {self.events} events of each kind do not fit into {self.length} frames",
         )
+        narrowest = 2 * (self.height // 6) + 4  # two shapes side by side, and room to move
+        require(
+            self.width >= narrowest,
+            f"{where}: width={self.width}: must be {narrowest} or more with height={self.height}",
+        )
 
     @property
     def length(self) -> int:

@@ -121,7 +121,7 @@ def _distribution(values: Sequence[float]) -> tuple[set[float], float]:
 
 
 def _range_text(values: Sequence[float]) -> str:
-    return " to ".join(f"{value:,.6g}" for value in sorted({min(values), max(values)}))
+    return " to ".join(f"{value:,.12g}" for value in sorted({min(values), max(values)}))
 
 
 def differing_settings(arms: Sequence[str], runs: Sequence[ImportedRun]) -> str | None:

@@ -535,6 +535,13 @@ def test_work_that_another_seed_changes_is_named(tmp_path):
     assert study.caveats[1:] == (f"the arms did not generate equally many tokens: {line}",)
 
 
+def test_amounts_that_differ_in_one_of_a_million_are_written_in_full(tmp_path):
+    base, head = (VLLM | {"total_input_tokens": tokens} for tokens in (1_234_567, 1_234_568))
+    study = ImportedStudy.of(sets_of(tmp_path, base, head))
+    line = "total_input_tokens is 1,234,568 in head, but 1,234,567 in base"
+    assert f"the arms were not given exactly the same work: {line}" in study.caveats
+
+
 def test_the_input_of_a_run_that_failed_is_not_compared(tmp_path):
     failed = VLLM | {"completed": 5, "failed": 1, "request_throughput": 9.8311628}
     part = failed | {"total_input_tokens": 80}

@@ -42,6 +42,8 @@ class Column(Generic[T]):
     once_per_row: bool = False
     # Whether values are verdicts, which terminals show in colour and without their reasons.
     is_verdict: bool = False
+    # Whether texts are quoted, such as tokens; Markdown shows them as code.
+    verbatim: bool = False
     # A function from a line to the target of the cell's link on the HTML page.
     link: Callable[[T], str] | None = None
     # A function from a line to the strength of the cell's background on the HTML page, 0 to 1; None

@@ -33,7 +33,8 @@ ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
 ARM_COLUMNS = ("median", "q1", "q3", "n")
 COMPARISON_COLUMNS = (
     "effect_pct", "ci_low_pct", "ci_high_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct",
-    "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason",
+    "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason", "difference",
+    "as_measured_pct",
 )  # fmt: skip
 
 
@@ -275,7 +276,7 @@ def _github_entry(phrases: CellPhrases, row: Row, arm: str) -> dict[str, Any]:
 
 
 def csv_text(cells: Sequence[Cell]) -> str:
-    """Return one CSV line per comparison and per row without comparisons.
+    """Return one CSV line per comparison, and one with the baseline per row without comparisons.
 
     Unknown values are empty. If the workload scores texts, the lines also have the arms' quality.
     """
@@ -293,13 +294,14 @@ def csv_text(cells: Sequence[Cell]) -> str:
                 quality = cell.qualities.get(comparison.arm) if comparison else None
                 fields = (cell.cell, *(getattr(row, name) for name in ROW_COLUMNS))
                 numbers = limit_fields(quality).values() if has_quality else ()
-                writer.writerow((*fields, *_compared(row, comparison), *numbers))
+                writer.writerow((*fields, *_compared(row, comparison, cell.baseline), *numbers))
     return out.getvalue()
 
 
-def _compared(row: Row, comparison: Comparison | None) -> Iterator[Any]:
+def _compared(row: Row, comparison: Comparison | None, baseline: str) -> Iterator[Any]:
     if comparison is None:
-        yield from (None,) * (3 + len(ARM_COLUMNS) + len(COMPARISON_COLUMNS))
+        yield from (None, baseline, row.median(baseline))
+        yield from (None,) * (len(ARM_COLUMNS) + len(COMPARISON_COLUMNS))
         return
     yield from (comparison.arm, comparison.baseline, row.median(comparison.baseline))
     yield from (getattr(row.arms[comparison.arm], name) for name in ARM_COLUMNS)

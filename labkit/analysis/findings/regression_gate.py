@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import unit_name, value_text
+from labkit.analysis.number_format import significant_text, unit_name, value_text
 from labkit.config import require
 
 
@@ -149,8 +149,8 @@ def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
     yield from ("", "```text")
     for name, result in zip(names, drawn, strict=True):
         yield f"{name:{len(indent)}}  {_bar(result.comparison, margin_pct, limit)}".rstrip()
-    ends = f"-{limit:.3g} %", f"+{limit:.3g} %"
-    yield f"{indent}  {ends[0]:<{HALF_WIDTH}}0{ends[1]:>{HALF_WIDTH}}"
+    end = significant_text(limit, 3)
+    yield f"{indent}  {f'-{end} %':<{HALF_WIDTH}}0{f'+{end} %':>{HALF_WIDTH}}"
     yield "```"
 
 

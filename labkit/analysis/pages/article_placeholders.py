@@ -38,6 +38,7 @@ from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
 COUNTED_UNITS = ("tokens", "requests", "steps")
+BRACKETS = str.maketrans("[]", "()")  # the text of a link has no brackets
 
 
 class ArticleError(Exception):
@@ -150,10 +151,10 @@ class PlaceholderFunctions:
         """Return the answer of a study, or of one of its cells, in at most 20 words, as a link."""
         if cell is not None:
             report, page = self._report(study, cell)
-            return ArticleLink(report.short_answer, page)
+            return ArticleLink(report.short_answer.translate(BRACKETS), page)
         reports = self._valid_reports(study)
         text = study_answer([cell_summary(report.analysis) for report in reports])
-        return ArticleLink(text, self._page(study, self._study(study)))
+        return ArticleLink(text.translate(BRACKETS), self._page(study, self._study(study)))
 
     def machine(self, study: str) -> ArticleLink:
         """Return the machines that ran a study and the versions of its software, as a link."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,20 +14,23 @@ from labkit.analysis.document.report_parts import (
     ReportPart,
     TablePart,
 )
-from labkit.analysis.document.table_model import Table
+from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.studies.cell_summary import CellSummary
+from labkit.analysis.studies.cell_summary import CellSummary, cell_headings
 from labkit.analysis.studies.study_answer import study_answer, study_question
+
+HTML_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
 def markdown_table(table: Table[Any]) -> str:
     """Return a table in GitHub's Markdown."""
     headings = [column.heading for column in table.columns]
     alignment = ["---:" if column.numeric else "---" for column in table.columns]
-    lines = [headings, alignment, *map(table.cells, table.lines)]
-    return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
+    cells = ([_cell(column, line) for column in table.columns] for line in table.lines)
+    lines = [[*map(_escaped, headings)], alignment, *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def markdown_html(text: str, pictures: bool = True) -> str:
@@ -41,7 +45,27 @@ def markdown_html(text: str, pictures: bool = True) -> str:
     return html
 
 
+def _cell(column: Column[Any], line: Any) -> str:
+    text = column.text(line)
+    return _code_span(text) if column.verbatim else _escaped(text)
+
+
 def _escaped(text: str) -> str:
+    """Return a cell's text; what looks like an HTML tag (``</s>``) would vanish on GitHub."""
+    return HTML_TAG.sub(r"\\<", _in_one_cell(text))
+
+
+def _code_span(text: str) -> str:
+    """Return a text as code, in which Markdown and HTML have no meaning."""
+    if not text:
+        return ""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    # A renderer strips one space at both ends, if there is one at both.
+    pad = " " if text.strip() and {text[0], text[-1]} & {*" `"} else ""
+    return f"{fence}{pad}{_in_one_cell(text)}{pad}{fence}"
+
+
+def _in_one_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
@@ -56,9 +80,9 @@ def study_markdown(
     lines += [note, ""] if note else []
     for overview in machine_overviews(cells):
         lines += _overview_lines(overview)
-    for report in reports:
+    for report, heading in zip(reports, cell_headings(cells), strict=False):
         if len(cells) > 1:
-            lines += [f"## {report.cell.title}", "", f"**{report.short_answer}**", ""]
+            lines += [f"## {heading}", "", f"**{report.short_answer}**", ""]
         lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"
 

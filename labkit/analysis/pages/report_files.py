@@ -28,7 +28,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.cell_summary import CellSummary, cell_summary
+from labkit.analysis.studies.cell_summary import CellSummary, cell_headings, cell_summary
 from labkit.analysis.studies.cell_summary_cache import FilesState, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
@@ -145,8 +145,8 @@ def write_study(
     folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study.to_json())
     (folder / "tables").mkdir(exist_ok=True)
-    for report in reports:
-        _write_tables(report, folder / "tables")
+    for report, heading in zip(reports, cell_headings(cells), strict=True):
+        _write_tables(report, heading, folder / "tables")
     write_text(folder / "report.md", study_markdown(cells, reports))
     write_text(folder / "report.html", study_html(study.study, cells, reports))
     if plots:
@@ -222,7 +222,7 @@ def _write_page(
     analysis = cache.cell(path)
     _write_cell(analysis)
     cell, (report,) = cell_summary(analysis), _reports(opened, [analysis], below=f"{PAGES}/")
-    _write_tables(report, folder / "tables")
+    _write_tables(report, f"{cell.title} ({report.cell.name})", folder / "tables")
     text = cell_html(study_name(opened), cell, report, f"{path.name}.md")
     write_text(page.with_name(f"{path.name}.html"), text)
     write_text(page.with_name(f"{path.name}.md"), study_markdown([cell], [report]))
@@ -264,11 +264,11 @@ def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
             )
 
 
-def _write_tables(report: CellReport, folder: Path) -> None:
+def _write_tables(report: CellReport, caption: str, folder: Path) -> None:
     stem = folder / slug(report.cell.cell)
     write_text(Path(f"{stem}.csv"), csv_text([report.cell]))
     write_text(Path(f"{stem}.md"), markdown_table(report.results) + "\n")
-    write_text(Path(f"{stem}.tex"), latex_text(report.results, report.cell.title))
+    write_text(Path(f"{stem}.tex"), latex_text(report.results, caption))
 
 
 def _write_plots(cells: Sequence[CellSummary], reports: Sequence[CellReport], folder: Path) -> None:
@@ -298,8 +298,9 @@ def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
-    reports = map(CellReport, analyses)
-    return "\n".join(latex_text(report.results, report.cell.title) for report in reports)
+    captions = cell_headings(list(map(cell_summary, analyses)))
+    tables = (CellReport(analysis).results for analysis in analyses)
+    return "\n".join(map(latex_text, tables, captions))
 
 
 _RENDERERS: dict[str, Callable[[StudyPath, Sequence[CellAnalysis]], str]] = {

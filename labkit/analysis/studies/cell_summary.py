@@ -145,6 +145,15 @@ def cell_labels(cells: Sequence[CellSummary], ignore: Collection[str] = ()) -> l
     ]
 
 
+def cell_headings(cells: Sequence[CellSummary]) -> list[str]:
+    """Return each cell's title, with its label if other cells have the same title."""
+    count = Counter(cell.title for cell in cells)
+    return [
+        cell.title if count[cell.title] == 1 else f"{cell.title} ({label})"
+        for cell, label in zip(cells, cell_labels(cells), strict=True)
+    ]
+
+
 def _label(overrides: Sequence[str], short: dict[str, str], folder: str) -> str:
     pairs = (override.partition("=") for override in overrides)
     words = [f"{short[key]}{equals}{value}" for key, equals, value in pairs]

@@ -113,7 +113,7 @@ def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place]:
 
 
 def _text_column(heading: str, key: str) -> Column[Place]:
-    return Column(heading, lambda place: _quoted(place[1][key]), numeric=False)
+    return Column(heading, lambda place: _quoted(place[1][key]), numeric=False, verbatim=True)
 
 
 def _quoted(text: str) -> str:

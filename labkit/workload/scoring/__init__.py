@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FLOPS = 60e9
 PROCESS_BYTES = 250 << 20
 GUESSED_WINDOWS = 50  # of the packaged texts
+# Workload options that must be equal in all arms, which score the same windows in the same rounds.
+SHARED = ("concurrency", "window_tokens", "num_windows", "texts")
 
 
 class ScoringKind:
@@ -44,11 +46,19 @@ class ScoringKind:
         return len(text_windows.windows_of(experiment, resolve(experiment.model)))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can."""
+        """Return the reason that the arms cannot share a process, or None if they can.
+
+        Raises ``ConfigError`` if the arms differ in an option of ``SHARED``.
+        """
+        _check_shared(experiments)
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        """Return the reason that the arms cannot take turns in processes of their own, or None.
+
+        Raises ``ConfigError`` if the arms differ in an option of ``SHARED``.
+        """
+        _check_shared(experiments)
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def refuse_apart(self, reason: str) -> NoReturn:
@@ -88,6 +98,17 @@ class ScoringKind:
         tokens = (workload.num_windows or GUESSED_WINDOWS) * workload.window_tokens
         seconds = START_SECONDS + 2 * 2 * facts.matmul_weights * tokens / FLOPS
         return Estimate(seconds, PROCESS_BYTES + facts.weight_bytes)
+
+
+def _check_shared(experiments: Sequence[Experiment]) -> None:
+    first, *others = (experiment.workload for experiment in experiments)
+    for name in SHARED:
+        differs = any(getattr(other, name) != getattr(first, name) for other in others)
+        require(
+            not differs,
+            f"the arms differ in workload.{name}, but with workload.kind=scoring all arms score "
+            "the same windows in the same rounds; set it for the whole study",
+        )
 
 
 def _check_server(server: OpenAIServer) -> None:

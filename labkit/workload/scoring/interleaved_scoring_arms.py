@@ -254,8 +254,9 @@ class InterleavedScoring:
                     begin = time.perf_counter()
                     scored = arm.score(windows, 1, ids)
                     arm.rates.append(tokens / (time.perf_counter() - begin))
-                for window, base, part in zip(windows, reference, scored, strict=True):
-                    arm.add(window, base, part)
+                    # In the turn, so that an invalid output is this arm's failure.
+                    for window, base, part in zip(windows, reference, scored, strict=True):
+                        arm.add(window, base, part)
 
     def _reference(self, windows: Sequence[Prompt]) -> list[PromptLogprobs]:
         """Return the baseline's log probabilities of a round's windows.

@@ -116,7 +116,8 @@ class InterleavedVideo:
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Run all rounds of all clips, check the frames, then run each arm's job.
 
-        See ``InterleavedArms.measure``.
+        The jobs have the clips that all arms have served, but for arms that have served none. See
+        ``InterleavedArms.measure``.
         """
         order, arms = self._context.turn_order, tuple(range(len(self._arms)))
         repeats = self._arms[0].num_repeats
@@ -127,10 +128,14 @@ class InterleavedVideo:
             heartbeat(f"{number} of {repeats * len(parts)} rounds")
         self._check()
         served, _ = order.gather([self._served(arm) for arm in arms])
-        clips = set.intersection(*map(set, served))
+        able = [set(names) for names in served if names]  # of the arms that can decode a clip
+        if not able:
+            name, line = self._sources[0][0].name, self._samples[0][0].failures[0]
+            raise InvalidOutput(f"no clip could be decoded; {name}: {line}")
+        clips = set.intersection(*able)
         for now in order.rounds([Part("job", 1, arms)]):
             for arm, _ in now.turns:
-                self._jobs[arm] = self._job(arm, clips)
+                self._jobs[arm] = self._job(arm, clips.intersection(self._served(arm)))
         return [self._measurement(arm) for arm in arms]
 
     def _served(self, arm: int) -> list[str]:
@@ -154,17 +159,17 @@ class InterleavedVideo:
                 samples.failures.append(str(error))
                 return
             samples.seconds.append(time.perf_counter() - start)
-        samples.counts.append(taken.counts)
-        mine = frame_digests(taken)
-        if samples.first is None:
-            samples.first = mine
-            if self._quiz is not None and self._quiz.about(source.name):
-                samples.pixels = [taken.frames[place] for place in taken.picks]
-        elif (mine.picks, mine.digests) != (samples.first.picks, samples.first.digests):
-            raise InvalidOutput(
-                f"{source.name}: request {len(samples.seconds)} returned other frames than the "
-                "first request"
-            )
+            samples.counts.append(taken.counts)
+            mine = frame_digests(taken)
+            if samples.first is None:
+                samples.first = mine
+                if self._quiz is not None and self._quiz.about(source.name):
+                    samples.pixels = [taken.frames[place] for place in taken.picks]
+            elif (mine.picks, mine.digests) != (samples.first.picks, samples.first.digests):
+                raise InvalidOutput(
+                    f"{source.name}: request {len(samples.seconds)} returned other frames than "
+                    "the first request"
+                )
 
     def _check(self) -> None:
         """Check the frames of each arm's first request for each clip, and every request's counts.
@@ -212,9 +217,9 @@ class InterleavedVideo:
     def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:
         """Run an arm's job and return its number of requests and its seconds.
 
-        The job requests every clip in ``clips``, the names of the clips that all arms have served.
-        The clips alternate, so that long and short clips are in flight together. Returns None if
-        there is no such clip.
+        The job requests every clip in ``clips``, the names of clips that the arm has served. The
+        clips alternate, so that long and short clips are in flight together. Returns None if there
+        is no such clip.
         """
         workload = self._arms[arm]
         pairs = zip(self._sources[arm], self._references, strict=True)
@@ -229,24 +234,18 @@ class InterleavedVideo:
                 taken = self._take(pair[0].path, workload, pair[0].num_frames)
             return taken.picks, taken.counts
 
-        with self._context.turn(arm), ThreadPoolExecutor(workload.concurrency or len(job)) as pool:
-            start = time.perf_counter()
-            results = [*pool.map(request, job)]
-            seconds = time.perf_counter() - start
-        for (source, reference), (picks, counts) in zip(job, results, strict=True):
-            with _served_before(source):
-                reference.check_counts(workload, source.num_frames, picks, counts)
+        with self._context.turn(arm):
+            with ThreadPoolExecutor(workload.concurrency or len(job)) as pool:
+                start = time.perf_counter()
+                results = [*pool.map(request, job)]
+                seconds = time.perf_counter() - start
+            for (source, reference), (picks, counts) in zip(job, results, strict=True):
+                with _served_before(source):
+                    reference.check_counts(workload, source.num_frames, picks, counts)
         return len(job), seconds
 
     def _measurement(self, arm: int) -> Measurement:
-        sources, clips = self._sources[arm], self._samples[arm]
-        if not any(samples.served for samples in clips):
-            name, line = sources[0].name, clips[0].failures[0]
-            raise InvalidOutput(
-                f"workload.picks={self._arms[arm].picks.value}: no clip could be decoded; {name}: "
-                f"{line}"
-            )
-        cases = [self._case(arm, clip) for clip in range(len(sources))]
+        cases = [self._case(arm, clip) for clip in range(len(self._sources[arm]))]
         job = self._jobs[arm]
         if job is not None:
             number, seconds = job

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import html
 import io
 import json
 import re
@@ -18,6 +19,8 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, arm_classes
+from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.exports.tool_exports import csv_text
 from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
@@ -25,6 +28,7 @@ from labkit.analysis.number_format import value_text
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html
+from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import FORMATS
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.load_curves import METRICS
@@ -361,6 +365,36 @@ def test_csv_has_the_adjusted_and_the_unadjusted_interval(make_cell, capsysbinar
     assert adjusted > alone > 0
 
 
+def test_csv_has_the_median_of_an_arm_without_comparisons(make_cell, capsysbinary):
+    study = make_cell("study/cell", effects={}, control=False).parent
+    lines = list(csv.DictReader(io.StringIO(printed(capsysbinary, study, "csv"))))
+    rows = analyse_cell(study / "cell")["rows"]
+    medians = [row["arms"]["binary_search"]["median"] for row in rows]
+    assert [line["baseline_median"] for line in lines] == list(map(str, medians))
+    assert {(line["arm"], line["baseline"]) for line in lines} == {("", "binary_search")}
+
+
+def test_csv_has_the_difference_from_a_baseline_of_0():
+    one = {"arm": "arm", "verdict": "better", "difference": 1.5, "as_measured_pct": 2.5}
+    row = {"case": "all", "metric": "goodput_req_s", "unit": "req/s", "better": "higher"}
+    row |= {"primary": True, "skipped": None, "arms": {"base": {"median": 0.0}, "arm": {}}}
+    arms = [{"name": "base", "role": "baseline"}]
+    cell = planted_cell([{**row, "comparisons": [one]}], arms=arms)
+    (line,) = csv.DictReader(io.StringIO(csv_text([cell])))
+    assert (line["effect_pct"], line["difference"], line["as_measured_pct"]) == ("", "1.5", "2.5")
+
+
+def test_cells_of_one_question_have_headings_and_captions_of_their_own(study, capsysbinary):
+    titles = [f"Does a host-built map beat the binary search? ({x})" for x in ("chat", "kernel")]
+    text = printed(capsysbinary, study, "md")
+    assert re.findall("^## (Does .*)", text, re.M) == titles
+    captions = re.compile(r"\\caption\{(.*)\}")
+    assert captions.findall(printed(capsysbinary, study, "tex")) == titles
+    write_study(study, plots=False)
+    tables = (study / "tables" / f"{name}.tex" for name in ("chat", "kernel"))
+    assert [captions.search(table.read_text("utf-8"))[1] for table in tables] == titles
+
+
 def test_latex_escapes_and_balances(study, capsysbinary):
     text = printed(capsysbinary, study, "tex")
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
@@ -413,11 +447,22 @@ def test_a_disturbed_machine_is_a_chip_on_its_card_and_above_all_cells(
     assert page.count("gate warn") == 2  # none of the quiet cell
 
 
+def test_tables_in_markdown_show_texts_as_they_are():
+    """On GitHub, ``</s>`` in a table was taken for HTML and vanished."""
+    texts = ("</s>", "<b>", " the ", "`", "a``b", "**", "a|b", "")
+    plain = Column[str]("plain", lambda text: text, numeric=False)
+    table = markdown_table(Table((plain, replace(plain, verbatim=True)), texts))
+    assert "| \\</s> | `</s>` |\n| \\<b> | `<b>` |\n" in table
+    code = re.findall("<code>(.*?)</code>", markdown_html(table))
+    assert list(map(html.unescape, code)) == [text for text in texts if text]
+    assert markdown_table(Table((plain,), ("p < 0.05",))).endswith("| p < 0.05 |")
+
+
 def test_names_are_escaped_in_html(make_cell, capsysbinary):
     study = make_cell("study/cell", cases=("<script>alert(1)</script> & | case",)).parent
     page = printed(capsysbinary, study, "html")
     assert "<script>alert" not in page
-    assert "<script>alert(1)</script> & \\| case" in printed(capsysbinary, study, "md")
+    assert r"\<script>alert(1)\</script> & \| case" in printed(capsysbinary, study, "md")
 
 
 def test_benchstat_lines_are_one_per_run(study, capsysbinary):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -75,6 +76,9 @@ def test_many_cells_have_pages_of_their_own_and_the_same_results(study, counts, 
         assert f'href="../{cell.dir}/' in own and 'href="../report.html">study' in own
         assert cell.answer in (study / "cells" / f"{cell.dir}.md").read_text()
     assert "## Verdicts" not in text and not list(study.glob("plots/*"))
+    tables = [path.read_text() for path in (study / "tables").glob("*.tex")]
+    captions = {re.search(r"\\caption\{.*\}", table)[0] for table in tables}
+    assert len(captions) == len(tables) == len(together.cells)
 
 
 def test_an_article_links_to_the_page_of_its_cell(study, monkeypatch):

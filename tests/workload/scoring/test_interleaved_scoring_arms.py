@@ -2,7 +2,7 @@
 
 import random
 import tracemalloc
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import mlx.core as mx
@@ -215,6 +215,29 @@ def test_an_infinite_divergence_is_an_invalid_output():
     window = TextWindows(np.array([[1, 16, *range(8)]], np.int32))[0]
     with pytest.raises(InvalidOutput, match="text 1, token 16: a KL divergence must be finite"):
         ScoringArm(None, None, Words()).add(window, baseline, arm)
+
+
+def test_an_infinite_divergence_is_its_arm_s_failure(experiment, monkeypatch):
+    """The failure of a run is that of the arm whose turn an exception leaves."""
+    running = []
+
+    @contextmanager
+    def turn(arm):
+        running.append(arm)
+        yield
+        running.remove(arm)
+
+    def add(arm, *parts):
+        if arm is loaded._arms[1]:
+            raise InvalidOutput("infinite")
+
+    lossy = with_kv(experiment, config.KVDType.bfloat16)
+    loaded = KIND.load([experiment, lossy], replace(context(), turn=turn))
+    monkeypatch.setattr(ScoringArm, "add", add)
+    with pytest.raises(InvalidOutput, match="infinite"):
+        loaded.measure(lambda text: None)
+    loaded.close()
+    assert running == [1]
 
 
 def traced_peak(arms):

@@ -55,3 +55,14 @@ def test_arms_in_processes_one_after_another_are_refused_in_one_line(overrides, 
 )
 def test_arms_that_cannot_share_a_process_take_turns_in_live_ones(overrides, composed):
     assert composed("workload=scoring", *overrides).isolation is Isolation.live
+
+
+@pytest.mark.parametrize("isolation", ["auto", "live"])
+@pytest.mark.parametrize("option", ["concurrency", "window_tokens", "num_windows"])
+def test_arms_that_do_not_score_the_same_windows_together_are_refused(option, isolation, composed):
+    with pytest.raises(ConfigError, match=rf"the arms differ in workload\.{option}, but with"):
+        composed(
+            "workload=scoring",
+            f"+ablation.arms.other={{workload.{option}: 20}}",
+            f"design.isolation={isolation}",
+        )

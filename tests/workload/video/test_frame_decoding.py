@@ -328,6 +328,12 @@ def test_a_workload_says_what_it_cannot_do():
         ({"events": 5, "seconds": 0.4}, "do not fit"),
         ({"gop": 0}, "gop=0"),
         ({"width": 97}, "width=97"),
+        ({"width": 162, "height": 480}, "width=162: must be 164 or more with height=480"),
     ):
         with pytest.raises(ConfigError, match=message):
             files.clip_of(9, **wrong)
+
+
+def test_the_narrowest_clip_is_drawn():
+    clip = files.clip_of(9, width=164, height=480, events=1)
+    assert [picture.shape for picture in clip_synthesis.pictures(clip)] == [(480, 164, 3)] * 9

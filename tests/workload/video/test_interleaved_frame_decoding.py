@@ -23,6 +23,7 @@ from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
+from labkit.workload.video.clip_reader import DecodeCounts
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 from labkit.workload.video.reference_decode_checks import strided_ranges
@@ -286,8 +287,58 @@ def test_a_broken_file_fails_its_requests_and_the_run_goes_on(folder, tmp_path):
 
 def test_a_run_in_which_nothing_was_served_is_void(tmp_path):
     (tmp_path / "a.txt").write_text("no video")
-    with pytest.raises(InvalidOutput, match=r"picks=stream: no clip could be decoded; a\.txt: "):
+    with pytest.raises(InvalidOutput, match=r"no clip could be decoded; a\.txt: "):
         measured([files.asks("stream", clips=str(tmp_path))])
+
+
+def test_an_arm_that_can_decode_no_clip_voids_no_other_arm(folder):
+    def decode_frames(path, workload, wanted):
+        if workload.picks is FramePicks.seek:
+            raise Undecodable("lost")
+        return frame_decoding.decode_frames(path, workload, wanted)
+
+    arms = [files.asks(how, clips=str(folder)) for how in ("stream", "seek", "keyframes")]
+    stream, seek, keyframes = measured(arms, decode_frames)
+    names = ["40-None.mp4", "61-7.mp4"]
+    assert [(case.case, case.skipped) for case in seek.cases] == [(x, f"{x}: lost") for x in names]
+    assert seek.counters == {}
+    for other in (stream, keyframes):
+        assert [case.case for case in other.cases] == [*names, "all"]
+        assert other.cases[-1].notes["job"]["requests"] == 2
+
+
+def with_other_pixels(taken):
+    place = taken.picks[0]
+    return replace(taken, frames={**taken.frames, place: taken.frames[place] ^ 1})
+
+
+def without_counts(taken):
+    return replace(taken, counts=DecodeCounts())
+
+
+@pytest.mark.parametrize(("number", "fault"), [(2, with_other_pixels), (5, without_counts)])
+def test_what_voids_the_run_is_the_failure_of_its_arm(folder, number, fault):
+    """The failure of a run is that of the arm whose turn an exception leaves."""
+    running, requests = [], []
+
+    @contextmanager
+    def turn(arm):
+        running.append(arm)
+        yield
+        running.remove(arm)
+
+    def decode_frames(path, workload, wanted):
+        taken = frame_decoding.decode_frames(path, workload, wanted)
+        requests.append(workload.picks)
+        is_faulty = workload is arms[1] and requests.count(workload.picks) == number
+        return fault(taken) if is_faulty else taken
+
+    more = {"clips": str(folder), "repeats": 2, "concurrency": 1}  # four requests, then the job
+    arms = [files.asks(how, **more) for how in ("stream", "seek")]
+    setting = TurnContext(0, random.Random(1), turn, NoMachineKernels())
+    with pytest.raises(InvalidOutput):
+        turns_of(arms, decode_frames, setting).measure(lambda what: None)
+    assert running == [1]
 
 
 def test_arms_whose_rounds_differ_have_processes_of_their_own():
