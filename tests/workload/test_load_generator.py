@@ -501,3 +501,22 @@ def test_staggered_clients_of_a_server_join_one_after_the_other():
     run.measure(lambda text: None)
     assert run._engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
     assert run._engine.joined[4] >= 2.0
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "concurrency", "streams"),
+    [
+        (Arrivals(), 3, 3),
+        (Arrivals(), 99, 20),
+        (Arrivals(ArrivalKind.at_once), None, 20),
+        (Arrivals(ArrivalKind.poisson, 9.0), None, 16),
+    ],
+)
+def test_the_client_alone_has_as_many_streams_as_the_load(arrivals, concurrency, streams):
+    clock, prepared = Clock(), []
+    engine = StubServer(clock)
+    engine.prepare_requests = lambda requests, count: prepared.append((len(requests), count))
+    prompts = [Prompt(f"r{i}", (1,), 1) for i in range(20)]
+    load = {"arrivals": arrivals, "concurrency": concurrency}
+    session(engine, clock, prompts, warmup=0, **load).warm_up()
+    assert prepared == [(20, streams)]
