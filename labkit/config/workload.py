@@ -333,8 +333,12 @@ class Workload(Group, place="workload"):
             return "a limit such as workload.limits.ttft_ms=200"
         if metric in ("e2e_ms", "row_steps") and not self.per_request:
             return "workload.per_request=true"
-        if metric in ("sent_req_s", "late_p99_ms") and self.arrivals.kind is ArrivalKind.closed:
+        arrivals = self.arrivals.kind
+        if metric == "late_p99_ms" and arrivals is ArrivalKind.closed:
             return "an open loop such as workload.arrivals.kind=at_once"
+        unlimited = arrivals is ArrivalKind.at_once and self.concurrency is None
+        if metric == "sent_req_s" and (arrivals is ArrivalKind.closed or unlimited):
+            return "arrivals over time such as workload.arrivals.kind=poisson"
         return None
 
     def _check_video(self) -> None:
