@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from labkit.config import Api, ArrivalKind, BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import memory_budget
+from labkit.config import (
+    Api,
+    ArrivalKind,
+    BudgetPolicy,
+    CacheState,
+    Experiment,
+    is_class_path,
+    require,
+)
+from labkit.engine import memory_budget, user_classes
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
+from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
@@ -147,9 +156,19 @@ class RequestKind:
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
-        identity = {"model": model.digest, **source.identity(experiment)}
+        own = _class_identity(experiment.workload.kind)
+        identity = {"model": model.digest, **source.identity(experiment), **own}
         prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
+
+
+def _class_identity(kind: str) -> Mapping[str, Any]:
+    """Return what identifies the code of a workload kind of the user's own: its name and files."""
+    if not is_class_path(kind):
+        return {}
+    files = user_classes.source_files(kind.partition(":")[0])
+    digests = {name: file_digest.sha256(file) for name, file in files.items()}
+    return {"workload.kind": kind, "workload.kind files": digests}
 
 
 def _claimed_bytes(experiment: Experiment) -> int:
