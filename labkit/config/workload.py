@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.engine.kv_cache import Precision
-from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
+from labkit.config.option import CLASS_PATH, Group, ReadBy, is_class_path, option, require
 from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
 from labkit.config.video_decoding import Clip, Decoder, FramePicks
 
@@ -399,7 +399,9 @@ class Workload(Group, place="workload"):
             "not read it (read by closed); leave it 0",
         )
         require(
-            arrivals is not ArrivalKind.trace or self.prompts.source in TIMESTAMPED_SOURCES,
+            arrivals is not ArrivalKind.trace
+            or self.prompts.source in TIMESTAMPED_SOURCES
+            or is_class_path(self.kind),  # its own source may have timestamps
             f"workload.arrivals.kind=trace: workload.prompts.source={self.prompts.source} has no "
             f"timestamps; set workload.prompts.source to one of {', '.join(TIMESTAMPED_SOURCES)}",
         )

@@ -25,6 +25,7 @@ from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
+from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
@@ -61,6 +62,8 @@ class RequestKind:
             f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
             f"at most {MAX_PROMPT_TOKENS:,}; set workload.num_requests",
         )
+        if experiment.workload.arrivals.kind is ArrivalKind.trace:
+            check_timestamps(self.source(experiment), experiment)
         if experiment.engine.name == "openai":
             _check_server(experiment)
 
