@@ -298,6 +298,27 @@ def test_synthetic_sessions_share_their_group_s_beginning_and_build_on_themselve
     assert make_prompts(compose_experiment(*SESSIONS, "seed=5")) != prompts
 
 
+@pytest.mark.parametrize(
+    ("words", "sessions"),
+    [
+        (["workload=agent"], 6),
+        (["workload=agent", "workload.num_requests=4"], 4),
+        (["workload=ragged"], 32),
+        (SESSIONS, 4),
+        ([*SESSIONS, "workload.num_requests=4"], 2),
+    ],
+)
+def test_a_plan_waits_for_the_sessions_that_arrive(compose_experiment, words, sessions):
+    rate = ["arrivals.kind=constant", "arrivals.rate=0.5", "concurrency=null"]
+    experiment = compose_experiment(*words, *(f"workload.{word}" for word in rate))
+    assert KIND._last_arrival_s(experiment, KIND.units(experiment)) == sessions / 0.5
+
+
+def test_a_request_without_a_session_counts_as_one(file):
+    experiment = file([{"prompt": "Hi", "session": name} for name in ("a", None, "b", "a", None)])
+    assert source_of(experiment).num_sessions(experiment) == 4
+
+
 def test_unshared_prompts_have_the_same_lengths_and_no_common_prefix(compose_experiment):
     experiment = compose_experiment(*SESSIONS)
     model = resolve(experiment.model)
