@@ -65,6 +65,15 @@ def asking(metric, **changes):
     return experiment(ablation=Ablation(arms={"base": {}}, metric=metric), **changes)
 
 
+def at_once(concurrency):
+    return Workload(arrivals=Arrivals(ArrivalKind.at_once), concurrency=concurrency)
+
+
+def test_requests_that_are_all_sent_at_once_have_a_lateness_and_no_rate():
+    assert asking("late_p99_ms", workload=at_once(None)).primary_metrics == ("late_p99_ms",)
+    assert asking("sent_req_s", workload=at_once(2)).primary_metrics == ("sent_req_s",)
+
+
 def test_a_question_is_about_its_own_metric_or_about_what_its_requests_are_for():
     assert asking("e2e_p99_ms").primary_metrics == ("e2e_p99_ms",)
     both = asking(["ttft_p50_ms", "total_tok_s"], workload=Workload(limits=LatencySLO(e2e_ms=9)))
@@ -365,6 +374,8 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: asking("goodput_req_s"), "needs a limit such as workload.limits.ttft_ms=200"),
         (lambda: asking("row_steps"), "needs workload.per_request=true"),
         (lambda: asking("late_p99_ms"), "needs an open loop such as workload.arrivals.kind"),
+        (lambda: asking("sent_req_s"), "needs arrivals over time such as workload.arrivals.kind"),
+        (lambda: asking("sent_req_s", workload=at_once(None)), "needs arrivals over time"),
         (lambda: asking("outputs"), "set ablation.claims.identity"),
         (lambda: Design(blocks=0), "design.blocks=0"),
         (lambda: Design(runs_per_block=3), "design.runs_per_block=3"),

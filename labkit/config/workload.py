@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.engine.kv_cache import Precision
-from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
+from labkit.config.option import CLASS_PATH, Group, ReadBy, is_class_path, option, require
 from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
 from labkit.config.video_decoding import Clip, Decoder, FramePicks
 
@@ -333,8 +333,12 @@ class Workload(Group, place="workload"):
             return "a limit such as workload.limits.ttft_ms=200"
         if metric in ("e2e_ms", "row_steps") and not self.per_request:
             return "workload.per_request=true"
-        if metric in ("sent_req_s", "late_p99_ms") and self.arrivals.kind is ArrivalKind.closed:
+        arrivals = self.arrivals.kind
+        if metric == "late_p99_ms" and arrivals is ArrivalKind.closed:
             return "an open loop such as workload.arrivals.kind=at_once"
+        unlimited = arrivals is ArrivalKind.at_once and self.concurrency is None
+        if metric == "sent_req_s" and (arrivals is ArrivalKind.closed or unlimited):
+            return "arrivals over time such as workload.arrivals.kind=poisson"
         return None
 
     def _check_video(self) -> None:
@@ -395,7 +399,9 @@ class Workload(Group, place="workload"):
             "not read it (read by closed); leave it 0",
         )
         require(
-            arrivals is not ArrivalKind.trace or self.prompts.source in TIMESTAMPED_SOURCES,
+            arrivals is not ArrivalKind.trace
+            or self.prompts.source in TIMESTAMPED_SOURCES
+            or is_class_path(self.kind),  # its own source may have timestamps
             f"workload.arrivals.kind=trace: workload.prompts.source={self.prompts.source} has no "
             f"timestamps; set workload.prompts.source to one of {', '.join(TIMESTAMPED_SOURCES)}",
         )

@@ -270,9 +270,9 @@ class Remote(Protocol):
         """Wait until an event has arrived, or until ``seconds`` have passed."""
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Prepare to send ``requests``, of which at most ``streams`` are in flight at a time.
+        """Prepare to send ``requests``, and measure the time that the client alone spends.
 
-        This also measures the time that the client alone spends on the requests.
+        ``streams``: the number of concurrent requests in that measurement.
         """
 
     def process_memory(self) -> dict[str, float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
+import importlib.util
 import linecache
 import math
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -100,6 +103,55 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
         if not callable(getattr(instance, method, None)):
             raise ValueError(f"{key}={path}: the class has no method {method}()")
     return instance
+
+
+def source_files(module: str) -> dict[str, Path]:
+    """Return the files of a class's package, or of its module and the modules beside it it imports.
+
+    The keys are paths relative to the folder from which Python imports them. Installed modules have
+    versions, and are left out.
+    """
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+    top = _origin(module.partition(".")[0])
+    if top is None or any(top.is_relative_to(folder) for folder in installed):
+        return {}
+    root = top.parent.parent if top.name == "__init__.py" else top.parent
+    found: set[Path] = set()
+    names = [module.partition(".")[0]]
+    while names:
+        name = names.pop()
+        folder, file = root / name, root / f"{name}.py"
+        files = set(folder.rglob("*.py")) if folder.is_dir() else {file} & set(root.glob("*.py"))
+        for new in files - found:
+            names += _imported(new)
+        found |= files
+    return {file.relative_to(root).as_posix(): file for file in found}
+
+
+def _origin(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if folders:
+        return Path(folders[0]).resolve() / "__init__.py"
+    return Path(spec.origin).resolve() if spec and spec.origin else None
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the first names of the modules that a file imports, without its own package's."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, OSError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    ]
+    return {name.partition(".")[0] for name in names}
 
 
 def finite_number_mistake(number: Any, *arguments: Any) -> str | None:

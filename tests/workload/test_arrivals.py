@@ -115,4 +115,4 @@ def test_a_later_turn_of_a_trace_is_due_by_its_time_and_not_before_the_answer():
         clients = ClientPool(RequestSchedule(["a", "a"], [0.0, 4.0], None))
         assert sent(clients, 9.0) == [0]
         clients.finished(0, answered)
-        assert clients.next_due() == expected
+        assert clients.next_send() == expected

@@ -479,3 +479,46 @@ def test_a_wait_is_short_and_no_part_of_a_step():
     second = load_generator.entries[1]
     assert second.due == second.submitted == 5.0
     assert 0 < second.late <= 0.024 and load_generator.cpu_s > 0
+
+
+class SlowServer(StubServer):
+    """A server that answers after 2 s, and whose client waits as long as it is told to."""
+
+    def wait(self, seconds):
+        self.clock.now += seconds
+
+    def step(self):
+        events, now = [], self.clock.now
+        while self.waiting and now >= self.joined[-len(self.waiting)] + 2.0:
+            name = self.waiting.popleft().request_id
+            events.append(StreamEvent(name, 7, None, received=now))
+            events.append(StreamEvent(name, NO_TOKEN, "length", received=now))
+        return events
+
+
+def test_staggered_clients_of_a_server_join_one_after_the_other():
+    clock = Clock()
+    prompts = [Prompt(f"r{i}", (1,), 1) for i in range(5)]
+    run = session(SlowServer(clock), clock, prompts, concurrency=4, stagger_ms=50)
+    run.measure(lambda text: None)
+    assert run._engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    assert run._engine.joined[4] >= 2.0
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "concurrency", "streams"),
+    [
+        (Arrivals(), 3, 3),
+        (Arrivals(), 99, 20),
+        (Arrivals(ArrivalKind.at_once), None, 20),
+        (Arrivals(ArrivalKind.poisson, 9.0), None, 16),
+    ],
+)
+def test_the_client_alone_has_as_many_streams_as_the_load(arrivals, concurrency, streams):
+    clock, prepared = Clock(), []
+    engine = StubServer(clock)
+    engine.prepare_requests = lambda requests, count: prepared.append((len(requests), count))
+    prompts = [Prompt(f"r{i}", (1,), 1) for i in range(20)]
+    load = {"arrivals": arrivals, "concurrency": concurrency}
+    session(engine, clock, prompts, warmup=0, **load).warm_up()
+    assert prepared == [(20, streams)]

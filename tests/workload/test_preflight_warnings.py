@@ -45,6 +45,14 @@ def test_estimated_lengths_and_too_few_rows_are_reported(compose_experiment):
     assert warnings(kernels) == ()
 
 
+def test_how_many_requests_are_in_flight_at_a_rate_is_unknown(compose_experiment):
+    words = ("workload=chat_poisson", "engine.scheduler.max_num_seqs=12")
+    (warning,) = warnings(compose_experiment(*words))
+    assert "up to 12 requests need about " in warning and warning.endswith("so they fit")
+    (warning,) = warnings(compose_experiment(*words, "engine.budget.blocks=129"))
+    assert "up to 12 requests" in warning and "may queue" in warning
+
+
 def test_a_reservation_counts_the_memory_of_its_layout(compose_experiment):
     contiguous = compose_experiment("engine=contiguous", *BASE)
     assert contiguous.engine.scheduler.reservation is Reservation.full

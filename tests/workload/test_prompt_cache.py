@@ -1,4 +1,5 @@
 import hashlib
+import importlib
 import json
 import subprocess
 import sys
@@ -164,6 +165,50 @@ def test_prompts_are_made_once_and_cached_by_everything_they_depend_on(workload_
     kind._prompts(experiment(), replace(model, digest="another"))
     assert source.num_made == 3
     assert len(list(workload_cache.glob("*.json"))) == 3
+
+
+OWN_KINDS = """
+from own_tokens import TOKENS
+from labkit.workload.requests.request_workload_kind import RequestKind
+from labkit.workload.tokenized_prompt import Prompt
+
+
+class Source:
+    def __init__(self, first): self.first = first
+    def identity(self, experiment): return {}
+    def make(self, experiment, model): return (Prompt("r0", (self.first, *TOKENS), 1),)
+
+
+class One(RequestKind):
+    name = "one"
+    def __init__(self): super().__init__(Source(1))
+
+
+class Two(RequestKind):
+    name = "two"
+    def __init__(self): super().__init__(Source(2))
+"""
+
+
+def test_prompts_of_an_own_class_are_those_of_its_code_now(workload_cache, tmp_path, monkeypatch):
+    """Two classes have the same identity, and a module beside theirs is edited."""
+    (tmp_path / "own_kinds.py").write_text(OWN_KINDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = ModelDir(Path("nowhere"), "a digest", "test", 64, ())
+
+    def ids(name):
+        configured = experiment(kind=f"own_kinds:{name}")
+        (prompt,) = workloads.kind_of(configured)._prompts(configured, model)
+        return prompt.token_ids
+
+    for tokens in ((5,), (6, 7)):
+        (tmp_path / "own_tokens.py").write_text(f"TOKENS = {tokens}\n")
+        for module in ("own_kinds", "own_tokens"):
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        assert [ids("One"), ids("Two")] == [(1, *tokens), (2, *tokens)]
+        assert ids("One") == (1, *tokens)
+    assert len(list(workload_cache.glob("*.json"))) == 4
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"requests": [{"id": "r0"}]}', b'{"requests": 3}'])

@@ -19,6 +19,7 @@ from labkit.config import (
     Model,
     ModelShape,
     Prompts,
+    Scheduler,
     Workload,
 )
 from labkit.engine import memory_budget as budget
@@ -86,6 +87,16 @@ def test_memory_is_that_of_the_longest_requests_together(facts, monkeypatch):
         assert estimate(concurrency=together).bytes == needed
     monkeypatch.setattr(request_workload_kind, "_claimed_bytes", lambda experiment: 1 << 40)
     assert estimate().bytes == 1 << 40
+
+
+def test_memory_is_at_most_that_of_the_pool_and_of_the_requests_that_run(facts):
+    other = PROCESS_BYTES + facts.weight_bytes
+    assert estimate(blocks=9, concurrency=3).bytes == other + 9 * 16 * 1000
+    paced = experiment(arrivals=Arrivals(ArrivalKind.poisson, 5.0), concurrency=None)
+    engine = replace(paced.engine, scheduler=Scheduler(max_num_seqs=2))
+    source = SimpleNamespace(lengths=lambda _: LENGTHS)
+    two = RequestKind(source).estimate(replace(paced, engine=engine))
+    assert two.bytes == other + 1000 * (112 + 80)
 
 
 def prompt(number, length, max_tokens):

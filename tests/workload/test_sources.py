@@ -151,6 +151,53 @@ def test_a_mistake_in_a_workload_names_its_key(compose_experiment, words, messag
         compose_experiment(*(f"workload.{word}" for word in words))
 
 
+TRACED = ["workload.arrivals.kind=trace", "workload.concurrency=null"]
+
+
+def test_a_trace_needs_the_timestamp_of_every_request_that_is_served(file, compose_experiment):
+    lines = [{"prompt": "A", "timestamp": 0}, "", {"prompt": "B"}]
+    with pytest.raises(ConfigError, match=r"requests\.jsonl, line 3: timestamp is missing, which"):
+        file(lines, *TRACED)
+    file(lines, *TRACED, "workload.num_requests=1")
+    listed = ["prompts.source=listed", "prompts.listed=[{prompt:A,timestamp:0},{prompt:B}]"]
+    with pytest.raises(ConfigError, match=r"workload\.prompts\.listed\[1\]: timestamp is missing"):
+        compose_experiment(*(f"workload.{word}" for word in listed), *TRACED)
+
+
+OWN_TIMES = """
+from labkit.workload.requests.request_workload_kind import RequestKind
+class Source:
+    def lengths(self, experiment): return [(2, 3), (2, 3)]
+class Timed(Source):
+    def timestamps_ms(self, experiment): return [0.0, 3000.0]
+class Untimed(Source):
+    def timestamps_ms(self, experiment): return [0.0, None]
+class Kind(RequestKind):
+    name = "mine"
+    def __init__(self): super().__init__(self.own())
+class Plain(Kind): own = Source
+class Right(Kind): own = Timed
+class Wrong(Kind): own = Untimed
+class Chat(RequestKind): name = "mine"
+"""
+
+
+def test_an_own_source_may_have_timestamps(compose_experiment, tmp_path, monkeypatch):
+    from labkit import workload
+
+    (tmp_path / "own_times.py").write_text(OWN_TIMES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    right = compose_experiment("workload.kind=own_times:Right", *TRACED)
+    assert workload.kind_of(right)._last_arrival_s(right, 2) == 3.0
+    for name, message in (
+        ("Plain", r": its prompt source has no method timestamps_ms\(\), which"),
+        ("Wrong", r", timestamps_ms\(\)\[1\]: timestamp is missing, which"),
+        ("Chat", r", timestamps_ms\(\)\[0\]: timestamp is missing, which"),
+    ):
+        with pytest.raises(ConfigError, match=f"workload.kind=own_times:{name}{message}"):
+            compose_experiment(f"workload.kind=own_times:{name}", *TRACED)
+
+
 TRACE = [
     {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [7, 8, 9]},
     {"timestamp": 100, "input_length": 1024, "output_length": 6, "hash_ids": [7, 8]},
@@ -249,6 +296,27 @@ def test_synthetic_sessions_share_their_group_s_beginning_and_build_on_themselve
         assert len(ids[turn]) >= len(before.token_ids) + before.max_tokens + 32
     assert common(ids[0], ids[6]) == 256 and common(ids[0], ids[3]) < 8
     assert make_prompts(compose_experiment(*SESSIONS, "seed=5")) != prompts
+
+
+@pytest.mark.parametrize(
+    ("words", "sessions"),
+    [
+        (["workload=agent"], 6),
+        (["workload=agent", "workload.num_requests=4"], 4),
+        (["workload=ragged"], 32),
+        (SESSIONS, 4),
+        ([*SESSIONS, "workload.num_requests=4"], 2),
+    ],
+)
+def test_a_plan_waits_for_the_sessions_that_arrive(compose_experiment, words, sessions):
+    rate = ["arrivals.kind=constant", "arrivals.rate=0.5", "concurrency=null"]
+    experiment = compose_experiment(*words, *(f"workload.{word}" for word in rate))
+    assert KIND._last_arrival_s(experiment, KIND.units(experiment)) == sessions / 0.5
+
+
+def test_a_request_without_a_session_counts_as_one(file):
+    experiment = file([{"prompt": "Hi", "session": name} for name in ("a", None, "b", "a", None)])
+    assert source_of(experiment).num_sessions(experiment) == 4
 
 
 def test_unshared_prompts_have_the_same_lengths_and_no_common_prefix(compose_experiment):

@@ -131,19 +131,27 @@ class StreamedResponse:
         return self.request.params.max_tokens
 
     @property
+    def _server_count(self) -> int | None:
+        """The server's own number of output tokens, or None if it reports none.
+
+        Some servers report 0 tokens although they sent text.
+        """
+        return (self.usage.completion or None) if self.usage else None
+
+    @property
     def counted_by(self) -> str:
         """The best source of the number of tokens that the stream has, which ``num_tokens`` uses.
 
         It is ``token ids``, else ``usage`` (the server's), else ``tokenizer``, whose count of the
         text may differ widely from the tokens that were generated.
         """
-        return "token ids" if self.has_token_ids else "usage" if self.usage else "tokenizer"
+        return "token ids" if self.has_token_ids else "usage" if self._server_count else "tokenizer"
 
     def num_tokens(self, detokenizer: Detokenizer) -> int:
         """Return the number of output tokens; see ``counted_by``."""
         if self.has_token_ids:
             return len(self.ids)
-        return self.usage.completion if self.usage else detokenizer.count_tokens(self.text)
+        return self._server_count or detokenizer.count_tokens(self.text)
 
     def _is_one_token_per_chunk(self, count: int) -> bool:
         """Return whether a chunk counts as its token ids or, without ids, as one token.
@@ -158,7 +166,7 @@ class StreamedResponse:
         It is the token that ended the text. The server's usage counts it, but a stream without ids
         shows no time for it.
         """
-        shown = self.has_token_ids or self.usage is None or self.finish == "length"
+        shown = self.has_token_ids or self._server_count is None or self.finish == "length"
         return 0 if shown else int(count == self.num_chunks + 1)
 
     def first_chunk_excess(self, count: int) -> float:
@@ -188,11 +196,8 @@ class StreamedResponse:
         Also returns None if neither token ids nor usage give the number of tokens.
         """
         params = self.request.params
-        if self.has_token_ids:
-            count = len(self.ids)
-        elif self.usage:
-            count = self.usage.completion
-        else:
+        count = len(self.ids) if self.has_token_ids else self._server_count
+        if count is None:
             return None
         if count > params.max_tokens:
             return f"the server returned {count} tokens, but max_tokens is {params.max_tokens}"

@@ -1,4 +1,4 @@
-"""Arrival times of requests, in seconds from the start, drawn from the workload's distribution."""
+"""Arrival times of requests, in seconds from the start: drawn from a distribution, or recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import ArrivalKind, Arrivals, require
+from labkit.config import ArrivalKind, Arrivals, ConfigError, Experiment, require
+from labkit.workload.sources import PromptSource, TimestampedSource, json_lines, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
 STREAM = 7  # number of the seed's random stream; prompts and warm-up use other streams
@@ -72,3 +73,29 @@ def _timestamp(prompt: Prompt) -> float:
         f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
     )
     return float(prompt.timestamp_ms or 0.0)
+
+
+def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
+    """Check that every request has a timestamp, which ``workload.arrivals.kind=trace`` needs."""
+    needed = "which workload.arrivals.kind=trace needs"
+    if not isinstance(source, TimestampedSource):
+        raise ConfigError(
+            f"workload.kind={experiment.workload.kind}: its prompt source has no method "
+            f"timestamps_ms(), {needed}"
+        )
+    times = source.timestamps_ms(experiment)
+    missing = next((index for index, ms in enumerate(times) if ms is None), None)
+    if missing is not None:
+        place = _timestamp_place(source, experiment, missing)
+        raise ConfigError(f"{place}: timestamp is missing, {needed}")
+
+
+def _timestamp_place(source: PromptSource, experiment: Experiment, index: int) -> str:
+    """Return the place of a request's timestamp in the user's file, list or class."""
+    workload, prompts = experiment.workload, experiment.workload.prompts
+    named = prompts.source if source is source_of(experiment) else None
+    if named == "file":
+        return f"{prompts.path}, line {json_lines.line_number(prompts.path or '', index)}"
+    if named == "listed":
+        return f"workload.prompts.listed[{index}]"
+    return f"workload.kind={workload.kind}, timestamps_ms()[{index}]"

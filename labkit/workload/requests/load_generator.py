@@ -156,12 +156,12 @@ class LoadGenerator:
         cpu = time.thread_time()
         self._send()
         if not self._engine.has_work():
-            self._wait_until_due()
+            self._wait_until_send()
             self.cpu_s += time.thread_time() - cpu
             return False
         self.cpu_s += time.thread_time() - cpu
         if self._remote is not None:
-            self._remote.wait(min(self._until_due(), max(0.0, until - self._clock())))
+            self._remote.wait(min(self._until_send(), max(0.0, until - self._clock())))
         start = self._clock()
         events = self._run_engine()
         cpu, now = time.thread_time(), self._clock()
@@ -176,16 +176,14 @@ class LoadGenerator:
         self.cpu_s += time.thread_time() - cpu
         return True
 
-    def _until_due(self) -> float:
-        """Return the seconds until the next request is due, at most ``PERIOD_S``.
+    def _until_send(self) -> float:
+        """Return the seconds until the next request can be sent, at most ``PERIOD_S``.
 
         Returns ``PERIOD_S`` if no request can be sent before another one ends.
         """
         assert self._start is not None
-        due, elapsed = self._clients.next_due(), self._clock() - self._start
-        if due is None or not self._clients.has_room(elapsed):
-            return PERIOD_S
-        return min(PERIOD_S, max(0.0, due - elapsed))
+        elapsed = self._clock() - self._start
+        return min(PERIOD_S, max(0.0, self._clients.next_send() - elapsed))
 
     def _run_engine(self) -> Sequence[TokenEvent]:
         try:
@@ -211,14 +209,14 @@ class LoadGenerator:
             self._engine.submit(request)
             self.timeline.submitted(entry)
 
-    def _wait_until_due(self) -> None:
-        """Wait until the next request is due, at most ``MAX_WAIT_S``."""
-        due = self._clients.next_due()
-        if self._live or due is None:
+    def _wait_until_send(self) -> None:
+        """Wait until the next request can be sent, at most ``MAX_WAIT_S``."""
+        next_send = self._clients.next_send()
+        if self._live or next_send == math.inf:
             lost = ", ".join(sorted(self._live))
             raise InvalidOutput(f"the engine has no work left, but requests {lost} are unfinished")
         assert self._start is not None
-        remaining = due - (self._clock() - self._start)
+        remaining = next_send - (self._clock() - self._start)
         self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
         self._idle_since = self._clock()
 

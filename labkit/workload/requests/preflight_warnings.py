@@ -16,7 +16,8 @@ EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
     """Return the warnings about the server, the KV memory and the number of batch rows.
 
-    ``together``: prompt and output tokens of the longest requests that can be in flight together.
+    ``together``: prompt and output tokens of the longest requests that can be in flight together
+    or, if a rate or a trace sets the arrivals, can run together.
     """
     warnings = (
         _server(experiment),
@@ -75,13 +76,16 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
     capacity = blocks * engine.kv.block_size
     needed = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
     about = "" if experiment.workload.prompts.source in EXACT_SOURCES else "about "
+    # If a rate or a trace sets the arrivals, fewer may run at a time.
+    paced = experiment.workload.arrivals.is_paced
+    most, will = ("up to ", "may") if paced else ("", "will")
     fit = "so they fit"
     if needed > capacity:
         full = engine.scheduler.reservation is Reservation.full
-        fit = "so they will queue" if full else "so some will queue or be preempted"
+        fit = f"so they {will} queue" if full else f"so some {will} queue or be preempted"
     return (
-        f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; {len(together)} "
-        f"requests need {about}{needed:,}, {fit}"
+        f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; "
+        f"{most}{len(together)} requests need {about}{needed:,}, {fit}"
     )
 
 

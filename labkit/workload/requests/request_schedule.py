@@ -27,17 +27,6 @@ class RequestSchedule:
     concurrency: int | None = None
     stagger_s: float = 0.0
 
-    def active_clients(self, elapsed: float) -> float:
-        """Return the number of clients started in the first ``elapsed`` seconds, at least 1.
-
-        Return infinity if ``concurrency`` is None, because nothing limits the clients.
-        """
-        if self.concurrency is None:
-            return math.inf
-        if elapsed >= self.stagger_s * (self.concurrency - 1):
-            return self.concurrency
-        return 1 + int(elapsed / self.stagger_s)
-
 
 @dataclass(frozen=True, slots=True)
 class DueRequest:
@@ -80,27 +69,24 @@ class ClientPool:
 
     def next(self, elapsed: float) -> DueRequest | None:
         """Remove and return a request that can be sent now, or None if there is none."""
-        if not self._ready or not self.has_room(elapsed):
+        if self.next_send() > elapsed:
             return None
-        due, index = self._ready[0]
-        if due > elapsed:
-            return None
-        heapq.heappop(self._ready)
+        due, index = heapq.heappop(self._ready)
         self._in_flight += 1
         if self._schedule.due is None:
             return DueRequest(index, None, None)
         return DueRequest(index, due, max(due, self._full_until))
 
-    def has_room(self, elapsed: float) -> bool:
-        """Return whether another request may be in flight at this time."""
-        return self._in_flight < self._schedule.active_clients(elapsed)
+    def next_send(self) -> float:
+        """Return the earliest time at which the next request can be sent.
 
-    def next_due(self) -> float | None:
-        """Return the time at which the next request is due.
-
-        None if all remaining requests wait for an answer in their session.
+        It is infinite if the request must wait until another one ends, because all clients are
+        busy, or for the answer to its session's previous request.
         """
-        return self._ready[0][0] if self._ready else None
+        limit, busy = self._schedule.concurrency, self._in_flight
+        if not self._ready or (limit is not None and busy >= limit):
+            return math.inf
+        return max(self._ready[0][0], self._schedule.stagger_s * busy)
 
     def finished(self, index: int, elapsed: float) -> None:
         """Note that a request in flight has ended, so its session's next request may be sent."""

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from labkit.config import Api, ArrivalKind, BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import memory_budget
+from labkit.config import (
+    Api,
+    ArrivalKind,
+    BudgetPolicy,
+    CacheState,
+    Experiment,
+    is_class_path,
+    require,
+)
+from labkit.engine import memory_budget, user_classes
 from labkit.engine.memory_budget import model_footprint
+from labkit.engine.memory_budget.model_footprint import ModelFootprint
 from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
+from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
-from labkit.workload.sources import PromptSource, TimestampedSource, source_of
+from labkit.workload.requests.arrivals import check_timestamps
+from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
@@ -52,6 +63,8 @@ class RequestKind:
             f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
             f"at most {MAX_PROMPT_TOKENS:,}; set workload.num_requests",
         )
+        if experiment.workload.arrivals.kind is ArrivalKind.trace:
+            check_timestamps(self.source(experiment), experiment)
         if experiment.engine.name == "openai":
             _check_server(experiment)
 
@@ -115,7 +128,7 @@ class RequestKind:
 
     def estimate(self, experiment: Experiment) -> Estimate:
         lengths = self.source(experiment).lengths(experiment)
-        together = min(experiment.workload.concurrency or len(lengths), len(lengths))
+        together = _max_running(experiment, len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
         model = _footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
@@ -128,10 +141,9 @@ class RequestKind:
         own = experiment.engine.name == "openai" and server.url is None
         starts = server.server_preset.start_s if own else 0.0
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
-        in_flight = sorted((p + o for p, o in lengths), reverse=True)
-        slots = slots_for(experiment.engine.kv, in_flight[:together])
-        kv = slots * memory_budget.kv_bytes_per_token(experiment.engine, model)
-        warnings = preflight_warnings.sentences(experiment, in_flight[:together])
+        longest = sorted((p + o for p, o in lengths), reverse=True)[:together]
+        kv = _kv_bytes(experiment, model, longest)
+        warnings = preflight_warnings.sentences(experiment, longest)
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
         return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings, starts)
@@ -142,14 +154,43 @@ class RequestKind:
         if arrivals.kind is ArrivalKind.trace and isinstance(source, TimestampedSource):
             times = source.timestamps_ms(experiment)[:count]
             return max((ms or 0.0) for ms in times) / 1e3 * arrivals.time_scale
-        turns = experiment.workload.prompts.turns
-        return 0.0 if arrivals.rate is None else count / turns / arrivals.rate
+        if isinstance(source, SessionSource):
+            count = source.num_sessions(experiment)
+        return 0.0 if arrivals.rate is None else count / arrivals.rate
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
-        identity = {"model": model.digest, **source.identity(experiment)}
+        own = _class_identity(experiment.workload.kind)
+        identity = {"model": model.digest, **source.identity(experiment), **own}
         prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
+
+
+def _class_identity(kind: str) -> Mapping[str, Any]:
+    """Return what identifies the code of a workload kind of the user's own: its name and files."""
+    if not is_class_path(kind):
+        return {}
+    files = user_classes.source_files(kind.partition(":")[0])
+    digests = {name: file_digest.sha256(file) for name, file in files.items()}
+    return {"workload.kind": kind, "workload.kind files": digests}
+
+
+def _max_running(experiment: Experiment, count: int) -> int:
+    """Return how many of ``count`` requests may run at a time.
+
+    If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
+    speed, and only the number of batch rows limits those that run.
+    """
+    workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
+    return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
+
+
+def _kv_bytes(experiment: Experiment, model: ModelFootprint, lengths: Sequence[int]) -> int:
+    """Return the KV memory of requests of ``lengths`` tokens, at most that of the planned pool."""
+    per_token = memory_budget.kv_bytes_per_token(experiment.engine, model)
+    needed = slots_for(experiment.engine.kv, lengths) * per_token
+    planned = memory_budget.plan_for_arm(experiment)
+    return needed if planned is None else min(needed, planned.pool_bytes)
 
 
 def _claimed_bytes(experiment: Experiment) -> int:
@@ -226,7 +267,7 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _footprint(experiment: Experiment) -> model_footprint.ModelFootprint:
+def _footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),

@@ -182,18 +182,20 @@ def serving_metrics(
 def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
     """Return the request rate and the lateness of an open loop, or nothing in a closed loop.
 
+    Requests that were all sent at the same time have no rate.
+
     ``entries``: all requests, served or not.
     """
     timed = [entry for entry in entries if entry.due is not None]
-    sent = [entry.submitted for entry in timed]
-    span = max(sent) - min(sent) if timed else 0.0
-    if not span:
+    if not timed:
         return ()
     late = np.percentile([entry.late * 1e3 for entry in timed], 99)
-    return (
-        measured("sent_req_s", ((len(timed) - 1) / span,)),
-        measured("late_p99_ms", (float(late),)),
-    )
+    lateness = measured("late_p99_ms", (float(late),))
+    sent = [entry.submitted for entry in timed]
+    span = max(sent) - min(sent)
+    if not span:
+        return (lateness,)
+    return measured("sent_req_s", ((len(timed) - 1) / span,)), lateness
 
 
 def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from labkit.workload.requests.profiling_turns import ClockedServing
 
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
+# With arrivals at a rate or from a trace, the number of requests in flight is unknown beforehand.
+PACED_STREAMS = 16
 
 
 class ServingSession:
@@ -120,12 +122,14 @@ class ServingSession:
         if self._workload.cache_state is CacheState.warm:
             self._serve(self._prompts)
         if isinstance(self._engine, Remote):
-            requests = self._requests(self._prompts)
-            number = len(requests)
-            self._engine.prepare_requests(
-                requests, min(self._workload.concurrency or number, number)
-            )
+            self._engine.prepare_requests(self._requests(self._prompts), self._overhead_streams())
         self._engine.reset_counters()
+
+    def _overhead_streams(self) -> int:
+        """Return the number of concurrent requests with which a client's overhead is measured."""
+        number, workload = len(self._prompts), self._workload
+        limit = PACED_STREAMS if workload.arrivals.is_paced else workload.concurrency
+        return min(limit or number, number)
 
     def measure(self, heartbeat: Callable[[str], None]) -> Measurement:
         """Serve all requests once; see ``InterleavedArms``."""

@@ -39,6 +39,14 @@ class TimestampedSource(Protocol):
         """Return each request's timestamp in milliseconds, or None if it has none."""
 
 
+@runtime_checkable
+class SessionSource(Protocol):
+    """A source whose requests may belong to sessions, which then arrive at the workload's rate."""
+
+    def num_sessions(self, experiment: Experiment) -> int:
+        """Return the number of sessions. A request without a session counts as one."""
+
+
 def source_of(experiment: Experiment) -> PromptSource:
     """Return the source that ``workload.prompts.source`` names."""
     source = experiment.workload.prompts.source

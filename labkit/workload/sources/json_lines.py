@@ -48,6 +48,15 @@ def read(path: str, kind: type[T], *, other_keys: bool = False) -> tuple[T, ...]
     return _read(path, kind, other_keys, state)  # type: ignore[arg-type]
 
 
+def line_number(path: str, index: int) -> int:
+    """Return the number of the line that holds a file's request ``index``, counted from 0.
+
+    The file must have been read before.
+    """
+    lines = Path(path).read_text("utf-8-sig").split("\n")
+    return [number for number, line in enumerate(lines, 1) if line.strip()][index]
+
+
 @lru_cache(maxsize=4)
 def _read(path: str, kind: type[T], other_keys: bool, state: FileState) -> tuple[T, ...]:
     try:

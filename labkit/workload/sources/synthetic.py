@@ -45,6 +45,11 @@ class SyntheticSource:
             )
         )
 
+    def num_sessions(self, experiment: Experiment) -> int:
+        """Return the number of sessions; the last may have fewer turns than the others."""
+        prompts = experiment.workload.prompts
+        return len(take_first(experiment, range(prompts.requests))[:: prompts.turns])
+
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         prompts = experiment.workload.prompts
         drawn = _drawn(prompts, np.random.default_rng(_seed(experiment)))

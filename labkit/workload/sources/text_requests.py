@@ -88,6 +88,11 @@ class TextSource:
         """Return each request's timestamp; None if it has none."""
         return [text.timestamp_ms for text in self._requests(experiment)]
 
+    def num_sessions(self, experiment: Experiment) -> int:
+        """Return the number of sessions, and of requests without one."""
+        sessions = [text.session for text in self._requests(experiment)]
+        return sessions.count(None) + len({*sessions} - {None})
+
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         return [
             (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)

@@ -126,6 +126,7 @@ class Stub:
         if "no_usage" not in modes:
             reported_tokens = count + ("miscounts" in modes) - ("undercounts" in modes)
             reported_tokens = 1 if "counts_one" in modes else reported_tokens
+            reported_tokens = 0 if "counts_none" in modes else reported_tokens
             write.usage(len(prompt_of(body)), reported_tokens, self._cached(body))
         write.raw("[DONE]")
 

@@ -18,7 +18,7 @@ from labkit.engine.openai.sse_decoder import (
     parse_chunk,
 )
 from labkit.engine.openai.streamed_response import StreamedResponse
-from labkit.workload.requests.serving_metrics import ServedRequest
+from labkit.workload.requests.serving_metrics import ServedRequest, serving_metrics
 
 PROMPT = (300, 301, 302)
 
@@ -180,6 +180,17 @@ def test_a_usage_below_the_number_of_chunks_is_noted(opponent, run_load, ask):
     notes = engine.notes["server"]
     assert entry.output_tokens == 1 and notes["counted_below_chunks"] == 1
     assert notes["counted_beyond_max"] == 0
+
+
+@pytest.mark.parametrize("modes", [("early",), ()])
+def test_a_usage_of_no_tokens_beside_a_text_is_no_count(opponent, run_load, ask, modes):
+    engine, _ = opponent(*modes, "counts_none")
+    (entry,) = run_load(engine, ask(PROMPT, ignore_eos=False)).entries
+    assert entry.outcome == "served", entry.error
+    assert entry.timed_tokens == engine.counters()["tokens.tokenizer"] > 0
+    notes = engine.notes["server"]
+    assert notes["counted_by"] == "tokenizer" and notes["disagree"][0]["usage"] == 0
+    assert serving_metrics([entry], None)
 
 
 def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
