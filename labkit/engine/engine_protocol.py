@@ -157,9 +157,13 @@ class Counters:
         """Return one counter, without what deferred functions will add."""
         return self._values.get(name, 0)
 
-    def as_dict(self) -> dict[str, float]:
-        """Return a copy of the sums and peaks."""
-        self.flush()
+    def as_dict(self, *, flush: bool = True) -> dict[str, float]:
+        """Return a copy of the sums and peaks.
+
+        Without ``flush`` it lacks what deferred functions will add.
+        """
+        if flush:
+            self.flush()
         return dict(self._values)
 
 

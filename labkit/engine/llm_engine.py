@@ -229,11 +229,13 @@ class LLMEngine:
 
         ``device_ms`` is the time of the model's forwards. ``host_ms`` is the time of the steps
         minus the time in which the host waited for a forward, a draft model's included. If no
-        request is live, the call waits for a step in flight, to count it.
+        request is live, the call waits for a step in flight, to count it. Otherwise, while a step
+        is in flight, the counters of attention launches may lack the latest steps: they were summed
+        at the first launch after the previous call.
         """
         self._finish_superfluous_step()
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
-        values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
+        values |= self._loop.counters() | self._scheduler.counts.as_dict()
         draft = self._draft_counters.as_dict()
         device_ms = values["device_ms"] + draft.get("device_ms", 0.0)
         return values | {
@@ -246,6 +248,7 @@ class LLMEngine:
 
     def reset_counters(self) -> None:
         self._finish_superfluous_step()
+        self.drain()  # else a step in flight would count its launches while they are reset
         self._counters.reset()
         self._draft_counters.reset()
         self._cache.reset_counters()

@@ -107,6 +107,7 @@ class StepLoop:
         self._counters = counters
         self._schedule_check = schedule_check
         self._in_flight: PendingStep | None = None
+        self._flush_before_launch = False
         self._parts = StepParts(
             self._schedule, self._draft, self._build, self._sample, self._update
         )
@@ -152,6 +153,9 @@ class StepLoop:
         scheduled = self._parts.schedule()  # while ``last`` runs
         batch = self._parts.build(scheduled) if scheduled else None
         results = self._finish(last) if last else None
+        if self._flush_before_launch:
+            self._flush_before_launch = False
+            self._counters.flush()
         if batch is None:
             return results, None
         fill_placeholders(batch, results.sampled if results else {})
@@ -209,6 +213,16 @@ class StepLoop:
 
     def _update(self, results: ComputedStep) -> list[TokenEvent]:
         return self._scheduler.update(results.step.scheduled, results.sampled, results.scored)
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters.
+
+        A step in flight may be changing in its thread what deferred functions read. So they are
+        then called after that step and before the next launch, for a later call of this method.
+        """
+        in_flight = self._in_flight is not None
+        self._flush_before_launch |= in_flight
+        return self._counters.as_dict(flush=not in_flight)
 
     def drain(self) -> None:
         """Wait until the step in flight is computed. The next step returns its results.

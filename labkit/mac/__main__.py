@@ -40,11 +40,11 @@ def run_and_bundle(
     folder = Path("outputs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         folder.mkdir(parents=True)
-        facts = report_bundle.surroundings()
+        facts, installed = report_bundle.surroundings(), report_bundle.packages()
         steps = make_steps(folder, memory_capacity.this_machine().total)
         redactor = report_bundle.Redactor.for_this_computer()
         outcomes = run_steps(steps, folder, _show, timeout_s)
-        path = report_bundle.write_bundle(folder, facts, outcomes, redactor)
+        path = report_bundle.write_bundle(folder, facts, installed, outcomes, redactor)
     except OSError as error:
         print_error(prog, error)
         return 1

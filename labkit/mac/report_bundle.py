@@ -90,22 +90,32 @@ def surroundings() -> dict[str, Any]:
 
 def packages() -> str:
     """Return the installed packages, one ``name==version`` per line."""
-    versions = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    # A folder that a failed installation has left may have no metadata, and so no name.
+    versions = {
+        facts["Name"].lower(): d.version
+        for d in metadata.distributions()
+        if "Name" in (facts := d.metadata)
+    }
     return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
 def write_bundle(
-    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], redactor: Redactor
+    folder: Path,
+    facts: Mapping[str, Any],
+    installed: str,
+    outcomes: Sequence[StepOutcome],
+    redactor: Redactor,
 ) -> Path:
     """Bundle the results in ``FOLDER.zip`` beside ``folder`` and return the path of the zip file.
 
     ``folder``: folder with the logs ``STEP.log``, ``answers.md`` and the studies. Any of them may
-    be missing. ``facts``: the result of :func:`surroundings`, taken before the steps.
+    be missing. ``facts``, ``installed``: the results of :func:`surroundings` and :func:`packages`,
+    taken before the steps.
     """
     for name, text in (
         ("environment.json", json.dumps(facts, indent=2) + "\n"),
-        ("packages.txt", packages()),
-        ("summary.md", _summary(folder, facts, outcomes)),
+        ("packages.txt", installed),
+        ("summary.md", _summary(folder, facts, outcomes, redactor)),
     ):
         (folder / name).write_text(text, encoding="utf-8")
     path = folder.with_name(f"{folder.name}.zip")
@@ -117,7 +127,9 @@ def write_bundle(
     return path
 
 
-def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome]) -> str:
+def _summary(
+    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], redactor: Redactor
+) -> str:
     mac = f"macOS {facts.get('macos')} ({facts.get('os_build')}), model {facts.get('model')}, "
     is_mac = bool(facts.get("macos"))
     parts = [
@@ -134,7 +146,7 @@ def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutc
     ]
     for outcome in outcomes:
         if outcome.status not in (PASSED, NOT_RUN):
-            parts += _last_lines(folder / f"{outcome.step.name}.log", outcome)
+            parts += _last_lines(folder / f"{outcome.step.name}.log", outcome, redactor)
     if (folder / VERIFICATION_FILE).is_file():
         text = (folder / VERIFICATION_FILE).read_text(encoding="utf-8")
         parts += ["## Answers against the reference on the CPU", "", text]
@@ -148,10 +160,11 @@ def _outcome_row(outcome: StepOutcome) -> str:
     return f"| {step.name} | {outcome.status} | {minutes:.1f} | {step.description} |"
 
 
-def _last_lines(log: Path, outcome: StepOutcome) -> list[str]:
+def _last_lines(log: Path, outcome: StepOutcome, redactor: Redactor) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]
     head = [f"## {outcome.step.name}: {outcome.status}", "", f"`{outcome.step.command}`", ""]
-    return [*head, "```", *lines, "```", ""]
+    # The file of the summary is redacted without names, which a study's tables may contain.
+    return [*head, "```", redactor.redact("\n".join(lines), names=True), "```", ""]
 
 
 def _study_lines(folder: Path) -> list[str]:

@@ -113,6 +113,57 @@ def test_abort_in_flight_silences_the_request_and_frees_its_blocks():
     assert counters["requests.aborted"] == 1
 
 
+class DeferringModel(BlockedModel):
+    """A blocked model that adds a counter of its forwards when the counters are read."""
+
+    def __call__(self, batch):
+        self.running.set()
+        logits = super().__call__(batch)
+        self.counters.defer(self.amounts)
+        self.running.clear()
+        return logits
+
+    def amounts(self):
+        assert not self.running.is_set(), "a running forward is changing the amounts"
+        return {"launches": 1}
+
+
+def deferring():
+    """An overlapped engine whose second forward of three is running."""
+    model = DeferringModel()
+    engine = overlapped(model)
+    model.running, model.counters = threading.Event(), engine._counters
+    engine.submit(request("a", [1, 2, 3], 3))
+    engine.step()
+    model.gate.release()
+    engine.step()
+    assert model.running.wait(10)
+    return engine, model
+
+
+def test_what_a_running_forward_counts_is_read_when_it_has_ended():
+    engine, model = deferring()
+    assert "launches" not in engine.counters()
+    model.gate.release()
+    engine.step()
+    assert model.running.wait(10)
+    assert engine.counters()["launches"] == 2  # counted before the third was launched
+    model.gate.release()
+    engine.step()
+    assert not engine.has_work() and engine.counters()["launches"] == 3
+
+
+def test_counters_are_reset_when_the_running_forward_has_ended():
+    engine, model = deferring()
+    threading.Timer(0.05, model.gate.release).start()
+    engine.reset_counters()
+    assert "launches" not in engine.counters()
+    model.gate.release()
+    engine.step()
+    engine.step()
+    assert not engine.has_work() and engine.counters()["launches"] == 1
+
+
 @pytest.mark.parametrize("then", ["counters", "reset_counters", "clear_cache", "step"])
 def test_the_last_token_does_not_wait_for_a_step_that_nobody_needs(then):
     """Only what follows waits: the counters include the step, and its blocks stay its own."""

@@ -347,6 +347,27 @@ def test_paths_and_names_are_redacted(tmp_path):
     assert json.loads(redactor.redact(record, names=False)) == {"jo": 1, "path": "./m"}
 
 
+def test_the_log_of_a_failed_step_is_redacted_in_the_summary_too(tmp_path):
+    folder = tmp_path / "mac-1"
+    folder.mkdir()
+    (folder / "one.log").write_text("drwxr-xr-x jo /Users/jo/lab\nJos-Mac: killed\n")
+    redactor = report_bundle.Redactor(
+        paths=(("/Users/jo", "~"),), names=(("jo", "USER"), ("Jos-Mac", "HOST"))
+    )
+    outcome = StepOutcome(python("one", ""), "failed (exit 1)")
+    bundle = opened(report_bundle.write_bundle(folder, {}, "", [outcome], redactor))
+    assert bundle["one.log"] == "drwxr-xr-x USER ~/lab\nHOST: killed\n"
+    assert "```\ndrwxr-xr-x USER ~/lab\nHOST: killed\n```" in bundle["summary.md"]
+
+
+def test_a_folder_of_a_package_without_metadata_is_left_out(tmp_path, monkeypatch):
+    for name in ("empty-1.0.dist-info", "Whole-2.0.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "Whole-2.0.dist-info" / "METADATA").write_text("Name: Whole\nVersion: 2.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert report_bundle.packages() == "whole==2.0\n"
+
+
 def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     monkeypatch.setenv("HOME", str(inside / "someone"))
     monkeypatch.setenv("LOGNAME", "someone")

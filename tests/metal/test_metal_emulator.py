@@ -367,12 +367,32 @@ def test_fast_maths_takes_finite_values_only(value, compiler):
 
 def test_a_program_finds_its_compiler_s_libraries(monkeypatch, tmp_path):
     program = tmp_path / "kernel"
-    program.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" >&2\n')
+    program.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" >&2; exit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/gcc-13/lib64")
     captured = CapturedKernel("name", "", (1, 1, 1), (1, 1, 1))
     with pytest.raises(KernelFault, match="/opt/gcc-13/lib64"):
         run_kernel(program, captured, [], [], PROOF_SCHEDULES, cpu_seconds=1.0)
+
+
+def test_a_warning_of_the_library_loader_is_no_fault(tmp_path):
+    program = tmp_path / "kernel"
+    program.write_text("#!/bin/sh\necho no version information >&2; printf ab\n")
+    program.chmod(0o755)
+    captured = CapturedKernel("name", "", (1, 1, 1), (1, 1, 1))
+    outputs = run_kernel(program, captured, [None], [2], PROOF_SCHEDULES, cpu_seconds=1.0)
+    assert outputs == [[b"ab"]]
+
+
+def test_a_cache_folder_from_which_no_program_runs_is_reported_in_one_line(tmp_path):
+    program = tmp_path / "kernel"
+    program.touch(mode=0o644)  # as on a file system mounted noexec
+    captured = CapturedKernel("name", "", (1, 1, 1), (1, 1, 1))
+    with pytest.raises(
+        EmulatorUnavailable, match=r"^device=emulated: .* set LABKIT_CACHE"
+    ) as error:
+        run_kernel(program, captured, [], [], PROOF_SCHEDULES, cpu_seconds=1.0)
+    assert "\n" not in str(error.value)
 
 
 def test_launch_limits(compiler):

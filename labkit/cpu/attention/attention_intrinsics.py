@@ -28,9 +28,9 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
     """Update a row's online softmax with a tile of base-2 logits, and return the rescaling factor.
 
     The caller must multiply the row's earlier sums by this factor. ``scores`` is the address of
-    ``TILE_KEYS`` logits, which are replaced by weights. Keys outside ``low`` to ``high``
-    (exclusive) get weight 0, and at least one key must be inside. ``state`` is the address of the
-    running maximum and sum.
+    ``TILE_KEYS`` logits, which are replaced by weights. At least one key must be inside ``low`` to
+    ``high`` (exclusive). The others get the weight 2**-126, too small to change the sum; the caller
+    must not add their values. ``state`` is the address of the running maximum and sum.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

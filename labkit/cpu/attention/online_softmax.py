@@ -118,7 +118,8 @@ def start_rows(
 def softmax_row(params: Any, scratch: Scratch, row: int, low: int, high: int) -> None:
     """Turn a row's scores of a tile into weights, and rescale the row's earlier sums.
 
-    Keys outside ``low`` to ``high`` (exclusive) get weight 0. At least one key must be inside.
+    At least one key must be inside ``low`` to ``high`` (exclusive). The caller must not add the
+    values of the others; their weights are tiny, but not 0.
     """
     scores = scratch.scores + 4 * TILE_KEYS * row
     if params.softcap > 0:

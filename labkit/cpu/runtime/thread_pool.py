@@ -47,6 +47,10 @@ class PoolTuning:
     # shorter than another process's time slice. A caller that has waited this long for units of
     # other workers goes to sleep, because these workers may need its core.
     aside_us: int = 500
+    # A jump of more than this time (us) does not count: it is longer than another process's time
+    # slice, and shorter than the slices of other arms, for which a live arm is stopped (at least
+    # 30 ms: ``labkit.experiment.launch.turn_coordinator``).
+    stopped_us: int = 20_000
     # How long the pool counts as crowded after a worker was suspended (us).
     crowded_us: int = 100_000
     # How long a worker without work spins while the pool is crowded (us). A longer spin would use
@@ -141,8 +145,10 @@ class Pool:
     """
 
     def __init__(self, threads: int) -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
         self._libc = ctypes.CDLL(None)
-        self._memory = _reserve(self._libc, threads)
+        self._memory = _reserve()
         self._code = _link(self._memory)
         self._workers = range(threads - 1)
         self._tuning = PoolTuning()
@@ -160,6 +166,10 @@ class Pool:
     def threads(self) -> tuple[int, ...]:
         """The ``pthread_t`` of each running worker."""
         return tuple(thread.value or 0 for thread in self._threads)
+
+    def uncrowd(self) -> None:
+        """Forget that workers were suspended. A process calls this when labkit has stopped it."""
+        self._write(self._code.CROWDED, 0)
 
     def close(self) -> None:
         """Stop the workers when no unit of the current job is left to compute.
@@ -196,10 +206,16 @@ class Pool:
         for lock, signal in zip(locks, signals, strict=True):
             _check(libc.pthread_mutex_init(lock, None))
             _check(libc.pthread_cond_init(signal, None))
-        self._threads = [ctypes.c_void_p() for _ in self._workers]
+        self._threads = []
         run = ctypes.c_void_p(code.worker.address)
-        for k, thread in enumerate(self._threads):
-            _check(libc.pthread_create(ctypes.byref(thread), None, run, ctypes.c_void_p(k + 1)))
+        try:
+            for k in self._workers:
+                thread = ctypes.c_void_p()
+                _check(libc.pthread_create(ctypes.byref(thread), None, run, ctypes.c_void_p(k + 1)))
+                self._threads.append(thread)
+        except OSError:
+            self.close()
+            raise
         self._write(code.WORKERS, len(self._threads))
 
     def _address(self, word: int) -> ctypes.c_void_p:
@@ -217,13 +233,15 @@ class Pool:
         ctypes.c_int64.from_address(self._memory + 8 * word).value = value
 
 
-def _reserve(libc: ctypes.CDLL, threads: int) -> int:
-    """Allocate zeroed memory for the pool and return its address.
+@cache
+def _reserve() -> int:
+    """Allocate zeroed memory for the pool, once, and return its address.
 
-    The memory is never freed, because a thread may outlive the Python interpreter.
+    Compiled code that is linked to the memory keeps its address, so that a pool which could not
+    start leaves it to the next one. The memory is never freed, because a thread may outlive the
+    Python interpreter.
     """
-    if not 1 <= threads <= MAX_THREADS:
-        raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
+    libc = ctypes.CDLL(None)
     libc.calloc.restype = ctypes.c_void_p
     memory: int | None = libc.calloc(POOL_BYTES, 1)
     if memory is None:

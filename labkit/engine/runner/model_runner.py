@@ -8,7 +8,8 @@ graphs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -89,17 +90,20 @@ class PerRequestRunner(ModelRunner):
     def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
         """Compute a step, request by request, and return a function that returns its logits."""
         rows: list[np.ndarray] = []
-        step_counters: Mapping[str, float] = {}
+        step_counters: defaultdict[str, float] = defaultdict(float)
         for part in split(batch):
             prepared, attention = self.memory.prepare_step(part)
             wait_logits = self._forward.launch(
                 prepared, attention, self._counters, ahead=False, replay=self._replay
             )
             rows.append(np.asarray(wait_logits()))
-            step_counters = attention.counters
+            for name, amount in attention.counters.items():
+                step_counters[name] += amount
         self._counters.add("forwards.per_request", len(rows))
         self._counters.add(self._counter)
-        self._counters.add_all(step_counters)
+        # ``layout.<name>`` counts steps, the other counters are sums over the requests.
+        steps: dict[str, float] = {n: 1 for n in step_counters if n.startswith("layout.")}
+        self._counters.add_all(step_counters | steps)
         logits = np.concatenate(rows)[_places(batch)]
         return lambda: logits
 

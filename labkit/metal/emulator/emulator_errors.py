@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class EmulatorUnavailable(ValueError):
-    """The machine cannot emulate: it has no compiler, or its MLX cannot export kernels."""
+    """The machine cannot emulate.
+
+    It has no compiler, its MLX cannot export kernels, or its cache folder lets no program run.
+    """
 
 
 class KernelFault(RuntimeError):

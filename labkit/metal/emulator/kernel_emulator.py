@@ -29,7 +29,8 @@ class Emulator:
     def __call__(self, call: KernelCall) -> list[mx.array]:
         """Return the outputs of ``call``.
 
-        Raises ``EmulatorUnavailable`` if there is no compiler, or this MLX cannot export kernels.
+        Raises ``EmulatorUnavailable`` if there is no compiler, this MLX cannot export kernels, or
+        the cache folder lets no program run.
         Raises ``KernelFault`` if the kernel did something that Metal does not allow, or two
         schedules disagree.
         """

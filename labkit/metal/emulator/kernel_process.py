@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.source_capture import CapturedKernel
 
 SEEDED_FILL = 256  # not a byte: fill with garbage drawn from the seed
@@ -77,6 +77,8 @@ def run_kernel(
     ------
     KernelFault
         The kernel did something that Metal does not allow.
+    EmulatorUnavailable
+        The operating system does not let programs in the cache folder run.
     """
     job = [struct.pack("<6Id", *captured.grid, *captured.threadgroup, cpu_seconds)]
     job.append(struct.pack("<I", len(schedules)))
@@ -87,14 +89,21 @@ def run_kernel(
     # Where compilers come from modules or conda, the program finds their libraries by this path.
     libraries = {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"}
     options = {"UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0", "TSAN_OPTIONS": "halt_on_error=1"}
-    completed = subprocess.run(
-        [str(program)],
-        input=b"".join(job),
-        capture_output=True,
-        check=False,
-        env=libraries | options,
-    )
-    if completed.returncode or completed.stderr:
+    try:
+        completed = subprocess.run(
+            [str(program)],
+            input=b"".join(job),
+            capture_output=True,
+            check=False,
+            env=libraries | options,
+        )
+    except PermissionError:
+        raise EmulatorUnavailable(
+            f"device=emulated: {program.parent} does not let programs run; set LABKIT_CACHE to a "
+            "folder that does (not on a file system mounted noexec)"
+        ) from None
+    # Not by its messages: the loader of libraries may have warnings of its own.
+    if completed.returncode:
         raise _fault(completed.returncode, completed.stderr.decode(errors="replace"))
     return _split(completed.stdout, [s for d, s in zip(inputs, sizes, strict=True) if d is None])
 

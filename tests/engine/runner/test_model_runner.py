@@ -67,6 +67,22 @@ def test_a_forward_per_request_gives_plain_mlx_lm_s_tokens(name, kind, model_dir
     assert counters[f"layout.{layout}"] == counters["steps.total"]
 
 
+def test_the_resolver_s_maps_are_timed_in_every_forward_per_request(model_dir, monkeypatch):
+    one = engine(model_dir("qwen3"), forward=PER_REQUEST)
+    memory = one._loop._launcher.run_model.memory
+    prepare = memory.prepare_step
+
+    def prepare_step(batch):
+        batch, attention = prepare(batch)
+        return batch, attention._replace(counters={**attention.counters, "attention.map_us": 2.0})
+
+    monkeypatch.setattr(memory, "prepare_step", prepare_step)
+    serve(one)
+    counters = one.counters()
+    assert counters["forwards.per_request"] > counters["steps.total"] == counters["layout.paged"]
+    assert counters["attention.map_us"] == 2 * counters["forwards.per_request"]
+
+
 def test_a_forward_per_request_scores_prompts_as_one_forward_does(model_dir):
     """The rows of a step's logits have the batch's order, not that of the requests."""
     results = [
