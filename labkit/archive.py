@@ -156,8 +156,13 @@ def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
                     f"{cell / 'arms' / arm.name}.json: the file of {changed[0]} has changed since "
                     "the study; restore it, or archive without --with-sources"
                 )
-            files = archived_files(arm.config, arm.environment)
-            found |= {name: path.read_bytes() for name, path in files.items()}
+            for name, path in archived_files(arm).items():
+                content = path.read_bytes()
+                if found.setdefault(name, content) != content:
+                    raise RecordError(
+                        f"{path}: another arm has another file as {name}; archive without "
+                        "--with-sources"
+                    )
     return found
 
 
