@@ -208,6 +208,21 @@ def test_a_study_never_takes_more_than_said_and_a_fifth(make, now, num_requests,
     assert run(cell, Served(now)).ran == 0  # and the same command finds it finished
 
 
+def test_a_study_does_not_end_before_blocks_that_are_finished(make, now):
+    """Its last look would be missing, and it would claim nothing, whatever followed."""
+    cell = make(num_requests=40)
+    run(cell, Served(now))
+    design = with_allocation(cell).design
+    repeated = (design.blocks - 5, design.blocks - 2)
+    assert design.blocks - 2 not in [look.blocks for look in design.looks]
+    for block in repeated:
+        next(cell.paths.runs.glob(f"b{block:02d}-*.json")).unlink()
+    assert run(cell, Served(now, slowness=lambda block: 1.5)).ran == 2 * 3
+    done = AnalysisCache().cell(cell.dir).data
+    assert with_allocation(cell).design.blocks == done.design.blocks == design.blocks
+    assert done.withheld_reason is None
+
+
 def test_what_does_not_fit_is_said_beforehand(make, now):
     notes = Notes()
     run(make(time=20.0), Served(now), notes)

@@ -167,7 +167,7 @@ class _BlockRunner:
                     prepare_arms(cell, self.launcher)
                     left = len(due) + len(blocks)
                     planner = planner or planner_of(cell, records, left)
-                    limit = limit or TimeLimit.of(cell, left)
+                    limit = limit or TimeLimit.of(cell, left, records)
                 for block in due:
                     if limit is not None and limit.ends_before(_index(block)):
                         self._end_early(_index(block), records)
