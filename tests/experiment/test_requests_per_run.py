@@ -230,6 +230,16 @@ def test_what_does_not_fit_is_said_beforehand(make, now):
     assert "with fewer blocks or requests nothing could be claimed" in line
 
 
+def test_what_a_stopped_pilot_left_is_moved_aside(make, now):
+    """A worker would not overwrite it, and it is no result of this pilot."""
+    cell = make()
+    left = cell.paths.pending / f"b{PILOT_BLOCK}-p00-base.json"
+    left.parent.mkdir(parents=True)
+    left.write_text("{")
+    run(cell, Served(now))  # whose launches find nothing pending
+    assert (cell.paths.abandoned / left.name).read_text() == "{"
+
+
 def test_a_pilot_that_fails_leaves_the_fewest_requests(make, now):
     class Fails(Served):
         def record(self, run, cell):

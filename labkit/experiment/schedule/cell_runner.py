@@ -234,6 +234,7 @@ class _BlockRunner:
     def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
         """Run a block whose records are not kept."""
         write_arms(cell)
+        _move_unpublished_files(cell)
         records = list[Record]()
         for together in _runs_by_process(runs, cell.design.isolation):
             self.signals.check()
