@@ -439,5 +439,5 @@ def _disk_errors_as_one_line(cell: ReadyCell) -> Iterator[None]:
         where = error.filename or cell.dir
         reason = error.strerror or str(error)
         raise StudyError(
-            f"{where}: {reason}; no record is lost; run the same command again to continue"
+            f"{where}: {reason}; finished blocks stay; run the same command again to continue"
         ) from error
