@@ -161,6 +161,8 @@ class _BlockRunner:
                 due = [block for block in blocks if _index(block) < end]
                 blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
                 if due and not holds_timing_lock:
+                    if refusal := _another_host(cell, records):
+                        raise StudyError(refusal)
                     held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
@@ -389,8 +391,6 @@ def _prepare_blocks(
         else:
             blocks.append(block)
             _abandon_block(block, cell, progress, status.run_reason)
-    if blocks and (refusal := _another_host(cell, records)):
-        raise StudyError(refusal)
     output_array_files.drop_equal(cell.dir, records)
     return blocks, records
 
