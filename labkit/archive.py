@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from labkit.records import (
     ARCHIVE_SUFFIX,
     SCHEMA_VERSION,
     RecordError,
-    StudyPath,
     is_locked,
     open_study,
     read_arms,
@@ -128,6 +127,8 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
 
 def _check_target(target: Path, cells: Sequence[Path]) -> None:
     """Refuse a target that is no archive, or the archive of another study: it would be lost."""
+    from labkit.analysis.studies.study_analysis import shares_a_record
+
     if target.suffix != ARCHIVE_SUFFIX:
         raise RecordError(f"{target}: the name of an archive must end with {ARCHIVE_SUFFIX}")
     if target.is_dir():
@@ -137,20 +138,8 @@ def _check_target(target: Path, cells: Sequence[Path]) -> None:
             old = open_study(target)
         except RecordError:
             raise RecordError(f"{target} exists and is not a study archive") from None
-        if not _shares_a_record(old, {cell.name: cell for cell in cells}):
+        if not shares_a_record(old, {cell.name: cell for cell in cells}):
             raise RecordError(f"{target} holds another study; choose another name, or remove it")
-
-
-def _shares_a_record(old: StudyPath, cells: Mapping[str, Path]) -> bool:
-    """Return whether a study's archive holds a record of these cells, or none at all."""
-    from labkit.analysis.studies.study_analysis import cell_dirs
-
-    records = [(cell.name, path) for cell in cell_dirs(old) for path in record_paths(cell)]
-    for name, path in records:
-        same = cells[name] / "runs" / path.name if name in cells else None
-        if same is not None and same.is_file() and same.read_bytes() == path.read_bytes():
-            return True
-    return not records
 
 
 def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
@@ -167,8 +156,13 @@ def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
                     f"{cell / 'arms' / arm.name}.json: the file of {changed[0]} has changed since "
                     "the study; restore it, or archive without --with-sources"
                 )
-            files = archived_files(arm.config, arm.environment)
-            found |= {name: path.read_bytes() for name, path in files.items()}
+            for name, path in archived_files(arm).items():
+                content = path.read_bytes()
+                if found.setdefault(name, content) != content:
+                    raise RecordError(
+                        f"{path}: another arm has another file as {name}; archive without "
+                        "--with-sources"
+                    )
     return found
 
 

@@ -127,7 +127,7 @@ class ReadyCell:
         The options whose combinations of values are the arms: ``{option: [values]}``; empty if the
         arms are not those of a sweep.
     overrides
-        The overrides that name the cell, such as ``workload=chat``.
+        The overrides of the cell, such as ``workload=chat``.
     config_dirs
         The folders of the user's files that the command named.
     timed

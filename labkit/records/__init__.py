@@ -14,6 +14,7 @@ from labkit.records.cell_work_session import (
 from labkit.records.record_codec import read_json, write_json
 from labkit.records.record_digests import DIGESTS_FILE, read_digests
 from labkit.records.record_store import (
+    DESIGN_FILE,
     check_digests,
     name_order,
     output_values_path,
@@ -61,6 +62,7 @@ from labkit.records.study_archive import (
 __all__ = [
     "ARCHIVE_SUFFIX",
     "BETTER",
+    "DESIGN_FILE",
     "DIGESTS_FILE",
     "MACHINE_FIELDS",
     "OLDER_VERDICTS",

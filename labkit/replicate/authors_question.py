@@ -20,7 +20,13 @@ from labkit.config.engine.former_options import (
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import with_units
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
-from labkit.experiment.compose.input_digests import FILES, FOLDERS, MODELS, input_digests
+from labkit.experiment.compose.input_digests import (
+    FILES,
+    FOLDERS,
+    MODELS,
+    input_digests,
+    text_name,
+)
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
@@ -83,7 +89,7 @@ class ReaderOptions:
 class AuthorsCell:
     """A cell of the author's: its folder, its manifest and its arms as its files hold them.
 
-    ``inputs``: by ``OPTION/FILE``, the path of a text that came with the archive.
+    ``inputs``: by its name in the archive, the path of a text that came with it.
     """
 
     folder: StudyPath
@@ -124,9 +130,12 @@ class AuthorsCell:
         named = {*arm.overrides, *(word.partition("=")[0] for word in words)}
         config = with_present_names(arm.config, named)
         for key in FILES:
-            name = f"{key}/{PurePath(str(_value(config, key))).name}"
-            if name in self.inputs:
-                _set(config, key, self.inputs[name])
+            file = PurePath(str(_value(config, key))).name
+            # Archives of earlier versions name a text by its file alone.
+            names = (text_name(arm, key, file), f"{key}/{file}")
+            text = next((self.inputs[name] for name in names if name in self.inputs), None)
+            if text is not None:
+                _set(config, key, text)
         for key, value in reader.of(*ASKED_GROUPS).items():
             _set(config, key, value)
         return config

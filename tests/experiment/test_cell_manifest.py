@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from planted_runs import PlantedRuns
 
 from labkit.config import ConfigError, PlannedLook
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.records import DIGESTS_FILE, RecordError, check_digests, read_cell
 
 
@@ -114,3 +116,19 @@ def test_a_study_with_a_link_is_not_continued(begun, tmp_path, name):
         ConfigError, match=f"{name} is a link, and labkit writes a study to regular"
     ):
         refuse_changes(begun)
+
+
+def test_a_cell_whose_manifest_was_lost_is_not_continued(make_cell):
+    """Another design would be declared over results that were seen."""
+    cell = make_cell(blocks=2)
+    run_cell(cell, PlantedRuns())
+    design = cell.dir / "design.json"
+    before = design.read_bytes()
+    (cell.dir / "cell.json").unlink()
+    for again in (cell, make_cell(blocks=2, alpha=0.2)):
+        with pytest.raises(ConfigError, match=r"cell\.json was lost, .*; restore it from a copy"):
+            run_cell(again, PlantedRuns())
+    assert design.read_bytes() == before and not (cell.dir / "cell.json").exists()
+    for path in (*cell.paths.runs.glob("b01-*"), design):
+        path.unlink()
+    refuse_changes(cell)  # killed before it was written, after a first block that was timed

@@ -20,6 +20,7 @@ CLAIM = "ablation.claims.engaged.numpy=[kernel.one_by_one]"
             "default",
         ),
         (["design=quick", "out=x"], "design=quick"),
+        (["design.across_hosts=true", "seed=1", "++design.timeout_s=9"], "seed=1"),
         (["model.path=/a b/c"], "model.path=_a_b_c"),
         (["~ablation.arms.base"], "~ablation.arms.base"),
         (["workload.texts=данные/文本.txt"], "workload.texts=данные_文本.txt"),
@@ -79,6 +80,17 @@ def test_a_study_that_has_the_cell_under_its_written_out_name_keeps_it(tmp_path)
     (tmp_path / written_out).mkdir()
     assert cell_name([*overrides, f"out='{tmp_path}'"]) == written_out
     assert cell_name([*overrides, "seed=2", f"out={tmp_path}"]) != written_out
+
+
+def test_a_cell_that_began_with_a_changeable_option_in_its_name_keeps_it(tmp_path):
+    overrides = ["workload=chat", "design.timeout_s=9", NUMPY]
+    begun = f"{NUMPY},design.timeout_s=9,workload=chat"
+    begun = re.sub(r"[^\w=,.+~-]", "_", begun)
+    assert "timeout" not in cell_name([*overrides, f"out={tmp_path}"])
+    (tmp_path / begun).mkdir()
+    assert cell_name([*overrides, f"out={tmp_path}"]) == begun
+    others = [*overrides[1:], "workload=agent", f"out={tmp_path}"]
+    assert "timeout" not in cell_name(others)
 
 
 def test_a_cell_from_before_its_experiment_swept_models_keeps_its_name(tmp_path):

@@ -1,4 +1,4 @@
-"""Fault injection: every failure has a named outcome, and no record is lost."""
+"""Fault injection: every failure has a named outcome, and finished blocks stay."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_full_disk_in_the_parent_is_one_clear_error(make_cell):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
-        with pytest.raises(StudyError, match="File too large"):
+        with pytest.raises(StudyError, match="File too large; finished blocks stay; run the same"):
             run_cell(cell, runs)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from labkit import app
+from labkit import app, archive
 from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
@@ -16,7 +16,8 @@ from labkit.experiment.schedule.cell_manifest import (
     refuse_changes,
     write_manifest,
 )
-from labkit.records import DIGESTS_FILE, read_arms
+from labkit.records import DIGESTS_FILE, RecordError, read_arms
+from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
 
 # An option, its value, and a file that it makes a cell read.
 INPUTS = [
@@ -112,3 +113,32 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
         app.main(words)
     (line,) = capsys.readouterr().err.splitlines()
     assert "arm base: the file of workload.prompts.path was changed: its SHA-256 was" in line
+
+
+def test_an_archive_has_two_texts_of_one_name_and_each_cell_gets_its_own(files, make_cell):
+    cells = []
+    for name in ("a", "b"):
+        (files / name).mkdir()
+        (files / name / "prompts.jsonl").write_text(name)
+        cell = make_cell(folder=f"study/{name}")
+        cell = reading(cell, "workload.prompts.path", f"{name}/prompts.jsonl")
+        write_manifest(cell, 1)
+        cells.append(cell.dir)
+    sources = archive._sources(cells)
+    inputs = {name.removeprefix("inputs/"): name for name in sources}
+    earlier = {"workload.prompts.path/prompts.jsonl": "as an earlier version named it"}
+
+    def text(folder, inputs):
+        (arm, *_) = read_arms(folder)
+        cell = AuthorsCell(folder, {}, (arm,), inputs)
+        return cell.config(arm, ReaderOptions())["workload"]["prompts"]["path"]
+
+    for folder in cells:
+        assert sources[text(folder, inputs)] == folder.name.encode()
+        assert text(folder, earlier) == "as an earlier version named it"
+        for path in (folder / "arms").glob("*.json"):  # as older versions wrote it
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"inputs": {}}))
+        (folder / DIGESTS_FILE).write_text("")
+    assert len(archive._sources(cells[:1])) == 1
+    with pytest.raises(RecordError, match=r"another arm has another file as inputs/workload"):
+        archive._sources(cells)

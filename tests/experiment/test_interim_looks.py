@@ -13,9 +13,11 @@ from planted_runs import PlantedRuns, kernel_fields
 from labkit import analysis, config
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
+from labkit.experiment import StudyError
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_runner import unfinished
+from labkit.machine.facts import fingerprint
 from labkit.records import (
     Metric,
     Record,
@@ -78,6 +80,19 @@ def test_a_stopped_study_stays_stopped(make):
     assert unfinished(make()) == []
     assert run_cell(make(), again).ran == 0
     assert again.launched == []
+
+
+def test_a_study_that_a_look_has_ended_is_finished_on_every_host(make, monkeypatch):
+    class Here(Planted):
+        def fields(self, run, cell):
+            return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
+
+    run_cell(make(), Here(0.1, 0.002))
+    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    assert run_cell(make(), Here(0.1, 0.002)).ran == 0
+    next(make().paths.runs.glob("b03-*.json")).unlink()
+    with pytest.raises(StudyError, match="but this is host elsewhere"):
+        run_cell(make(), Here(0.1, 0.002))
 
 
 def test_noise_continues_to_the_last_look(make):

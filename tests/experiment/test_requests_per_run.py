@@ -225,11 +225,36 @@ def test_ctrl_z_takes_no_time_from_a_cell(make, now, num_requests, block):
     assert suspended.served == plain.served
 
 
+def test_a_study_does_not_end_before_blocks_that_are_finished(make, now):
+    """Its last look would be missing, and it would claim nothing, whatever followed."""
+    cell = make(num_requests=40)
+    run(cell, Served(now))
+    design = with_allocation(cell).design
+    repeated = (design.blocks - 5, design.blocks - 2)
+    assert design.blocks - 2 not in [look.blocks for look in design.looks]
+    for block in repeated:
+        next(cell.paths.runs.glob(f"b{block:02d}-*.json")).unlink()
+    assert run(cell, Served(now, slowness=lambda block: 1.5)).ran == 2 * 3
+    done = AnalysisCache().cell(cell.dir).data
+    assert with_allocation(cell).design.blocks == done.design.blocks == design.blocks
+    assert done.withheld_reason is None
+
+
 def test_what_does_not_fit_is_said_beforehand(make, now):
     notes = Notes()
     run(make(time=20.0), Served(now), notes)
     (line,) = [line for line in notes.lines if "longer than design.time" in line]
     assert "with fewer blocks or requests nothing could be claimed" in line
+
+
+def test_what_a_stopped_pilot_left_is_moved_aside(make, now):
+    """A worker would not overwrite it, and it is no result of this pilot."""
+    cell = make()
+    left = cell.paths.pending / f"b{PILOT_BLOCK}-p00-base.json"
+    left.parent.mkdir(parents=True)
+    left.write_text("{")
+    run(cell, Served(now))  # whose launches find nothing pending
+    assert (cell.paths.abandoned / left.name).read_text() == "{"
 
 
 def test_a_pilot_that_fails_leaves_the_fewest_requests(make, now):

@@ -9,6 +9,7 @@ from labkit.config import ConfigError, Design, Isolation, PlannedLook
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.resumed_legacy_cell import as_begun
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.records import read_cell
 
 PROCESS, TURNS = Isolation.process, Isolation.in_process
 STANDARD = Design(blocks=10, looks=[PlannedLook(8, 0.02)])
@@ -98,3 +99,15 @@ def test_an_option_continues_under_its_former_name_where_it_means_the_same(compo
         else:
             with pytest.raises(ConfigError, match=r"attention\.gqa_sharing was False, now it is"):
                 refuse_changes(today)
+
+
+def test_a_cell_continues_on_several_hosts_in_its_folder_and_stays_so(composed, tmp_path):
+    begun, across = (
+        composed("ablation=none", *option, f"out={tmp_path}")
+        for option in ((), ("design.across_hosts=true",))
+    )
+    assert begun.name == across.name and across.overrides[-1] == "design.across_hosts=true"
+    for cell, hosts in ((begun, False), (across, True), (begun, True)):
+        ready = to_cell(cell, tmp_path / cell.name)
+        write_manifest(ready, 1)
+        assert ready.design.across_hosts is read_cell(ready.dir)["design"]["across_hosts"] is hosts

@@ -20,7 +20,7 @@ from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.studies.cell_summary import cell_summary
-from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs, listed_studies
 from labkit.config import count_text
 from labkit.records import (
     OLDER_VERDICTS,
@@ -114,7 +114,7 @@ class IndexEntry:
 
 def _index_entries(root: Path) -> list[IndexEntry]:
     """Return an entry for each cell of each study in a folder, the newest study first."""
-    by_study = [list(_entries(study)) for study in sorted(study_dirs(root))]
+    by_study = [list(_entries(study)) for study in listed_studies(root)]
     by_study.sort(key=lambda entries: max(entry.ended for entry in entries), reverse=True)
     return [entry for entries in by_study for entry in entries]
 

@@ -21,7 +21,7 @@ import numpy as np
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import change_points, fewest_values
 from labkit.analysis.studies.data_frames import config_options
-from labkit.analysis.studies.study_analysis import cell_dirs, study_dirs
+from labkit.analysis.studies.study_analysis import cell_dirs, listed_studies
 from labkit.config.option_index import did_you_mean
 from labkit.records import (
     MACHINE_FIELDS,
@@ -115,7 +115,7 @@ def metric_history(root: Path, metric: str) -> list[Series]:
     """
     samples: list[_Sample] = []
     known: set[str] = set()
-    for study in sorted(study_dirs(root)):
+    for study in listed_studies(root):
         for cell in cell_dirs(open_study(study)):
             samples += _samples(study, cell, metric, known)
     if not samples:

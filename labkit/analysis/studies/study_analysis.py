@@ -32,6 +32,7 @@ from labkit.records import (
     name_order,
     open_study,
     read_json,
+    record_paths,
 )
 
 T = TypeVar("T")
@@ -249,19 +250,47 @@ def holds_studies(folder: Path) -> bool:
 def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
     """Yield the folders and archives of studies below ``root``, at most ``depth`` levels down.
 
-    If ``root`` is itself a study, it is the only result.
+    If ``root`` is itself a study, it is the only result. Hidden names are left out: an archive is
+    unpacked into a hidden folder, which a killed process leaves behind.
 
     Raises :class:`RecordError` if ``root`` is not a folder.
     """
     if not root.is_dir():
         raise RecordError(f"{root}: no such directory")
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    paths = [path for path in root.iterdir() if not path.name.startswith(".")]
+    folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
     if any(is_cell(path) for path in folders):
         yield root
         return
-    yield from (path for path in root.iterdir() if path.suffix == ARCHIVE_SUFFIX)
+    yield from (path for path in paths if path.suffix == ARCHIVE_SUFFIX)
     for path in folders if depth else ():
         yield from study_dirs(path, depth - 1)
+
+
+def listed_studies(root: Path) -> list[Path]:
+    """Return the studies of :func:`study_dirs`, sorted, without archives of a study beside them."""
+    studies = sorted(study_dirs(root))
+    return [path for path in studies if not _is_beside_its_folder(path, studies)]
+
+
+def _is_beside_its_folder(study: Path, studies: Sequence[Path]) -> bool:
+    """Return whether a study is the archive of one in the folder ``NAME`` beside ``NAME.zip``."""
+    if not study.is_file() or (folder := study.with_suffix("")) not in studies:
+        return False
+    try:
+        return shares_a_record(open_study(study), {cell.name: cell for cell in cell_dirs(folder)})
+    except (RecordError, OSError):
+        return False  # whoever reads it names the mistake
+
+
+def shares_a_record(archive: StudyPath, cells: Mapping[str, StudyPath]) -> bool:
+    """Return whether a study's archive holds a record of these cells, or none at all."""
+    records = [(cell.name, path) for cell in cell_dirs(archive) for path in record_paths(cell)]
+    for name, path in records:
+        same = cells[name] / "runs" / path.name if name in cells else None
+        if same is not None and same.is_file() and same.read_bytes() == path.read_bytes():
+            return True
+    return not records
 
 
 def exit_code(study_dir: str | Path) -> int:

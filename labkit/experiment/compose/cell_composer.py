@@ -33,7 +33,7 @@ from labkit.config.option_index import did_you_mean
 from labkit.config.unit_text import in_units_of_option
 from labkit.experiment.cell import ALLOCATION, ReadyCell, fixed_numbers, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
-from labkit.experiment.compose.cell_name import cell_name, named_overrides
+from labkit.experiment.compose.cell_name import cell_name, recorded_overrides
 from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_begun
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
@@ -78,7 +78,7 @@ class ComposedCell:
         Why the arms do not share a process; None if they do. With isolation ``process`` it also
         says why the arms' processes do not take turns.
     overrides
-        The overrides that name the cell.
+        The overrides of the cell, such as ``workload=chat``.
     blocks_given
         Whether an override sets ``design.blocks``.
     ends_early
@@ -140,7 +140,7 @@ def compose_cell(
 
     return replace(
         checked_cell(experiment, compose_arm, cell_name(task_overrides), _dropped_arms(cell)),
-        overrides=tuple(named_overrides(task_overrides)),
+        overrides=tuple(recorded_overrides(task_overrides)),
         blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
         config_dirs=config_folders(hydra_overrides),
     )

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
+KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
+CHANGEABLE_KEYS = ("design.across_hosts", "design.timeout_s")  # in a study that is continued
 MAX_LENGTH = 120  # bytes
 ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
 SWEEP = "ablation.sweep"
@@ -25,21 +26,29 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     which stand in the files of the arms. A sweep of arms is named as it was typed:
     ``engine.threads=1,2``. A name of over 120 bytes is cut and ends in a hash.
 
-    Earlier versions of labkit wrote all definitions into the name and kept no letters but ASCII's,
-    and some of their experiments did not sweep the model. If the study's folder (``out=DIR``) has
-    this cell under its earlier name, the earlier name is returned.
+    Options that may change while a study is continued are not in the name (``CHANGEABLE_KEYS``).
+
+    Earlier versions of labkit wrote these options and all definitions into the name and kept no
+    letters but ASCII's, and some of their experiments did not sweep the model. If the study's
+    folder (``out=DIR``) has this cell under its earlier name, the earlier name is returned.
     """
     overrides = _as_begun(list(task_overrides))
-    named = sorted(named_overrides(overrides))
+    recorded, named = (sorted(f(overrides)) for f in (recorded_overrides, named_overrides))
+    names = [*_names(recorded), *_names(named)]
+    for name in dict.fromkeys(names):
+        if any((folder / name).is_dir() for folder in _study_folders(overrides)):
+            return name
+    return names[-1]
+
+
+def _names(named: Sequence[str]) -> list[str]:
+    """Return the names that versions of labkit give a cell with these overrides, today's last."""
     arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     written_out = _cut(",".join(named), named)
-    earlier = re.sub(r"[^\x00-\x7f]", "_", written_out)
-    for name in (earlier, written_out):
-        if any((folder / name).is_dir() for folder in _study_folders(overrides)):
-            return name
+    former = [re.sub(r"[^\x00-\x7f]", "_", written_out), written_out]
     if plain == named:
-        return written_out
+        return former
     words = "".join(f"+{arm}" for arm in arms)
     ablation = next((i for i, o in enumerate(plain) if _key(o) == "ablation"), None)
     if ablation is not None:
@@ -47,7 +56,7 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     elif words:
         plain.insert(0, words)
     name = ",".join(plain) or "default"
-    return _cut(f"{name}-{_digest(named)[:8]}", named)
+    return [*former, _cut(f"{name}-{_digest(named)[:8]}", named)]
 
 
 def _as_begun(overrides: list[str]) -> list[str]:
@@ -75,10 +84,16 @@ def _key(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0]
 
 
-def named_overrides(task_overrides: Iterable[str]) -> list[str]:
-    """Return the overrides that name a cell. A sweep of arms is returned as it was typed."""
+def recorded_overrides(task_overrides: Iterable[str]) -> list[str]:
+    """Return the overrides of a cell. A sweep of arms is returned as it was typed."""
     overrides = (one for override in task_overrides for one in _swept_apart(override))
-    return [override for override in overrides if _key(override) not in KEYS_NOT_IN_NAME]
+    return [override for override in overrides if _key(override) not in KEYS_NOT_RECORDED]
+
+
+def named_overrides(task_overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that name a cell."""
+    recorded = recorded_overrides(task_overrides)
+    return [override for override in recorded if _key(override) not in CHANGEABLE_KEYS]
 
 
 def _swept_apart(override: str) -> list[str]:

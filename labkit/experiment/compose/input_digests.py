@@ -17,6 +17,7 @@ from labkit.config.env_interpolation import with_values
 from labkit.config.option_index import find_option
 from labkit.engine.user_classes import source_files
 from labkit.machine import file_digest
+from labkit.records import Arm
 
 FILES = ("workload.prompts.path", "workload.texts", "workload.questions")
 FOLDERS = ("workload.clips",)
@@ -87,22 +88,33 @@ def _model_files(key: str, name: str) -> dict[str, Path]:
     return _below(key, path, MODEL_SUFFIXES)
 
 
-def archived_files(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Path]:
+def archived_files(arm: Arm) -> dict[str, Path]:
     """Return an arm's own classes and prompts, by the path that an archive gives them.
 
-    ``sources/`` has the modules as a Python path sees them, ``inputs/OPTION/`` the texts. The
-    parameters are as in :func:`input_digests`.
+    ``sources/`` has the modules as a Python path sees them, ``inputs/`` the texts
+    (:func:`text_name`).
     """
+    config, environment = arm.config, arm.environment
     named = dict(_leaves(with_values(config)))
     files: dict[str, Path] = {}
     for key in FILES:
         if isinstance(named.get(key), str):
             text = Path(named[key]).expanduser()
-            files |= {f"inputs/{key}/{text.name}": text} if text.is_file() else {}
+            name = f"inputs/{text_name(arm, key, text.name)}"
+            files |= {name: text} if text.is_file() else {}
     for name in class_paths(config).values() if "revision" not in environment else ():
         sources = source_files(name.partition(":")[0])
         files |= {f"sources/{path}": file for path, file in sources.items()}
     return files
+
+
+def text_name(arm: Arm, key: str, file: str) -> str:
+    """Return the name that an arm's text has in archives: ``OPTION/SHA256/FILE``.
+
+    Two cells may have different texts of one name. Arms of earlier versions have no digests, and
+    the name is ``OPTION/FILE``.
+    """
+    return "/".join(filter(None, (key, arm.inputs.get(key), file)))
 
 
 def class_paths(config: Mapping[str, Any]) -> dict[str, str]:

@@ -26,6 +26,7 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     """Return the design that continues the cell in ``folder``, with a resolved isolation.
 
     If there is no such cell, or this version began it, ``design`` is continued unchanged.
+    But a cell that had ``design.across_hosts`` once keeps it.
 
     Parameters
     ----------
@@ -43,6 +44,8 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it
         begun = dict(read_cell(folder)["design"])
+    if begun.get("across_hosts"):  # its runs may be from several hosts
+        design = replace(design, across_hosts=True)
     if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
         looks = [PlannedLook(**look) for look in begun.get("looks", ())]
         blocks = looks[-1].blocks if looks else int(begun["blocks"])

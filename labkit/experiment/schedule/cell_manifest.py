@@ -25,14 +25,17 @@ from labkit.experiment.compose import resumed_legacy_cell
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.launch.python_environment import default_options, with_defaults
 from labkit.records import (
+    DESIGN_FILE,
     SCHEMA_VERSION,
     Arm,
     Record,
     RecordError,
+    parse_run_name,
     publish_arm,
     publish_design,
     read_arms,
     read_cell,
+    record_paths,
     write_json,
 )
 
@@ -180,6 +183,8 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 def _difference(cell: ReadyCell) -> str | None:
     """Return the first difference of arms or design from those in the cell's folder, or None."""
+    if _is_lost(cell):
+        return "cell.json was lost, and with it the declared design; restore it from a copy"
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written
@@ -197,6 +202,18 @@ def _difference(cell: ReadyCell) -> str | None:
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)
+
+
+def _is_lost(cell: ReadyCell) -> bool:
+    """Return whether the cell has runs, but not the manifest that was written before them.
+
+    Only a first block that is timed (``design.time``) runs before the manifest and its fixed part
+    are written.
+    """
+    if _exists(cell):
+        return False
+    blocks = {parse_run_name(path.stem)[0] for path in record_paths(cell.dir)}
+    return max(blocks, default=-1) >= (0 if (cell.dir / DESIGN_FILE).exists() else 1)
 
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -161,13 +161,15 @@ class _BlockRunner:
                 due = [block for block in blocks if _index(block) < end]
                 blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
                 if due and not holds_timing_lock:
+                    if refusal := _another_host(cell, records):
+                        raise StudyError(refusal)
                     held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
                     prepare_arms(cell, self.launcher)
                     left = len(due) + len(blocks)
                     planner = planner or planner_of(cell, records, left)
-                    limit = limit or TimeLimit.of(cell, left)
+                    limit = limit or TimeLimit.of(cell, left, records)
                 for block in due:
                     if limit is not None and limit.ends_before(_index(block)):
                         self._end_early(_index(block), records)
@@ -235,6 +237,7 @@ class _BlockRunner:
     def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
         """Run a block whose records are not kept."""
         write_arms(cell)
+        _move_unpublished_files(cell)
         records = list[Record]()
         for together in _runs_by_process(runs, cell.design.isolation):
             self.signals.check()
@@ -390,8 +393,6 @@ def _prepare_blocks(
         else:
             blocks.append(block)
             _abandon_block(block, cell, progress, status.run_reason)
-    if blocks and (refusal := _another_host(cell, records)):
-        raise StudyError(refusal)
     output_array_files.drop_equal(cell.dir, records)
     return blocks, records
 
@@ -440,5 +441,5 @@ def _disk_errors_as_one_line(cell: ReadyCell) -> Iterator[None]:
         where = error.filename or cell.dir
         reason = error.strerror or str(error)
         raise StudyError(
-            f"{where}: {reason}; no record is lost; run the same command again to continue"
+            f"{where}: {reason}; finished blocks stay; run the same command again to continue"
         ) from error

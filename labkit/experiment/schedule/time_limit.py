@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labkit.config import PlannedLook, to_plain
 from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.schedule.cell_manifest import move_last_look
-from labkit.records import write_json
+from labkit.records import Record, write_json
 
 LIMIT, PLANNED = 1.15, 0.9  # of the seconds said, and of design.time: 1.2 with what is not seen
 
@@ -27,16 +28,21 @@ class TimeLimit:
     cell: ReadyCell
     deadline: float
     ended: list[float]  # when this session began, and when each of its blocks ended
+    finished: int  # blocks up to the last one that an earlier session finished
 
     @classmethod
-    def of(cls, cell: ReadyCell, blocks: int) -> TimeLimit | None:
-        """Return the limit of a cell with ``blocks`` blocks left; None if nothing limits it."""
+    def of(cls, cell: ReadyCell, blocks: int, records: Sequence[Record]) -> TimeLimit | None:
+        """Return the limit of a cell with ``blocks`` blocks left; None if nothing limits it.
+
+        ``records``: those of the finished blocks.
+        """
         plan, time_s = cell.plan(0), cell.design.time
         if not cell.said_s or time_s is None or (plan is not None and plan.round_s):
             return None
         now = time.monotonic()
         limit_s = max(LIMIT * cell.said_s, PLANNED * time_s) * blocks / cell.design.blocks
-        return cls(cell, now + limit_s, [now])
+        finished = 1 + max((record.block for record in records), default=-1)
+        return cls(cell, now + limit_s, [now], finished)
 
     def block_ended(self, suspended_s: float) -> None:
         """Count a block, but not the seconds in which ctrl-Z suspended it."""
@@ -45,9 +51,13 @@ class TimeLimit:
         self.ended.append(time.monotonic())
 
     def ends_before(self, block: int) -> bool:
-        """Return whether a block would end too late, so that the cell ends before it."""
+        """Return whether a block would end too late, so that the cell ends before it.
+
+        It does not end before a block that is repeated while later ones are finished.
+        """
         design, done = self.cell.design, len(self.ended) - 1
-        if block < fewest_blocks(design, self.cell.tested_arms) or not done:
+        fewest = max(fewest_blocks(design, self.cell.tested_arms), self.finished)
+        if block < fewest or not done:
             return False
         looks = {look.blocks for look in design.looks}
         more = 1 + (block + 1 in looks)  # a look is not the last one, because it keeps its alpha

@@ -1,12 +1,14 @@
 """The index of a folder of studies: questions, answers, dates, machines, and broken studies."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from labkit.analysis import write_study
 from labkit.analysis.pages.index_page import render_index
+from labkit.archive import archive_study
 from labkit.report import main
 
 
@@ -83,6 +85,21 @@ def test_an_edited_or_truncated_study_is_named_and_the_others_are_listed(studies
     (old, edited), (unreported, cut) = sorted(errors.items())
     assert "old" in old and "was edited after it was written" in edited
     assert "unreported" in unreported and "not valid JSON" in cut
+
+
+def test_a_study_and_its_archive_beside_it_are_listed_once(studies):
+    archive = studies / "old.zip"
+    archive_study(studies / "old", archive)
+    assert len(rows(studies)) == 3
+    archive.rename(studies / "unreported.zip")  # of another study
+    assert len(rows(studies)) == 4
+    (studies / "old.zip").write_text("PK")
+    assert "old.zip is not a study archive" in render_index(studies, "md")
+
+
+def test_an_archive_that_was_not_unpacked_to_its_end_is_no_study(studies):
+    shutil.copytree(studies / "old", studies / ".packed.123.tmp")
+    assert len(rows(studies)) == 3
 
 
 def test_formats_of_one_study_are_refused_for_several(studies, capsysbinary):

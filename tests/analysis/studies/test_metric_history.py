@@ -177,6 +177,14 @@ def test_archives_are_read_and_uncommitted_changes_marked(week, tmp_path):
     assert point.study.name == "packed.zip" and point.commit == "aaaaaaaaaa+" and point.runs == 2
 
 
+def test_a_study_that_has_changed_since_its_archive_is_one_point(week):
+    root = week(1)
+    archive_study(root / "01", root / "01.zip")
+    next((root / "01" / "cell" / "runs").glob("b01-*.json")).unlink()
+    ((point,),) = (one.points for one in metric_history(root, "dispatch_us"))
+    assert (point.study.name, point.runs) == ("01", 1)
+
+
 def test_a_metric_that_no_study_has_names_the_nearest(week, capsys):
     root = week(1)
     assert main([str(root), "dispatch_su"]) == 2
