@@ -91,8 +91,6 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--cfg", "jobb"], "must be one of: job"),
         (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
-        (["--config-dir="], "--config-dir: names no folder; write --config-dir DIR"),
-        (["plan=true", "--config-dir"], "--config-dir: names no folder; write --config-dir DIR"),
         (["+ablation.arms.x={model.name:1_0}", "plan=true"], "quotes: model.name:'1_0'"),
         (["workload.prompts.listed=[{prompt: 12_000 }]"], "write it in quotes: prompt:'12_000'"),
         (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
@@ -437,6 +435,13 @@ def test_a_user_s_file_may_not_have_the_name_of_labkit_s(tmp_path):
     (tmp_path / "ablation" / "seq_map.yaml").touch()
     with pytest.raises(ConfigError, match=r"seq_map\.yaml: labkit has ablation/seq_map\.yaml"):
         hydra_arguments.parse(["--config-dir", str(tmp_path)])
+
+
+def test_a_config_dir_without_a_name_is_refused():
+    """It was the working folder."""
+    for words in (["--config-dir="], ["plan=true", "--config-dir"]):
+        with pytest.raises(ConfigError, match=r"^--config-dir: names no folder"):
+            hydra_arguments.parse(words)
 
 
 def test_a_closed_pipe_is_no_failed_gate(tmp_path, monkeypatch):
