@@ -288,10 +288,10 @@ sys.unraisablehook = lambda _: None
 libc, pool._libc = pool._libc, Refusing(pool._libc, 0)
 child = os.fork()
 if child == 0:
-    x = np.zeros(64)
+    x, threads = np.zeros(64), pool.threads
     add_one(x)
     pool.close()
-    os._exit(0 if (x == 1).all() and not pool.threads else 1)
+    os._exit(0 if (x == 1).all() and not threads else 1)
 pool._libc = libc
 sys.unraisablehook = sys.__unraisablehook__
 print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), meeting()]))
@@ -299,7 +299,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), meeting()]
 )
 
 
-def test_a_forked_process_that_gets_no_threads_computes_alone_and_ends(printed):
+def test_a_forked_process_that_gets_no_threads_has_none_and_computes_alone(printed):
     assert printed(REFUSED_FORK, 2) == [0, True]
 
 
