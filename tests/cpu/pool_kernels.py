@@ -39,6 +39,11 @@ def meet(arrived, met):
         met[i] = code._load_atomic(arrived) >= 2 and num_loads < 300_000_000
 
 
+@numba.njit(cache=True)
+def spin_limit(now, before):
+    return code._spin_limit_us(now, before)
+
+
 @numba.njit(parallel=True, cache=True)
 def total(x):
     s = 0

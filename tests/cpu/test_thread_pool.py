@@ -142,6 +142,30 @@ def test_idle_threads_sleep_and_are_woken(printed):
     assert printed(WAKING, 2) == [True, [True] * 20]
 
 
+CROWDING = """
+word = ctypes.c_int64.from_address
+crowded = word(pool._address(code.CROWDED).value)
+asleep = [word(pool._worker_address(k, code.ASLEEP).value) for k in pool._workers]
+while not all(one.value for one in asleep):
+    time.sleep(0.001)  # a sleeping worker marks nothing itself
+now, limits = 10_000_000, []
+for jump in (400, 600, 20_000, 20_001, 60_000):
+    crowded.value = 0
+    limits.append([spin_limit(now, now - jump), crowded.value])
+crowded.value = now + 1
+limits.append([spin_limit(now, now), crowded.value])
+pool.uncrowd()
+limits.append([spin_limit(now, now), crowded.value])
+print(json.dumps(limits))
+"""
+
+
+def test_a_jump_of_a_time_slice_makes_the_pool_crowded_and_a_stop_of_the_process_does_not(printed):
+    crowded, free = [50, 10_100_000], [2000, 0]
+    jumps = [free, crowded, crowded, free, free]
+    assert printed(CROWDING, 2) == [*jumps, [50, 10_000_001], free]
+
+
 FEWER = """
 digests = []
 for threads in (1, 2, 3):
@@ -255,7 +279,10 @@ def test_ctrl_c_arrives_between_launches(printed):
 
 
 # Those that leave a signal's handler behind come last.
-SCRIPTS = {2: [WAKING, FAILING, FORKED, TOGETHER], 4: [RESULTS, FEWER, TOGETHER, ABSENT]}
+SCRIPTS = {
+    2: [CROWDING, WAKING, FAILING, FORKED, TOGETHER],
+    4: [RESULTS, FEWER, TOGETHER, ABSENT],
+}
 if hasattr(signal, "setitimer"):
     SCRIPTS[2].append(INTERRUPTED)
 
@@ -263,8 +290,8 @@ if hasattr(signal, "setitimer"):
 def test_the_pool_is_made_once_and_reports_its_settings():
     pool = thread_pool.install()
     assert thread_pool.install() is pool
-    tuning = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
-    tuning["crowded_spin_us"] = 50
+    tuning = {"grain": 4, "spin_us": 2000, "aside_us": 500, "stopped_us": 20_000}
+    tuning |= {"crowded_us": 100_000, "crowded_spin_us": 50}
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **tuning}
     assert pool.settings == expected
 

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from planted_runs import PlantedRuns
@@ -16,6 +17,7 @@ from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import worker_run, worker_stages
+from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
@@ -140,6 +142,20 @@ def test_every_arm_has_its_record_and_its_thread_budget_in_its_turns(make, world
     assert [record.arm for record in records] == ["base", "seq_map", "control"]
     assert all(record.notes["together"] == [r.run for r in records] for record in records)
     assert all(record.seconds["turns"] >= 0 for record in records)
+
+
+def test_a_process_that_is_stopped_between_its_turns_forgets_the_stop_in_each(
+    make, world, monkeypatch
+):
+    monkeypatch.setattr(worker_stages, "forget_own_stop", lambda: world.events.append("forget"))
+    cell = make()
+    block_of(cell)
+    assert "forget" not in world.events
+    world.events.clear()
+    records = [Record("seq_map", "arm", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")]
+    granted = Mock(spec=GrantedTurns)
+    worker_run.WorkerProcess(records, cell.arms[1:2], StageTimer(0), granted).run()
+    assert world.events == ["warm up", "forget", ("turn", 0, "seq_map"), "close"]
 
 
 def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):

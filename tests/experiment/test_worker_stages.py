@@ -88,6 +88,13 @@ def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
     assert pool == thread_pool.install().settings
 
 
+def test_the_thread_pool_forgets_that_the_process_was_stopped(monkeypatch):
+    uncrowded = []
+    monkeypatch.setattr(thread_pool.Pool, "uncrowd", lambda pool: uncrowded.append(pool))
+    worker_stages.forget_own_stop()
+    assert uncrowded == [thread_pool.install()]
+
+
 @pytest.mark.parametrize(
     ("engine", "backend", "noted"),
     [

@@ -47,6 +47,10 @@ class PoolTuning:
     # shorter than another process's time slice. A caller that has waited this long for units of
     # other workers goes to sleep, because these workers may need its core.
     aside_us: int = 500
+    # A jump of more than this time (us) does not count: it is longer than another process's time
+    # slice, and shorter than the slices of other arms, for which a live arm is stopped (at least
+    # 30 ms: ``labkit.experiment.launch.turn_coordinator``).
+    stopped_us: int = 20_000
     # How long the pool counts as crowded after a worker was suspended (us).
     crowded_us: int = 100_000
     # How long a worker without work spins while the pool is crowded (us). A longer spin would use
@@ -160,6 +164,10 @@ class Pool:
     def threads(self) -> tuple[int, ...]:
         """The ``pthread_t`` of each running worker."""
         return tuple(thread.value or 0 for thread in self._threads)
+
+    def uncrowd(self) -> None:
+        """Forget that workers were suspended. A process calls this when labkit has stopped it."""
+        self._write(self._code.CROWDED, 0)
 
     def close(self) -> None:
         """Stop the workers when no unit of the current job is left to compute.

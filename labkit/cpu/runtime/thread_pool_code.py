@@ -11,7 +11,8 @@ gate has been closed.
 
 A worker without a job spins, then sleeps. If its clock jumps while it spins, the system gave its
 core to another process. For a while all workers then spin only briefly, because spinning would use
-up the time slice that the next job needs.
+up the time slice that the next job needs. After a longer jump they do not, because the process was
+stopped.
 
 The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words. All code is in one
 file because numba's cache only checks the file of the calling function for changes.
@@ -41,7 +42,9 @@ GATE, TICKET, BUSY, JOB, WAITING, CROWDED, CONTROL, LOCK, DONE = (
 FUNCTION, ARGUMENTS, DIMENSIONS, STEPS, DATA, RANK, COUNT, UNITS = (JOB + i for i in range(8))
 WORKERS, STOP = CONTROL, CONTROL + 1
 # The fields of ``labkit.cpu.runtime.thread_pool.PoolTuning``.
-GRAIN, SPIN_US, ASIDE_US, CROWDED_US, CROWDED_SPIN_US = (CONTROL + 2 + i for i in range(5))
+GRAIN, SPIN_US, ASIDE_US, STOPPED_US, CROWDED_US, CROWDED_SPIN_US = (
+    CONTROL + 2 + i for i in range(6)
+)
 # The words of one worker: whether it sleeps, its pthread_t, and the mutex and the condition
 # variable that wake it.
 FIRST_WORKER = 9 * LINE_PAIR_WORDS
@@ -235,10 +238,11 @@ def _now_us(buffer):  # type: ignore[no-untyped-def]
 def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
     """Return how long a worker may spin before it sleeps (us).
 
-    If more than ``ASIDE_US`` passed from ``before`` to ``now``, two successive clock reads of a
-    spinning worker, mark the pool as crowded for ``CROWDED_US``.
+    ``before`` and ``now`` are two successive clock reads of a spinning worker. If more than
+    ``ASIDE_US`` but at most ``STOPPED_US`` passed between them, mark the pool as crowded for
+    ``CROWDED_US``.
     """
-    if now - before > _load(_address(ASIDE_US)):
+    if _load(_address(ASIDE_US)) < now - before <= _load(_address(STOPPED_US)):
         _store_atomic(_address(CROWDED), now + _load(_address(CROWDED_US)))
     return _load(_address(CROWDED_SPIN_US if now < _load_atomic(_address(CROWDED)) else SPIN_US))
 

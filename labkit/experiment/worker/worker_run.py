@@ -232,6 +232,8 @@ class WorkerProcess:
         self.status.begin_turn(arm)
         run = self.running = self.runs[arm]
         worker_stages.apply_thread_budget(run.threads)
+        if self.granted is not None:
+            worker_stages.forget_own_stop()
         with run.draft.stage("turns"):
             yield
         self.running = None

@@ -166,6 +166,13 @@ def apply_thread_budget(threads: int) -> None:
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
+def forget_own_stop() -> None:
+    """Let the thread pool forget that this process was stopped while other arms had their turns."""
+    from labkit.cpu.runtime import thread_pool
+
+    thread_pool.install().uncrowd()
+
+
 def needs_peak_rates(experiment: Experiment, block: int) -> bool:
     """Return whether a process measures the machine's peak rates, for the roofline.
 
