@@ -38,8 +38,8 @@ print(json.dumps([run(script) for script in json.loads(sys.argv[1])]))
 """
 
 
-def run(code, threads, *arguments):
-    """Run ``code`` after ``START`` in a process of so many threads; return what it printed."""
+def run(code, threads, *arguments, start=START):
+    """Run ``code`` after ``start`` in a process of so many threads; return what it printed."""
     environment = {
         **os.environ,
         "NUMBA_NUM_THREADS": str(threads),
@@ -47,7 +47,7 @@ def run(code, threads, *arguments):
         "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, TEST_DIR))),
     }
     done = subprocess.run(
-        [sys.executable, "-c", START + code, *arguments],
+        [sys.executable, "-c", start + code, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -258,6 +258,69 @@ def test_a_forked_process_has_threads_of_its_own(printed):
     assert printed(FORKED, 2) == [0, True]
 
 
+# A C library whose ``pthread_create`` starts ``limit`` threads and refuses the next.
+REFUSING = """
+import ctypes, errno
+
+class Refusing:
+    def __init__(self, libc, limit):
+        self.libc, self.limit, self.started, self.joined = libc, limit, 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self.libc, name)
+
+    def pthread_create(self, *arguments):
+        if self.started == self.limit:
+            return errno.EAGAIN
+        self.started += 1
+        return self.libc.pthread_create(*arguments)
+
+    def pthread_join(self, *arguments):
+        self.joined += 1
+        return self.libc.pthread_join(*arguments)
+"""
+
+REFUSED_FORK = (
+    REFUSING
+    + """
+warnings.simplefilter("ignore")
+sys.unraisablehook = lambda _: None
+libc, pool._libc = pool._libc, Refusing(pool._libc, 0)
+child = os.fork()
+if child == 0:
+    x, threads = np.zeros(64), pool.threads
+    add_one(x)
+    pool.close()
+    os._exit(0 if (x == 1).all() and not threads else 1)
+pool._libc = libc
+sys.unraisablehook = sys.__unraisablehook__
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), meeting()]))
+"""
+)
+
+
+def test_a_forked_process_that_gets_no_threads_has_none_and_computes_alone(printed):
+    assert printed(REFUSED_FORK, 2) == [0, True]
+
+
+SECOND_TRY = """
+from labkit.cpu.runtime import thread_pool
+thread_pool.choose_layer()
+real, refusing = ctypes.CDLL, Refusing(ctypes.CDLL(None), 1)
+ctypes.CDLL = lambda *_, **__: refusing
+try:
+    thread_pool.install()
+except OSError as error:
+    first = [error.errno == errno.EAGAIN, refusing.started, refusing.joined]
+ctypes.CDLL = real
+"""
+
+
+def test_a_pool_that_got_no_threads_starts_at_the_next_call():
+    code = "print(json.dumps([first, len(pool.threads), meeting()]))"
+    assert run(code, 3, start=REFUSING + SECOND_TRY + START) == [[True, 1, 1], 2, True]
+
+
 INTERRUPTED = """
 x, launches = np.zeros(64), 1
 add_one(x)  # compiled before the timer: the compiler's callbacks swallow an interrupt
@@ -280,7 +343,7 @@ def test_ctrl_c_arrives_between_launches(printed):
 
 # Those that leave a signal's handler behind come last.
 SCRIPTS = {
-    2: [CROWDING, WAKING, FAILING, FORKED, TOGETHER],
+    2: [CROWDING, WAKING, FAILING, FORKED, REFUSED_FORK, TOGETHER],
     4: [RESULTS, FEWER, TOGETHER, ABSENT],
 }
 if hasattr(signal, "setitimer"):

@@ -145,8 +145,10 @@ class Pool:
     """
 
     def __init__(self, threads: int) -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
         self._libc = ctypes.CDLL(None)
-        self._memory = _reserve(self._libc, threads)
+        self._memory = _reserve()
         self._code = _link(self._memory)
         self._workers = range(threads - 1)
         self._tuning = PoolTuning()
@@ -204,10 +206,16 @@ class Pool:
         for lock, signal in zip(locks, signals, strict=True):
             _check(libc.pthread_mutex_init(lock, None))
             _check(libc.pthread_cond_init(signal, None))
-        self._threads = [ctypes.c_void_p() for _ in self._workers]
+        self._threads = []
         run = ctypes.c_void_p(code.worker.address)
-        for k, thread in enumerate(self._threads):
-            _check(libc.pthread_create(ctypes.byref(thread), None, run, ctypes.c_void_p(k + 1)))
+        try:
+            for k in self._workers:
+                thread = ctypes.c_void_p()
+                _check(libc.pthread_create(ctypes.byref(thread), None, run, ctypes.c_void_p(k + 1)))
+                self._threads.append(thread)
+        except OSError:
+            self.close()
+            raise
         self._write(code.WORKERS, len(self._threads))
 
     def _address(self, word: int) -> ctypes.c_void_p:
@@ -225,13 +233,15 @@ class Pool:
         ctypes.c_int64.from_address(self._memory + 8 * word).value = value
 
 
-def _reserve(libc: ctypes.CDLL, threads: int) -> int:
-    """Allocate zeroed memory for the pool and return its address.
+@cache
+def _reserve() -> int:
+    """Allocate zeroed memory for the pool, once, and return its address.
 
-    The memory is never freed, because a thread may outlive the Python interpreter.
+    Compiled code that is linked to the memory keeps its address, so that a pool which could not
+    start leaves it to the next one. The memory is never freed, because a thread may outlive the
+    Python interpreter.
     """
-    if not 1 <= threads <= MAX_THREADS:
-        raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
+    libc = ctypes.CDLL(None)
     libc.calloc.restype = ctypes.c_void_p
     memory: int | None = libc.calloc(POOL_BYTES, 1)
     if memory is None:
