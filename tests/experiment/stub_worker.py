@@ -185,6 +185,7 @@ if __name__ == "__main__":
 
     labkit.workload = stub
     worker_stages.start_probe = start_probe
+    worker_stages.forget_own_stop = lambda: None  # the pool is numba's
     worker_stages.needs_peak_rates = lambda experiment, block: False  # would compile with numba
     worker.write_record = write_record
     sys.exit(worker.main())
