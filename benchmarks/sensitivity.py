@@ -552,7 +552,7 @@ def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
             for end in ("", "~processes")
         ]
         for agreement in isolation_agreements(AnalysisCache().cell(out / kind)) or []:
-            row = "`ragged` on model=small" if agreement.case == "all" else agreement.case
+            row = "`ragged` on model=small" if agreement.row == "total_tok_s" else agreement.row
             lines.append(
                 f"| {row} | {blocks[0]}, {blocks[1]} | {agreement.interleaved_pct:+.1f} % | "
                 f"{agreement.separate_pct:+.1f} % | {abs(agreement.difference_pct or 0):.1f} % | "

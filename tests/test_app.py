@@ -94,7 +94,6 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["+ablation.arms.x={model.name:1_0}", "plan=true"], "quotes: model.name:'1_0'"),
         (["workload.prompts.listed=[{prompt: 12_000 }]"], "write it in quotes: prompt:'12_000'"),
         (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
-        (["seed=1", "design.timeout_s=6,9", "plan=true", "-m"], "the command has this cell twice"),
         (["ablation.question='a?','a!'", "-m"], "two cells would have this folder"),
         (["plan=maybe"], "must be true or false"),
         (["model=/some/folder"], "set model=local model.path=/some/folder"),

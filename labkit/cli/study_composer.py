@@ -110,9 +110,9 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
 def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
     """Return why two cells have the same name."""
-    from labkit.experiment.compose.cell_name import named_overrides
+    from labkit.experiment.compose.cell_name import fixed_overrides
 
-    overrides = {tuple(named_overrides(cell.overrides)) for cell in cells if cell.name == name}
+    overrides = {tuple(fixed_overrides(cell.overrides)) for cell in cells if cell.name == name}
     if len(overrides) == 1:
         return f"{name}: the command has this cell twice; remove a repeated value"
     return (

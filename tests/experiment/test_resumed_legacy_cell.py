@@ -102,12 +102,13 @@ def test_an_option_continues_under_its_former_name_where_it_means_the_same(compo
 
 
 def test_a_cell_continues_on_several_hosts_in_its_folder_and_stays_so(composed, tmp_path):
-    begun, across = (
-        composed("ablation=none", *option, f"out={tmp_path}")
-        for option in ((), ("design.across_hosts=true",))
-    )
-    assert begun.name == across.name and across.overrides[-1] == "design.across_hosts=true"
-    for cell, hosts in ((begun, False), (across, True), (begun, True)):
+    words = ["ablation=none", f"out={tmp_path}"]
+    names = set()
+    for more, hosts in (([], False), (["design.across_hosts=true"], True), ([], True)):
+        cell = composed(*words, *more)
+        assert list(cell.overrides)[1:] == more
+        names.add(cell.name)
         ready = to_cell(cell, tmp_path / cell.name)
         write_manifest(ready, 1)
         assert ready.design.across_hosts is read_cell(ready.dir)["design"]["across_hosts"] is hosts
+    assert len(names) == 1

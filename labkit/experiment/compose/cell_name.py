@@ -26,16 +26,15 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     which stand in the files of the arms. A sweep of arms is named as it was typed:
     ``engine.threads=1,2``. A name of over 120 bytes is cut and ends in a hash.
 
-    Options that may change while a study is continued are not in the name (``CHANGEABLE_KEYS``).
-
-    Earlier versions of labkit wrote these options and all definitions into the name and kept no
-    letters but ASCII's, and some of their experiments did not sweep the model. If the study's
-    folder (``out=DIR``) has this cell under its earlier name, the earlier name is returned.
+    If the study's folder (``out=DIR``) has this cell under another name, that name is returned. The
+    cell may have been begun without an option that may change while a study is continued
+    (``CHANGEABLE_KEYS``). Earlier versions of labkit wrote all definitions into the name and kept
+    no letters but ASCII's, and some of their experiments did not sweep the model.
     """
     overrides = _as_begun(list(task_overrides))
-    recorded, named = (sorted(f(overrides)) for f in (recorded_overrides, named_overrides))
-    names = [*_names(recorded), *_names(named)]
-    for name in dict.fromkeys(names):
+    recorded, fixed = (sorted(f(overrides)) for f in (recorded_overrides, fixed_overrides))
+    names = _names(recorded)
+    for name in dict.fromkeys([*names, *_names(fixed)]):
         if any((folder / name).is_dir() for folder in _study_folders(overrides)):
             return name
     return names[-1]
@@ -90,8 +89,8 @@ def recorded_overrides(task_overrides: Iterable[str]) -> list[str]:
     return [override for override in overrides if _key(override) not in KEYS_NOT_RECORDED]
 
 
-def named_overrides(task_overrides: Iterable[str]) -> list[str]:
-    """Return the overrides that name a cell."""
+def fixed_overrides(task_overrides: Iterable[str]) -> list[str]:
+    """Return the overrides of a cell that cannot change while its study is continued."""
     recorded = recorded_overrides(task_overrides)
     return [override for override in recorded if _key(override) not in CHANGEABLE_KEYS]
 
