@@ -6,8 +6,8 @@ Both send the same requests in turns, ``ROUNDS`` times, from as many clients. Th
 thread for each, and times the lines of a response as it reads them. For the median TTFT, the mean
 TPOT and the tokens per second, the program prints the medians over the rounds, and the median of
 the rounds' ratios, labkit's over the plain one's, with its range. The server must serve
-``model=smollm2`` and end no answer early. ``EXTRA`` of the environment has fields of the request
-(JSON), such as ``{"ignore_eos": true}``.
+``model=smollm2`` and end no answer early. ``EXTRA`` of the environment has further fields of the
+requests (JSON) that the server needs, such as ``{"model": "smollm2", "ignore_eos": true}``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def request(url: str, prompt: str) -> tuple[float, list[float]]:
     start = time.perf_counter()
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    times = []
-    for line in connection.getresponse():
+    response, times = connection.getresponse(), []
+    if response.status != http.client.OK:
+        sys.exit(f"{response.status}: {response.read().decode()}")
+    for line in response:
         choices = json.loads(line[6:])["choices"] if line.startswith(b"data: {") else ()
         if choices and choices[0]["text"]:
             times.append(time.perf_counter())
