@@ -24,13 +24,17 @@ def main() -> int:
     parser.add_argument(
         "--context", type=int, default=2560, help="context of each request (tokens)"
     )
+    parser.add_argument(
+        "--cache-type", choices=("f32", "f16"), default="f32", help="type of keys and values"
+    )
     options = parser.parse_args()
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.port = options.port  # on 127.0.0.1, the default host
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    cache_type = xllamacpp.ggml_type[f"GGML_TYPE_{options.cache_type.upper()}"]
+    params.cache_type_k = params.cache_type_v = cache_type
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel = options.parallel
     params.n_ctx = options.parallel * options.context
