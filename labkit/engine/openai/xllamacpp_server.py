@@ -25,7 +25,7 @@ def main() -> int:
         "--context", type=int, default=2560, help="context of each request (tokens)"
     )
     parser.add_argument(
-        "--cache-type", choices=("f32", "f16"), default="f32", help="type of keys and values"
+        "--cache-type", choices=("f16", "f32"), default="f16", help="type of keys and values"
     )
     options = parser.parse_args()
     import xllamacpp
