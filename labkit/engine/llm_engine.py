@@ -13,7 +13,7 @@ from labkit.engine.engine_protocol import (
     EngineError,
     KVBytes,
     TokenEvent,
-    check_context,
+    check_request,
 )
 from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import Request
@@ -101,39 +101,16 @@ class LLMEngine:
         if self._scheduler.is_live(request_id):
             raise EngineError(f"request {request_id}: this id is already in use")
         try:
-            self._check_request(request)
+            check_request(request, self._vocab_size, self._max_context)
+            _check_params(request, self._vocab_size)
             self._scheduler.add(request)
         except EngineError as error:
-            self.refuse(request_id, str(error))
+            self.refuse(request_id, f"request {request_id}: {error}")
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Make the next ``step`` end a request, which was not submitted, with an error event."""
         self._counters.add("requests.refused")
         self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=reason))
-
-    def _check_request(self, request: Request) -> None:
-        prompt, params = request.prompt_token_ids, request.params
-        if not prompt:
-            raise EngineError(f"request {request.request_id}: the prompt is empty")
-        try:
-            check_context(request, self._max_context)
-        except EngineError as error:
-            raise EngineError(f"request {request.request_id}: {error}") from None
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise EngineError(
-                f"request {request.request_id}: token ids must be 0 to {self._vocab_size - 1}"
-            )
-        if max(params.logit_bias, default=0) >= self._vocab_size:
-            raise EngineError(
-                f"request {request.request_id}: logit_bias names token {max(params.logit_bias)}; "
-                f"ids are 0 to {self._vocab_size - 1}"
-            )
-        _check_scored_ids(request, self._vocab_size)
-        if params.stop:
-            raise EngineError(
-                f"request {request.request_id}: stop texts need a tokenizer; use LLM, or "
-                "stop_token_ids"
-            )
 
     def abort(self, request_id: str) -> None:
         self._scheduler.abort(request_id)
@@ -268,17 +245,20 @@ class LLMEngine:
         self._scheduler.check()
 
 
-def _check_scored_ids(request: Request, vocab_size: int) -> None:
-    """Raise ``EngineError`` unless ``prompt_logprob_ids`` is None or a valid [rows, m] array."""
-    ids, rows = request.params.prompt_logprob_ids, len(request.prompt_token_ids) - 1
-    if ids is None:
-        return
-    if ids.ndim != 2 or len(ids) != rows:
+def _check_params(request: Request, vocab_size: int) -> None:
+    """Raise ``EngineError`` if a parameter names no token of the vocabulary, or needs texts."""
+    params, rows = request.params, len(request.prompt_token_ids) - 1
+    if max(params.logit_bias, default=0) >= vocab_size:
         raise EngineError(
-            f"request {request.request_id}: prompt_logprob_ids has shape {list(ids.shape)}; it "
-            f"needs a row for each prompt token but the first: [{rows}, m]"
+            f"logit_bias names token {max(params.logit_bias)}; ids are 0 to {vocab_size - 1}"
         )
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+    ids = params.prompt_logprob_ids
+    if ids is not None and (ids.ndim != 2 or len(ids) != rows):
         raise EngineError(
-            f"request {request.request_id}: prompt_logprob_ids must be 0 to {vocab_size - 1}"
+            f"prompt_logprob_ids has shape {list(ids.shape)}; it needs a row for each prompt token "
+            f"but the first: [{rows}, m]"
         )
+    if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise EngineError(f"prompt_logprob_ids must be 0 to {vocab_size - 1}")
+    if params.stop:
+        raise EngineError("stop texts need a tokenizer; use LLM, or stop_token_ids")

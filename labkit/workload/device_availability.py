@@ -44,7 +44,7 @@ def check(experiment: Experiment) -> None:
         )
     if device is Device.emulated:
         from labkit.metal.emulator.cpp_compilation import find_compiler
-        from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
+        from labkit.metal.emulator import EmulatorUnavailable
 
         try:
             find_compiler()

@@ -14,7 +14,7 @@ from labkit.engine.attention.sequence_resolvers.work_plan import WorkPlanLookup,
 from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES
+from labkit.metal.emulator.kernel_emulator import PROOF_SCHEDULES
 
 __all__ = [
     "RESOLVERS",

@@ -65,7 +65,7 @@ class RemoteEngine:
         self._keys: dict[str, str] = {}  # by request id
         self._finished: list[StreamedResponse] = []
         self._scored: list[ScoredResponse] = []
-        self._pending_refusals: list[TokenEvent] = []
+        self._refused: list[TokenEvent] = []
         self._counters = Counters()
         self._client_overhead: Mapping[str, Any] | None = None
         self._cpu_s, self._loop_cpu_start_s = 0.0, client.cpu_seconds()
@@ -87,7 +87,7 @@ class RemoteEngine:
             self._counters.add("requests.refused")
             message = f"request {request_id}: {error}"
             event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
-            self._pending_refusals.append(event)
+            self._refused.append(event)
             return
         self._counters.add("requests.submitted")
         self._num_sent += 1
@@ -100,9 +100,7 @@ class RemoteEngine:
         self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        self._pending_refusals = [
-            event for event in self._pending_refusals if event.request_id != request_id
-        ]
+        self._refused = [event for event in self._refused if event.request_id != request_id]
         if request_id in self._live:
             self._counters.add("requests.aborted")
             self._client.cancel(self._keys[request_id])
@@ -113,13 +111,13 @@ class RemoteEngine:
         del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        return bool(self._live or self._pending_refusals)
+        return bool(self._live or self._refused)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self._client.clock = clock
 
     def wait(self, seconds: float) -> None:
-        if not self._pending_refusals:
+        if not self._refused:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
@@ -128,7 +126,7 @@ class RemoteEngine:
         Raises ``EngineError`` if a request failed, and the server, which labkit started, has ended.
         """
         cpu = time.thread_time()
-        events, self._pending_refusals = self._pending_refusals, []
+        events, self._refused = self._refused, []
         for completed in self._client.completed_responses():
             request_id = self._request_ids.get(completed.key)
             if request_id is not None:  # else it was aborted

@@ -98,9 +98,7 @@ class Scheduler:
             if self._policies.split and step.only_phase is not None:
                 break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        decided = step.decisions()
-        if decided is not None:
-            scheduling_policies.count_decisions(self.counts, self._policies, decided)
+        scheduling_policies.count_decisions(self.counts, self._policies, step)
         return step.finish()
 
     def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
@@ -110,10 +108,8 @@ class Scheduler:
         if prefills_first is None:
             return usual
         decodes, prefills = map(len, step.pending)
-        if prefills_first(decodes, prefills, len(self._waiting)):
-            own = Phase.prefill, Phase.decode
-        else:
-            own = Phase.decode, Phase.prefill
+        first = prefills_first(decodes, prefills, len(self._waiting))
+        own = (Phase.prefill, Phase.decode) if first else (Phase.decode, Phase.prefill)
         step.num_by_queue += own != usual
         return own
 
@@ -260,18 +256,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Append a request to the waiting queue.
 
-        Raises ``EngineError`` if a live request has this id already, or the request needs more KV
-        memory than the whole KV cache has.
+        Raises ``EngineError`` if it needs more KV memory than the whole KV cache has.
         """
         state = RequestState(request, self._num_arrivals)
-        if request.request_id in self._live:
-            raise EngineError(f"request {request.request_id}: this id is already in use")
         reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:
             raise EngineError(
-                f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
-                f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
-                "(engine.budget)"
+                f"{state.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={request.params.max_tokens} {reason}; raise the budget (engine.budget)"
             )
         queue = self._policies.queue  # called once, because it may be a user's class
         state.queue_key, state.preemption_key = queue.key(state), queue.preemption_key(state)
@@ -345,10 +337,7 @@ class Scheduler:
         return request_id in self._running
 
     def check(self) -> None:
-        """Check invariants for tests: the lists of requests and the KV cache must agree.
-
-        Raises ``AssertionError`` if the lists and the KV cache disagree.
-        """
+        """Raise ``AssertionError`` unless the lists of requests and the KV cache agree."""
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):

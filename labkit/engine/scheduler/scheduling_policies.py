@@ -28,7 +28,7 @@ from labkit.config import (
 from labkit.engine import user_classes
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.request import QueueKey, Request, RequestState
-from labkit.engine.scheduler.scheduler_output import Phase, ScheduleDecisions
+from labkit.engine.scheduler.scheduler_output import Phase, StepBuilder
 
 Phases = tuple[Phase, Phase]
 
@@ -280,24 +280,24 @@ def select(options: Scheduler) -> Policies:
     )
 
 
-def count_decisions(counts: Counters, policies: Policies, decided: ScheduleDecisions) -> None:
+def count_decisions(counts: Counters, policies: Policies, step: StepBuilder) -> None:
     """Add to ``<option>.<value>`` how often the choice of each option made a difference."""
-    options, share = policies.options, decided.prefill_share
-    if decided.phases_compete:
+    options, share = policies.options, step.prefill_share
+    if step.phases_compete:
         if policies.queue.prefills_first is None:
             counts.add(f"order.{options.order.value}")
         counts.add(f"composition.{options.composition.value}")
-    if decided.num_admitted:
-        counts.add(f"admission.{options.admission.value}", decided.num_admitted)
-        counts.add(f"reservation.{options.reservation.value}", decided.num_admitted)
-        counts.record_peak("requests.most_running", decided.most_running)
-    if decided.num_by_queue:
-        counts.add(f"queue.{policies.queue.name}", decided.num_by_queue)
-    if decided.num_capped:
-        counts.add(f"chunk.{options.chunk_policy.value}", decided.num_capped)
+    if step.num_admitted:
+        counts.add(f"admission.{options.admission.value}", step.num_admitted)
+        counts.add(f"reservation.{options.reservation.value}", step.num_admitted)
+        counts.record_peak("requests.most_running", step.most_running)
+    if step.num_by_queue:
+        counts.add(f"queue.{policies.queue.name}", step.num_by_queue)
+    if step.num_capped:
+        counts.add(f"chunk.{options.chunk_policy.value}", step.num_capped)
     if share.spent == share.budget < share.left:
         counts.add("steps.prefill_capped")
     if share.spent > share.left:
         counts.add("steps.prefill_floored")
-    if decided.is_full:
+    if step.is_full:
         counts.add("steps.full")
