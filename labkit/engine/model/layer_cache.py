@@ -18,11 +18,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model.cache_spec import CacheSpec, StateSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.recurrent_states.state_memory import StateStep
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Keys and values of every token. A query sees the last ``window`` of them (None: all)."""
+
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A recurrent or convolution state: ``num_arrays`` arrays for each request."""
+
+    num_arrays: int
+
+
+# What a layer of a model caches, read from the cache that mlx_lm makes for it. A layer with several
+# caches (mlx_lm's ``CacheList``) has a tuple of specs.
+CacheSpec = AttentionSpec | StateSpec | tuple["CacheSpec", ...]
 
 
 @dataclass(frozen=True, slots=True)

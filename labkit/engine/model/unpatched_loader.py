@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
-from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
+from labkit.engine.model.model_copies import mlx_lm_directory
 from labkit.engine.model.model_loader import (
     ONE_AT_A_TIME,
     config_errors,
