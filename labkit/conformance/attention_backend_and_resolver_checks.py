@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.conformance.contract import Check, Compose, demand
-from labkit.engine.attention import sequence_resolvers
-from labkit.engine.attention.backend_factory import create
+from labkit.engine.attention import create, sequence_resolvers
 from labkit.engine.attention.sequence_resolvers.sequence_resolver import Resolver
 from labkit.kernel_constants import BQ
 

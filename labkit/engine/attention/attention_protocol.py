@@ -6,9 +6,13 @@ then ``report``.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from labkit.engine.attention.launch_report import Reports, merge_reports
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
 Arrays = Literal["numpy", "mlx"]
 
@@ -93,3 +97,39 @@ class NoAttention:
 
     def pending(self, metadata: Any) -> list[Any]:
         return []
+
+
+class CacheGroupAttention:
+    """An ``Attention`` over a backend for each KV cache group. Its metadata are those of each.
+
+    ``places`` has, for each layer, its group and its index among the group's layers.
+    """
+
+    def __init__(
+        self, backends: Sequence[PagedBackend], places: Sequence[tuple[int, int]]
+    ) -> None:
+        self.backends = backends
+        self.arrays: Arrays | Literal["any"] = backends[0].arrays
+        self.is_lazy = backends[0].is_lazy
+        self._places = places
+
+    def bind(self, layer: int, **constants: Any) -> None:
+        group, own = self._places[layer]
+        self.backends[group].bind(own, **constants)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
+        group, own = self._places[layer]
+        return self.backends[group].forward(own, q, k, v, metadata[group], out)
+
+    def report(self, metadata: Any) -> Reports:
+        pairs = self._with_metadata(metadata)
+        return tuple(report for backend, own in pairs for report in backend.report(own))
+
+    def pending(self, metadata: Any) -> list[Any]:
+        pairs = self._with_metadata(metadata)
+        return [array for backend, own in pairs for array in backend.pending(own)]
+
+    def _with_metadata(self, metadata: Any) -> list[tuple[PagedBackend, Any]]:
+        """Return the backends that have layers, each with its own metadata."""
+        pairs = zip(self.backends, metadata, strict=True)
+        return [(backend, own) for backend, own in pairs if own is not None]

@@ -13,19 +13,16 @@ from labkit.cpu.precision import kv_quantization_reference
 from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.engine_protocol import EngineError
 
 _TOKENS, _HEADS, _HEAD_DIM, _BLOCK_SIZE = 6, 2, 2 * KV_GROUP, 8
 
 
-class KVMismatchError(ArithmeticError):
-    """The kernels' numbers differ from the reference."""
+@cache
+def verify(dtype: str) -> None:
+    """Raise ``EngineError`` unless the kernels quantise and read ``dtype`` with the right bits.
 
-
-def _find_mismatch(dtype: str) -> str | None:
-    """Return what differs from the reference, as text, or None if nothing does.
-
-    Each sequence has a single token, so its attention output is its own value. The kernels must
-    read the bits that ``kv_quantization_reference`` computes.
+    Each sequence has a single token, so its attention output is its own value.
     """
     from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
@@ -42,23 +39,15 @@ def _find_mismatch(dtype: str) -> str | None:
     for rows in (k, v):  # groups of one sign, of a single number, and of zeros
         rows[0], rows[1], rows[2, :, ::2], rows[3, 0] = np.abs(rows[0]), -np.abs(rows[1]), 3.0, 0.0
     out = backend.forward(0, q, k, v, metadata)
-    for name, rows, pool in (("keys", k, backend.keys[0]), ("values", v, backend.values[0])):
-        if not np.array_equal(pool[:, 0], kv_quantization_reference.quantize(rows, dtype)):
-            return f"the stored {name} differ"
-    expected = kv_quantization_reference.dequantize(
-        kv_quantization_reference.quantize(v, dtype), dtype
-    )
-    return None if np.array_equal(out, expected) else "the values that attention reads differ"
-
-
-@cache
-def verify(dtype: str) -> None:
-    """Check that the kernels compute the reference's bits for keys and values of ``dtype``.
-
-    Raises ``KVMismatchError`` if the bits differ.
-    """
-    mismatch = _find_mismatch(dtype)
-    if mismatch is not None:
-        raise KVMismatchError(
-            f"engine.kv.dtype={dtype}: {mismatch} from their reference; set engine.kv.dtype=float32"
-        )
+    keys, values = (kv_quantization_reference.quantize(rows, dtype) for rows in (k, v))
+    read = kv_quantization_reference.dequantize(values, dtype)
+    for what, actual, expected in (
+        ("the stored keys", backend.keys[0][:, 0], keys),
+        ("the stored values", backend.values[0][:, 0], values),
+        ("the values that attention reads", out, read),
+    ):
+        if not np.array_equal(actual, expected):
+            raise EngineError(
+                f"engine.kv.dtype={dtype}: {what} differ from their reference; set "
+                "engine.kv.dtype=float32"
+            )

@@ -56,7 +56,9 @@ def create(
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
-        _check_quantisation(dtype)
+        from labkit.engine.attention import quantized_kv_self_test
+
+        quantized_kv_self_test.verify(dtype)
     pool = block_pool(num_blocks, kv)
     manager = PagedKVCacheManager(
         pool,
@@ -73,19 +75,6 @@ def create(
 def block_pool(num_blocks: int, kv: config.KV) -> BlockPool:
     """Create a pool whose free list has the order of ``engine.kv.free_list``."""
     return BlockPool(num_blocks, kv.block_size, fifo=kv.free_list is FreeList.fifo)
-
-
-def _check_quantisation(dtype: str) -> None:
-    """Raise ``EngineError`` unless the kernels for keys and values of ``dtype`` are right.
-
-    They must quantise and read keys and values with the same bits as their reference.
-    """
-    from labkit.engine.attention import quantized_kv_self_test
-
-    try:
-        quantized_kv_self_test.verify(dtype)
-    except quantized_kv_self_test.KVMismatchError as error:
-        raise EngineError(str(error)) from error
 
 
 class PagedKVCacheManager(KVCacheManager):

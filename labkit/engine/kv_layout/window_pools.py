@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
+from labkit.engine.attention.attention_protocol import CacheGroupAttention
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import (
     BlockTable,
