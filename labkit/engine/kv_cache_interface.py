@@ -87,6 +87,10 @@ class KVCacheManager:
     the pool of blocks, that of the layers without a window; None in a layout without blocks.
     """
 
+    has_states = False  # whether requests have a slot for recurrent states
+    grows_by_chunk = False  # whether ``grow`` must be called for every chunk
+    aligns_chunks = False  # whether ``align_chunk`` must be called for every chunk of a prompt
+
     def __init__(self, token_bytes: int, pool: BlockPool | None = None) -> None:
         self.token_bytes = token_bytes
         self.pool = pool
@@ -155,27 +159,12 @@ class KVCacheManager:
         """The block tables of all running requests by request id."""
         return self._tables
 
-    @property
-    def has_states(self) -> bool:
-        """Whether requests have a slot for recurrent states."""
-        return False
-
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
         """Return what a step does with states, or None if the model has no states.
 
         Call this once for each step, because every call plans snapshots.
         """
         return None
-
-    @property
-    def grows_by_chunk(self) -> bool:
-        """Whether ``grow`` must be called for every chunk, even within reserved memory."""
-        return False
-
-    @property
-    def aligns_chunks(self) -> bool:
-        """Whether ``align_chunk`` must be called for every chunk of a prompt."""
-        return False
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
         """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
-from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
-from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
+from labkit.engine.kv_layout.unpaged_layout_base import (
+    DenseKV,
+    DenseKVCacheManager,
+    QuantizedArrays,
+    TokenMove,
+)
 from labkit.engine.memory_budget.required_kv_slots import round_up_to_step
+from labkit.engine.model.isolated_model_modules import import_plain
 
 if TYPE_CHECKING:
     from labkit.config import KV
@@ -184,7 +188,16 @@ def _attend_row(
     arrays = row.layer(layer.index)
     if all(isinstance(array, QuantizedArrays) for array in arrays):
         k, v = (cast(QuantizedArrays, array).columns(first, end) for array in arrays)
-        return quantized_arrays.attend(queries, k, v, layer.scale, mask), k.nbytes + v.nbytes
+        output: mx.array = import_plain("base").quantized_scaled_dot_product_attention(
+            queries.astype(mx.float32),
+            k.parts,
+            v.parts,
+            scale=layer.scale,
+            mask=mask,
+            group_size=KV_GROUP,
+            bits=k.bits,
+        )
+        return output, k.nbytes + v.nbytes
     visible = (slice(None), slice(None), slice(first, end))
     keys, values, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
     return unpaged_sdpa.attend(queries, keys, values, layer, mask), kv_bytes

@@ -263,6 +263,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:
+        reserved = self._num_reservations
         return {
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
@@ -273,18 +274,13 @@ class PagedKVCacheManager(KVCacheManager):
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             **super().counters(),
             f"free_list.{'fifo' if self.pool.fifo else 'lifo'}": self.pool.allocated,
-            f"prefix_cache.{self._prefix_cache.name}": self._num_reservations,
-            **(self._prefix_counters() if self.caches_prefixes else {}),
+            f"prefix_cache.{self._prefix_cache.name}": reserved,
+            **({f"prefix_insert.{self._insert.value}": reserved} if self.caches_prefixes else {}),
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefix_cache.num_evicted,
             f"prefix_eviction.{self._prefix_cache.policy.name}": self._prefix_cache.num_evicted,
             "prefix.cached_blocks": self.pool.num_cached,
-        }
-
-    def _prefix_counters(self) -> dict[str, float]:
-        return {
-            f"prefix_insert.{self._insert.value}": self._num_reservations,
         }
 
     def reset_counters(self) -> None:
