@@ -180,7 +180,6 @@ class _Progress:
             self._live.stop()
 
     def add(self, kernels: int) -> None:
-        """Count kernels, and show the line if it is time."""
         self._done += kernels
         if time.monotonic() - self._start < SHOW_AFTER_S:
             return

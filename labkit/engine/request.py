@@ -136,7 +136,6 @@ class SamplingParams:
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check types and ranges, copy mutable values and set the derived fields."""
         self._check_types()
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature}: must be 0 or more")
@@ -241,7 +240,6 @@ class Request:
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        """Make the prompt a tuple of integers."""
         ids = as_integers("prompt_token_ids", self.prompt_token_ids)
         object.__setattr__(self, "prompt_token_ids", ids)
 

@@ -181,7 +181,6 @@ class StepLoop:
         return step
 
     def _count(self, step: PendingStep) -> None:
-        """Count a launched step: its options, its phases and its tokens."""
         batch = step.batch
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
@@ -246,7 +245,6 @@ class StepLoop:
         self._launcher.wait_idle()
 
     def close(self) -> None:
-        """Drop the step in flight, the model and the draft model."""
         self._in_flight = None
         self._launcher.close()
         self._speculation = Speculator()

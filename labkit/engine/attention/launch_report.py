@@ -306,7 +306,6 @@ def _stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[n
 
 
 def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[np.uint32]:
-    """Return ``launch_stamp`` of every nonce."""
     fixed = np.uint64(launch_stamp(0, kernel, resolver))
     stamps = nonces * np.uint64(STAMP_FACTORS[0]) + fixed
     return (stamps & np.uint64(STAMP_MASK)).astype(np.uint32)

@@ -162,7 +162,6 @@ class ContiguousStep:
         return [array for segment in self._segments for array in segment.row.arrays()]
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Call MLX's attention once per request."""
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)

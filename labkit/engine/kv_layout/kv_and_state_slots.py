@@ -148,7 +148,6 @@ class HybridKVCacheManager(KVCacheManager):
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Ensure that there is memory for ``num_tokens`` tokens. A slot never grows."""
         has_grown = self._attention.grow(request_id, num_tokens)
         self._update_peak()
         return has_grown
@@ -194,7 +193,6 @@ class HybridKVCacheManager(KVCacheManager):
             self._snapshots.check(running, self._paged.cached_blocks())
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of both managers. Peaks are peaks of the sum over both."""
         attention, peak = self._attention.counters(), self._peak_bytes
         used = attention["kv_used_bytes"] + self._slots.peak_used * self._slots.slot_bytes
         return {

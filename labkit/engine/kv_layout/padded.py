@@ -144,7 +144,6 @@ class PaddedKVCacheManager(DenseKVCacheManager):
             self._reallocate(num_columns, [(row.place, row.pad) for row in self.rows])
 
     def _reallocate(self, num_columns: int, old: list[tuple[int | None, int]]) -> None:
-        """Reallocate the array. ``old`` has each row's former ``place`` and ``pad``."""
         moves = [
             TokenMove(place, pad, index, row.pad, row.length)
             for index, ((place, pad), row) in enumerate(zip(old, self.rows, strict=True))
@@ -183,7 +182,6 @@ class PaddedMemory:
         self._manager = manager
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Rearrange the rows if needed, and pad the step's chunks to the longest chunk."""
         manager = self._manager
         manager.rearrange()
         row_of = {row.row_id: row for row in manager.rows}

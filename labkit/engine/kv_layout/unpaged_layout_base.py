@@ -48,7 +48,6 @@ class QuantizedArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         return sum(part.nbytes for part in self.parts)
 
     def columns(self, first: int, end: int) -> QuantizedArrays:
@@ -116,7 +115,6 @@ class DenseKV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
         return self.rows * self.capacity * self.token_bytes
 
     def layer(self, index: int) -> tuple[KVArray, ...]:
@@ -139,7 +137,6 @@ class DenseKV:
         return arrays[0], values, sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays of all layers."""
         return [part for layer in self._layers for array in layer for part in _parts(array)]
 
     def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
@@ -159,7 +156,6 @@ class DenseKV:
         self._stats.moves += bool(moves)
 
     def free(self) -> None:
-        """Free the arrays."""
         self._stats.allocate(-self.nbytes)
         self._layers, self.rows, self.capacity = [], 0, 0
 

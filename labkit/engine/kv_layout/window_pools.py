@@ -131,16 +131,13 @@ class WindowBlocks:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over the group's layers."""
         return self.block_bytes // self.pool.block_size
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the blocks in use."""
         return self.pool.num_used * self.block_bytes
 
     def open(self, request_id: str) -> None:
-        """Begin an empty table."""
         self._tables[request_id] = NO_BLOCKS
         self._num_freed[request_id] = 0
 
@@ -183,7 +180,6 @@ class WindowBlocks:
         return num_tokens - self._num_freed[request_id] * self.pool.block_size
 
     def release(self, request_id: str) -> None:
-        """Free a request's blocks and forget its table."""
         self.pool.free(self._held(request_id))
         del self._tables[request_id], self._num_freed[request_id]
 
@@ -201,7 +197,6 @@ class WindowBlocks:
         self.pool.check([self._held(request_id) for request_id in self._tables])
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peak to its present value."""
         self.pool.reset_counters()
         self.num_slid = 0
 
@@ -313,7 +308,6 @@ class WindowedKVCacheManager(KVCacheManager):
             group.check(running)
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the layers without a window, with the bytes of all groups."""
         full = self._full.counters()
         used = full["kv_used_bytes"] + sum(
             held.peak * group.token_bytes

@@ -69,7 +69,6 @@ class PolicyInputs:
 
     @property
     def policy(self) -> str:
-        """The policy's name, as configured."""
         return self.budget.policy.value
 
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
@@ -95,7 +94,6 @@ class PolicyInputs:
         return tuple(parts)
 
     def fixed_bytes(self, *, with_activations: bool = True) -> int:
-        """Return the sum of ``fixed_parts`` in bytes."""
         return sum(part.bytes for part in self.fixed_parts(with_activations=with_activations))
 
     def blocks_under(self, ceiling: int, *, with_activations: bool = True) -> int:
@@ -131,7 +129,6 @@ class BudgetDecision:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the pool."""
         return self.blocks * self.block_bytes
 
     def __str__(self) -> str:
@@ -160,7 +157,6 @@ class BudgetRefusal:
     otherwise: str = ""  # the advice if no setting fits
 
     def __post_init__(self) -> None:
-        """Check that the refusal gives either a setting or other advice, not both."""
         if bool(self.settings) == bool(self.otherwise):
             raise ValueError("a refusal must have either settings or other advice, not both")
 

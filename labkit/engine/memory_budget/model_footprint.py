@@ -282,11 +282,9 @@ class _WeightLoading:
     layers: int | None = None  # None: all
 
     def loads(self, name: str) -> bool:
-        """Return whether the tensor ``name`` is loaded."""
         return self.layers is None or safetensors_header.layer_index(name) < self.layers
 
     def bytes(self, tensor: _TensorHeader) -> int:
-        """Return the bytes of a tensor after loading."""
         if self._is_widened(tensor):
             return FLOAT32_BYTES * tensor.weights
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))

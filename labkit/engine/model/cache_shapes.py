@@ -155,7 +155,6 @@ class ShapeRecorder:
         self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return None, because one token needs no mask."""
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:

@@ -54,7 +54,6 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
         return BlockArrays(self.mode, scales.pop("weight"), scales)
 
     def __call__(self, x: Any) -> Any:
-        """Raise ``TypeError``, because MLX cannot multiply by the matrix."""
         raise TypeError(f"MLX cannot multiply by a {self.mode} matrix: call mlx_layer() first")
 
 

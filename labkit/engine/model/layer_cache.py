@@ -69,7 +69,6 @@ class LayerCache:
         self._handle: KVHandle | None = None
 
     def current_context(self) -> ForwardContext:
-        """Return the context of the forward that is running."""
         if self.context is None:
             raise EngineError("the model read its cache outside a step")
         return self.context
@@ -145,7 +144,6 @@ class KVHandle:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the keys and values."""
         return self.value_handle.dtype
 
     @property
@@ -242,7 +240,6 @@ class StateCache:
         self.context: ForwardContext | None = None
 
     def current_states(self) -> StateStep:
-        """Return the states of the step that is running."""
         if self.context is None or self.context.states is None:
             raise EngineError("the model read a state outside a step")
         return self.context.states
@@ -280,7 +277,6 @@ class ModelCaches:
 
     @contextmanager
     def use(self, context: ForwardContext) -> Iterator[None]:
-        """Give all caches the context of a forward while it runs."""
         for cache in self.leaves:
             cache.context = context
         try:

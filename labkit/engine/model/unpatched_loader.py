@@ -111,7 +111,6 @@ def key_dtype(caches: Sequence[Any]) -> str:
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield every single cache. A layer with several has a ``CacheList``."""
     for cache in caches:
         if hasattr(cache, "caches"):
             yield from _leaves(cache.caches)

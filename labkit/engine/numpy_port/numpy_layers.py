@@ -48,11 +48,9 @@ class Linear:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         return _weights(self._packed)
 
     def __call__(self, x: Array) -> Array:
-        """Return the projection of x, float32 [..., N]."""
         return self._packed.multiply(x)[0]
 
 
@@ -78,7 +76,6 @@ class SummedLinear:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         return _weights(self._packed)
 
     def __call__(self, x: Array) -> Array:
@@ -112,11 +109,9 @@ class ProjectionGroup:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         return _weights(self._packed)
 
     def project(self, member: int, x: Array) -> Array:
-        """Return the projection of x [..., K] by the member with index ``member``."""
         if x is not self._input or self._ready[member] is None:
             self._input = x
             self._ready = [*self._packed.multiply(x)]
@@ -140,7 +135,6 @@ class GroupedLinear:
         self._member = member
 
     def __call__(self, x: Array) -> Array:
-        """Return the projection of x, float32 [..., N]."""
         return self._group.project(self._member, x)
 
 
@@ -154,7 +148,6 @@ class MultiLinear:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         first = _weights(self._packed[0])
         size = sum(packed.bytes for packed in self._packed)
         return LayerWeights(first.format, size, first.activations)
@@ -192,7 +185,6 @@ class Embedding:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         if self._table is not None:
             return LayerWeights("float32", self._table.nbytes, None)
         assert self._packed is not None
@@ -235,7 +227,6 @@ class StoredEmbedding:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
         if not self._is_output:
             return _weights(self._packed)._replace(activations=None)
         return _weights(self._packed)
@@ -260,7 +251,6 @@ class RMSNorm:
         self._eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """Return x normalised, float32."""
         return norms.rms_norm(x, self._weight, self._eps)
 
 
@@ -275,7 +265,6 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """Return x normalised, float32."""
         return norms.layer_norm(x, self._weight, self._bias, self._eps)
 
 

@@ -75,7 +75,6 @@ class HttpExchange(asyncio.Protocol):
         self._has_head = self._has_length = self._complete = self._ended = False
 
     def connection_made(self, transport: Any) -> None:
-        """Send the request."""
         if self._ended:  # aborted while it was connecting
             transport.abort()
             return
@@ -158,11 +157,9 @@ class HttpExchange(asyncio.Protocol):
         self._has_head = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
-        """Collect a chunk of the body."""
         self._read_now.append(body)
 
     def on_message_complete(self) -> None:
-        """Record that the body has ended."""
         self._complete = self._has_head
 
 

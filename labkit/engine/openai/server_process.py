@@ -189,7 +189,6 @@ class ServerProcess:
         return {"rss_bytes": float(rss_bytes)} if rss_bytes else {}
 
     def stop(self) -> None:
-        """Stop the server and its descendants, if labkit started it."""
         if self._supervised is not None:
             self._supervised.stop()
 

@@ -84,17 +84,14 @@ class StateSlotManager:
 
     @property
     def num_free(self) -> int:
-        """Number of slots that ``allocate`` can return now."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Number of slots in use by requests."""
         return len(self._slots)
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the slots of requests."""
         return self.num_used * self.slot_bytes
 
     def allocate(self, state: RequestState) -> StateSlot:
@@ -143,7 +140,6 @@ class StateSlotManager:
         return forks
 
     def slot(self, request_id: str) -> StateSlot:
-        """Return a request's slot."""
         return self._slots[request_id]
 
     def release(self, request_id: str) -> None:
@@ -153,7 +149,6 @@ class StateSlotManager:
             self.free(slot)
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of slots since the last reset."""
         return {
             "state_slots.allocated": self.allocated,
             "state_slots.freed": self.freed,
@@ -163,7 +158,6 @@ class StateSlotManager:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0, and the peak to the number of slots in use now."""
         self.allocated = self.freed = 0
         self.peak_used = self.num_used
 

@@ -150,12 +150,10 @@ class StateSnapshots:
         self._last_decoded.pop(request_id, None)
 
     def used_slots(self) -> list[StateSlot]:
-        """Return the slots of all snapshots."""
         pending = [slot for items in self._pending.values() for _, slot in items]
         return [*self._by_block.values(), *pending]
 
     def counters(self) -> dict[str, float]:
-        """Return the counters since the last reset."""
         return {
             "state_snapshots.taken": self.taken,
             "state_snapshots.restored": self.restored,
@@ -163,7 +161,6 @@ class StateSnapshots:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0."""
         self.taken = self.restored = self.evicted = 0
 
     def check(self, running: set[str], cached_blocks: Iterable[int]) -> None:

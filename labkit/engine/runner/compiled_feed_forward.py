@@ -43,7 +43,6 @@ class CompiledBlocks:
 
     @property
     def enabled(self) -> bool:
-        """Whether the blocks run compiled now."""
         return self._state.enabled
 
     @enabled.setter

@@ -88,7 +88,6 @@ class PerRequestRunner(ModelRunner):
         return False
 
     def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
-        """Compute a step, request by request, and return a function that returns its logits."""
         rows: list[np.ndarray] = []
         step_counters: defaultdict[str, float] = defaultdict(float)
         for part in split(batch):
@@ -126,7 +125,6 @@ class StepLauncher:
         """Return once no thread runs a step, whether or not the steps have failed."""
 
     def close(self) -> None:
-        """Drop the model, once the step in flight has ended."""
         self.run_model = _raise_closed
 
 
@@ -159,17 +157,14 @@ class ThreadStepLauncher(AsyncStepLauncher):
         self._last: Future[Logits] | None = None
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Submit a step to the worker thread."""
         self._last = self._worker.submit(self.run_model, batch)
         return partial(self._timed_wait, self._last.result)
 
     def wait_idle(self) -> None:
-        """Return once the worker thread runs no step."""
         if self._last is not None:
             futures.wait([self._last])
 
     def close(self) -> None:
-        """End the worker thread after the step in flight."""
         self._worker.shutdown()
         super().close()
 
@@ -180,7 +175,6 @@ class LazyStepLauncher(AsyncStepLauncher):
     run_model: ModelRunner
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Build a step's graph and start its computation."""
         return partial(self._timed_wait, self.run_model.launch(batch))
 
 

@@ -176,7 +176,6 @@ class PackedForward:
         return logits[batch.logit_rows]
 
     def _run_model(self, batch: Batch, context: ForwardContext) -> Any:
-        """Run the model and return the logits [rows, vocabulary]. MLX's logits are lazy."""
         if self._selector is not None:
             self._selector.rows = self._array(batch.logit_rows)
         try:

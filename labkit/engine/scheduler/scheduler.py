@@ -114,7 +114,6 @@ class Scheduler:
         return own
 
     def _schedule_decodes(self, step: StepBuilder) -> None:
-        """Schedule the running requests whose prompts are computed."""
         for state in step.pending[Phase.decode]:
             self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
@@ -293,7 +292,6 @@ class Scheduler:
             self.counts.add("preemptions")
 
     def close(self) -> None:
-        """Abort every live request."""
         for request_id in list(self._live):
             self.abort(request_id)
 
@@ -307,7 +305,6 @@ class Scheduler:
         self.counts.add(counter)
 
     def _release(self, state: RequestState) -> None:
-        """Remove a request from the waiting or running list, and release its KV memory."""
         if state.status is RequestStatus.running:
             del self._running[state.request_id]
         else:
@@ -321,19 +318,15 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait to be admitted."""
         return len(self._waiting)
 
     def has_work(self) -> bool:
-        """Return whether any request is waiting or running."""
         return bool(self._live)
 
     def is_live(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is waiting or running."""
         return request_id in self._live
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is admitted and has not ended."""
         return request_id in self._running
 
     def check(self) -> None:

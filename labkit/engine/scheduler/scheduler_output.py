@@ -87,7 +87,6 @@ class SchedulerOutput(NamedTuple):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens computed in the step, drafts included."""
         return sum(chunk.num_tokens for chunk in self.chunks) + sum(map(len, self.drafts.values()))
 
     @property
@@ -175,7 +174,6 @@ class StepBuilder:
 
     @property
     def num_scored_rows(self) -> int:
-        """Prompt rows scored by the chunks scheduled so far."""
         return sum(len(chunk.scored_rows) for chunks in self.chunks for chunk in chunks)
 
     def remove(self, state: RequestState) -> None:

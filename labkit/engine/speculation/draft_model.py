@@ -82,7 +82,6 @@ class DraftModelProposer:
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Compute the keys and values that the draft model lacks, then draft token by token."""
         running = RequestStatus.running
         self._draft_states = {
             request_id: draft_state

@@ -109,7 +109,6 @@ class GatherBackend(MlxBackend):
 
 
 def _requests(metadata: AttentionMetadata, window: int | None) -> tuple[_Request, ...]:
-    """Return the requests of a step that have queries."""
     requests, starts = [], metadata.cu_seqlens_q.tolist()
     for s, context in enumerate(metadata.seq_lens.tolist()):
         start, stop = starts[s : s + 2]

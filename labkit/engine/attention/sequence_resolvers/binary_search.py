@@ -33,7 +33,6 @@ class BinarySearchResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Find the largest ``i`` with ``cu[i] <= unit``."""
         prefix = lookup.cu_seqlens_q
         low, high, steps = 0, len(prefix) - 1, 0
         while low < high:
@@ -47,7 +46,6 @@ class BinarySearchResolver(Resolver):
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Find the largest ``i`` with ``cu[i] // BQ + i <= unit``."""
         prefix = lookup.cu_seqlens_q
         low, high, steps = 0, len(prefix) - 1, 0
         while low < high:
