@@ -57,9 +57,7 @@ def plan(
         activations = model.activation_bytes(tokens, engine.max_decode_rows)
     if machine is None:
         machine = memory_capacity.find_profile(engine.budget.machine)
-    model = model_footprint.with_cache_bytes(
-        model, kv_bytes_per_token(engine, model), model.state_bytes
-    )
+    model = replace(model, kv_bytes_per_token=kv_bytes_per_token(engine, model))
     inputs = PolicyInputs(
         engine.budget,
         engine.kv.block_size,

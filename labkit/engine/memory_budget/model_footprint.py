@@ -257,13 +257,6 @@ def with_draft(model: ModelFootprint, draft: ModelFootprint) -> ModelFootprint:
     )
 
 
-def with_cache_bytes(
-    model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
-) -> ModelFootprint:
-    """Return ``model`` with these bytes of KV cache per token and of state per request."""
-    return replace(model, kv_bytes_per_token=kv_bytes_per_token, state_bytes=state_bytes)
-
-
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     """Return the number of activation elements per token in memory at a layer's widest point.
 

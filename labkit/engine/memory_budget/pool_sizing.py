@@ -82,16 +82,15 @@ def size_pool(
     # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
-    model = model_footprint.from_directory(*weights)
-    can_estimate = model is not None
-    model = model_footprint.with_cache_bytes(
-        model or model_footprint.from_weights(*weights),
-        per_token,
-        options.parallel.size * sum(state.nbytes for state in states),
+    known = model_footprint.from_directory(*weights)
+    model = replace(
+        known or model_footprint.from_weights(*weights),
+        kv_bytes_per_token=per_token,
+        state_bytes=options.parallel.size * sum(state.nbytes for state in states),
+        draft_bytes=draft_bytes,
     )
-    model = replace(model, draft_bytes=draft_bytes)
     flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
-    profile = not can_estimate or (
+    profile = known is None or (
         options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
     )
     result = plan(options, model, machine, activations=measure() if profile else None)

@@ -18,12 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from labkit.engine.engine_protocol import EngineError, KVBytes
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.rank_messages import (
     BarrierArrival,
     BarrierRelease,
-    EngineSnapshot,
     RankCall,
     RankFailure,
     RankReply,
@@ -118,9 +117,7 @@ class RankWorker:
 
     def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
-        kv: KVBytes = engine.kv_bytes()
-        snapshot = EngineSnapshot(running, kv, engine.computed_tokens())
-        self._pipe.send(RankReply(value, snapshot))
+        self._pipe.send(RankReply(value, running, engine.kv_bytes(), engine.computed_tokens()))
 
 
 def _use_threads(threads: int) -> None:
