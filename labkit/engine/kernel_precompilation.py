@@ -251,20 +251,16 @@ def _int8_format(element: str, bits: int, group_size: int) -> Step:
     return step
 
 
-def _decode_body(needs: Needs) -> None:
-    from labkit.cpu.attention import decode_attention_kernel
-    from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
+def _attention_body(module: str) -> Step:
+    """Return a step that compiles the arithmetic of an attention kernel."""
 
-    skip = from_plain(config.Attention, needs["attention"]).window_skip
-    decode_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
+    def step(needs: Needs) -> None:
+        from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
+        skip = from_plain(config.Attention, needs["attention"]).window_skip
+        importlib.import_module(module).body(POOL_DTYPES[needs["dtype"]], skip)
 
-def _tiled_body(needs: Needs) -> None:
-    from labkit.cpu.attention import tiled_attention_kernel
-    from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
-
-    skip = from_plain(config.Attention, needs["attention"]).window_skip
-    tiled_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
+    return step
 
 
 def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:
@@ -322,7 +318,11 @@ def steps_for(needs: Needs) -> list[tuple[int, Step]]:
     """
     low = [form for form in needs["formats"] if form[1] or form[0] != "float32"]
     by_int8 = [form for form in low if needs["activations"] == "int8" and form[1] in (4, 8)]
-    steps: list[tuple[int, Step]] = [(5, _pool), (1, _decode_body), (1, _tiled_body)]
+    steps: list[tuple[int, Step]] = [
+        (5, _pool),
+        (1, _attention_body("labkit.cpu.attention.decode_attention_kernel")),
+        (1, _attention_body("labkit.cpu.attention.tiled_attention_kernel")),
+    ]
     if needs["replay"]:
         steps.append((1, _unit("ADD")))
     if low:

@@ -122,19 +122,10 @@ class KVCacheManager:
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Reserve memory for a new request's first ``num_tokens`` tokens.
 
-        ``spare`` is the fraction of the whole memory that must stay free.
-
-        Returns
-        -------
-        int or None
-            The number of the request's tokens that are cached already. The last known token never
-            counts as cached, because it must be computed to sample the next token. None: too
-            little memory is free, and nothing was reserved.
-
-        Raises
-        ------
-        ValueError
-            The request has memory already.
+        ``spare`` is the fraction of the whole memory that must stay free. Returns the number of the
+        request's tokens that are cached already. The last known token never counts as cached,
+        because it must be computed to sample the next token. Returns None if too little memory is
+        free; nothing was reserved then. Raises ``ValueError`` if the request has memory already.
         """
         raise NotImplementedError
 
@@ -297,15 +288,9 @@ class KVCacheFactory:
     ) -> KVCache:
         """Create a cache.
 
-        Parameters
-        ----------
-        shapes
-            The KV shape of each layer with keys and values.
-        num_blocks
-            The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
-            number includes the null block.
-        num_slots
-            The number of state slots, without snapshots, in one pool (None: as for serving).
+        ``shapes`` has the KV shape of each layer with keys and values. The memory has
+        ``num_blocks`` blocks of ``kv.block_size`` tokens, in the paged layout with the null block,
+        and ``num_slots`` state slots, without snapshots, in one pool (None: as for serving).
         """
         create = self.create_layout
         if num_slots is None and self.create_windowed is not None:

@@ -45,24 +45,11 @@ class LLMEngine:
     The loop runs the steps. The engine refuses requests that can never be served, ends all requests
     after a failed step, and gathers the counters of its parts.
 
-    Parameters
-    ----------
-    scheduler, cache, loop, counters
-        The engine's parts.
-    draft_counters
-        The counters of the draft model's forwards. They are returned with ``draft.`` before the
-        name.
-    vocab_size
-        Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
-    max_context
-        The model's context in tokens (None: unknown). Longer requests are refused.
-    notes
-        Decisions made at load (the forward and its reason, the dtype, ...), for the records.
-    load_counters
-        Decisions made at load, as counters: the budget's policy, the dtype, the bytes of weights
-        by dtype, batch invariance.
-    name
-        The preset's name. The counter ``engine.<name>`` is the number of steps.
+    ``draft_counters`` are those of the draft model's forwards, returned with ``draft.`` before the
+    name. Requests with a token id of ``vocab_size`` or more, or longer than ``max_context`` tokens
+    (None: unknown), are refused. ``notes`` and ``load_counters`` are decisions made at load, for
+    the records: the forward and its reason, the dtype, the budget's policy, the bytes of weights.
+    ``name`` is the preset's. The counter ``engine.<name>`` is the number of steps.
     """
 
     def __init__(

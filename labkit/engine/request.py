@@ -271,80 +271,43 @@ class RequestStatus(Enum):
     finished = "finished"
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """The state of a request inside the engine, written by the scheduler only.
 
     A step computes tokens until ``num_computed_tokens`` has caught up with ``token_ids``.
     Between the steps of a synchronous engine ``num_in_flight_tokens`` and
     ``num_output_placeholders`` are 0.
-
-    Attributes
-    ----------
-    arrival_index
-        The number of requests that arrived before this one.
-    token_ids
-        Prompt and output tokens known so far.
-    num_computed_tokens
-        The number of tokens whose keys and values are in the KV cache.
-    num_in_flight_tokens
-        The number of tokens that a launched step computes and whose results are not recorded yet.
-    num_output_placeholders
-        The number of output tokens that a launched step will sample (0 or 1).
-    num_reserved_tokens
-        The number of tokens for which KV memory was reserved. The blocks may have room for more.
-    num_cached_tokens
-        The number of prompt tokens that the prefix cache held at the first admission.
-    queue_key, preemption_key
-        The places in the queue's order and in that of preemption, fixed for the request's life: the
-        smallest is served first, the largest preempted first.
-    num_preemptions
-        How often the request was preempted, that is, moved back to the waiting queue.
-    num_computed_before_preemption
-        The largest number of tokens that were computed or in flight at any preemption.
-    scored_parts
-        The log probabilities of the prompt recorded so far, in order (``PromptLogprobs``).
-    num_scored_rows
-        The number of prompt rows that ``scored_parts`` covers.
     """
 
-    __slots__ = (
-        "arrival_index",
-        "num_cached_tokens",
-        "num_computed_before_preemption",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_output_placeholders",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_reserved_tokens",
-        "num_scored_rows",
-        "preemption_key",
-        "queue_key",
-        "request",
-        "request_id",
-        "scored_parts",
-        "status",
-        "token_ids",
-    )
+    request: Request
+    arrival_index: int = 0  # the number of requests that arrived before this one
+    request_id: str = field(init=False)
+    status: RequestStatus = RequestStatus.waiting
+    token_ids: list[int] = field(init=False)  # prompt and output tokens known so far
+    num_prompt_tokens: int = field(init=False)
+    num_computed_tokens: int = 0  # whose keys and values are in the KV cache
+    num_in_flight_tokens: int = 0  # that a launched step computes, with results to be recorded
+    num_output_placeholders: int = 0  # output tokens that a launched step will sample (0 or 1)
+    num_reserved_tokens: int = 0  # with KV memory; the blocks may have room for more
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache held at the first admission
+    # The places in the queue's order and in that of preemption, fixed for the request's life: the
+    # smallest is served first, the largest preempted first.
+    queue_key: QueueKey = field(init=False)
+    preemption_key: QueueKey = field(init=False)
+    num_preemptions: int = 0  # how often it was moved back to the waiting queue
+    # The largest number of tokens that were computed or in flight at any preemption
+    num_computed_before_preemption: int = 0
+    # The log probabilities of the prompt recorded so far, in order (``PromptLogprobs``), and the
+    # number of prompt rows that they cover
+    scored_parts: list[Any] = field(default_factory=list)
+    num_scored_rows: int = 0
 
-    def __init__(self, request: Request, arrival_index: int = 0) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.arrival_index = arrival_index
-        self.queue_key: QueueKey = (0, arrival_index)
-        self.preemption_key: QueueKey = self.queue_key
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_reserved_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_output_placeholders = 0
-        self.num_computed_before_preemption = 0
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.num_scored_rows = 0
-        self.scored_parts: list[Any] = []
-        self.status = RequestStatus.waiting
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.queue_key = self.preemption_key = 0, self.arrival_index
 
     @property
     def num_tokens(self) -> int:

@@ -57,27 +57,13 @@ def size_pool(
     states: tuple[StateShape, ...] = (),
     draft_bytes: int = 0,
 ) -> BudgetDecision:
-    """Size the KV pool of a loaded model.
+    """Size the KV pool of a loaded model. Raise ``EngineError`` if the policy refuses the budget.
 
-    Parameters
-    ----------
-    machine
-        The memory before the model was loaded.
-    shapes
-        The KV shape of each layer, the draft model's included: what the layer caches per token.
-    measure
-        Runs the largest step and returns the bytes of its activations. It is called if the policy
-        subtracts the activations and the step is cheap, or if config.json lacks the sizes to
-        estimate them.
-    states
-        The shape of a request's state in each layer that has one.
-    draft_bytes
-        Bytes of the draft model's weights.
-
-    Raises
-    ------
-    EngineError
-        The policy refuses the budget. The message is one line that ends in the setting to change.
+    ``machine``: the memory before the model was loaded. ``shapes``: the KV shape of each layer, the
+    draft model's included. ``measure``: runs the largest step and returns the bytes of its
+    activations; it is called if the policy subtracts them and the step is cheap, or if config.json
+    lacks the sizes to estimate them. ``states``: the shape of a request's state in each layer that
+    has one. ``draft_bytes``: of the draft model's weights.
     """
     # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)

@@ -115,22 +115,11 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from config.json and model*.safetensors.
 
-    Parameters
-    ----------
-    model_dir
-        A directory with config.json and model*.safetensors.
-    layers
-        Load only the first ``layers`` layers, the last norm and the output layer (None: all
-        layers).
-    dtype
-        The MLX dtype that floating-point weights are cast to (None: each keeps its own).
-    matrix_storage
-        How the weights of linear layers and embeddings are stored.
-
-    Raises
-    ------
-    EngineError
-        The directory is not a model, or its architecture or quantisation is not supported.
+    Only the first ``layers`` layers are loaded, the last norm and the output layer (None: all
+    layers). ``dtype`` is the MLX dtype that floating-point weights are cast to (None: each keeps
+    its own), ``matrix_storage`` how those of linear layers and embeddings are stored. Raises
+    ``EngineError`` if the directory is not a model, or its architecture or quantisation is not
+    supported.
     """
     settings = _without_dynamic_rope(_read_config(model_dir))
     if layers is not None:

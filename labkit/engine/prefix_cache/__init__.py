@@ -72,21 +72,10 @@ class PrefixCache:
     ) -> Remap:
         """Cache a request's full, computed blocks.
 
-        Parameters
-        ----------
-        request_id
-            A request that called ``acquire``.
-        token_ids
-            The request's tokens, enough to fill ``len(block_ids)`` blocks.
-        block_ids
-            All full, computed blocks from the first on, including those cached before. The request
-            must reference them.
-
-        Returns
-        -------
-        Remap
-            Cached blocks with the same contents, which the request must read instead of its own
-            blocks. It references and locks these now, and no longer its own.
+        ``block_ids`` are all of them from the first on, including those cached before. The request
+        must have called ``acquire`` and reference them, and its ``token_ids`` must fill them.
+        Returns cached blocks with the same contents, which the request must read instead of its own
+        blocks. It references and locks these now, and no longer its own.
         """
         remap = self._insert(request_id, token_ids, block_ids)
         if remap:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import PrefixCache, Remap
@@ -19,6 +20,7 @@ from labkit.engine.prefix_cache.eviction import EvictionOrder, EvictionPolicy, I
 Tokens = tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
@@ -27,16 +29,13 @@ class RadixNode:
     that of all requests that ever locked it. ``floor`` is the largest key of the nodes below it.
     """
 
-    __slots__ = ("blocks", "children", "floor", "locks", "num_uses", "parent", "tokens")
-
-    def __init__(self, parent: RadixNode | None, tokens: list[Tokens], blocks: list[int]) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.blocks = blocks
-        self.children: dict[Tokens, RadixNode] = {}
-        self.locks = 0
-        self.num_uses = 1
-        self.floor = -math.inf
+    parent: RadixNode | None
+    tokens: list[Tokens]
+    blocks: list[int]
+    children: dict[Tokens, RadixNode] = field(default_factory=dict)
+    locks: int = 0
+    num_uses: int = 1
+    floor: float = -math.inf
 
     def common_blocks(self, tokens: Sequence[Tokens]) -> int:
         """Return the length in blocks of the common prefix of the node's span and ``tokens``."""

@@ -8,36 +8,23 @@ module does not import MLX: ``state_memory`` has the arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from labkit.engine.request import RequestState
 
 
+@dataclass(slots=True, eq=False)
 class StateSlot:
-    """A slot in use by one request or snapshot. Its next user gets a new object.
+    """A slot in use by one request or snapshot. Its next user gets a new object."""
 
-    Attributes
-    ----------
-    index
-        The slot's row in the state pools.
-    owner
-        The request that uses the slot or, for a snapshot, the request whose states were copied. A
-        request's number of computed tokens shows which draft tokens were accepted.
-    num_tokens
-        The number of tokens that the states in the slot have consumed. Draft tokens count once
-        they are accepted.
-    is_free
-        Whether the slot was freed.
-    """
-
-    __slots__ = ("index", "is_free", "num_tokens", "owner")
-
-    def __init__(self, index: int, owner: RequestState) -> None:
-        self.index = index
-        self.owner = owner
-        self.num_tokens = 0
-        self.is_free = False
+    index: int  # its row in the state pools
+    # The request that uses the slot or, for a snapshot, the request whose states were copied. A
+    # request's number of computed tokens shows which draft tokens were accepted.
+    owner: RequestState
+    num_tokens: int = 0  # that its states have consumed; draft tokens count once they are accepted
+    is_free: bool = False  # whether it was freed
 
 
 class StateSegment(NamedTuple):

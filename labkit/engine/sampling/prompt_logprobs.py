@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import InvalidLogitsError, PromptLogprobs
 from labkit.engine.request import ScoredRows
+from labkit.engine.sampling.sampler import top_ids
 from labkit.engine.sampling.step_logits import Logits, Rows
 
 # Rows per pass, so that the temporary arrays [rows, vocabulary] fit the CPU's cache.
@@ -92,11 +93,11 @@ def _score_pass(
         values -= normalisers[:, None]
         return values
 
-    top_ids = _top_ids(logits, top)
+    likeliest = _top_ids(logits, top)
     return PromptLogprobs(
         logprobs_of(tokens[:, None])[:, 0],
-        top_ids,
-        logprobs_of(top_ids),
+        likeliest,
+        logprobs_of(likeliest),
         logprobs_of(np.zeros((len(tokens), 0), np.int32) if ids is None else ids),
     )
 
@@ -104,17 +105,12 @@ def _score_pass(
 def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
     """Return the ids of each row's ``count`` largest logits, largest first, equal logits by id."""
     count = min(count, logits.shape[1])
-    if count == 0:
-        return np.zeros((len(logits), 0), np.int32)
     if count == 1:
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best[:, None]
-    # The bound has more candidates than ``count`` only if logits are equal.
-    bounds = np.partition(logits, -count, axis=1)[:, -count]
     result = np.empty((len(logits), count), np.int32)
-    for row, (values, bound) in enumerate(zip(logits, bounds, strict=True)):
-        ids = np.flatnonzero(values >= bound)
-        result[row] = ids[np.argsort(-values[ids], kind="stable")[:count]]
+    for row, values in enumerate(logits if count else ()):
+        result[row] = top_ids(values, count)
     return result
 
 

@@ -215,17 +215,9 @@ class Scheduler:
         """Record a step's results and return the events of its tokens.
 
         Advances each request, caches its full blocks and appends its sampled tokens. If a token
-        ends the request, its memory is freed.
-
-        Parameters
-        ----------
-        output
-            The return value of ``schedule``, with drafts added by speculation.
-        sampled
-            By request id, the new tokens of every chunk that samples: one token, and one more
-            for each accepted draft.
-        scored
-            By request id, the log probabilities of the prompt tokens that the step scored.
+        ends the request, its memory is freed. ``sampled`` has, by request id, the new tokens of
+        every chunk that samples: one, and one more for each accepted draft. ``scored`` has the log
+        probabilities of the prompt tokens that the step scored.
         """
         events: list[TokenEvent] = []
         num_failed = 0

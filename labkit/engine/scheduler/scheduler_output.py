@@ -125,19 +125,6 @@ class StepBuilder:
     ``num_capped`` chunks that ``chunk_policy`` made smaller, and the ``prefill_share``.
     """
 
-    __slots__ = (
-        "chunks",
-        "most_running",
-        "num_admitted",
-        "num_by_queue",
-        "num_capped",
-        "num_running",
-        "num_tokens",
-        "pending",
-        "prefill_share",
-        "token_budget",
-    )
-
     def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
         self.token_budget = token_budget
         self.num_tokens = self.num_running = 0
