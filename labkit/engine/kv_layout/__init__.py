@@ -61,7 +61,7 @@ def create_factory(
 
     def create_windowed(shapes: Shapes, num_blocks: int) -> KVCache:
         from labkit.engine.kv_layout import window_pools
-        from labkit.engine.memory_budget.window_pool_sizes import StepLimits
+        from labkit.engine.memory_budget.required_kv_slots import StepLimits
 
         backend = functools.partial(attention.create_from_config, options.attention)
         return window_pools.create(

@@ -48,7 +48,7 @@ from labkit.engine.kv_cache_interface import (
     StepAttention,
 )
 from labkit.engine.kv_layout import paged
-from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
+from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_blocks
 
 if TYPE_CHECKING:
     from labkit import config

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit import config
-from labkit.engine.memory_budget import model_footprint, window_pool_sizes
+from labkit.engine.memory_budget import model_footprint, required_kv_slots
 from labkit.engine.memory_budget.budget_decision import (
     BudgetDecision,
     BudgetRefusal,
@@ -73,7 +73,7 @@ def plan(
         return result
     if model.windows is None:
         return replace(result, full_blocks=None)
-    full_blocks = window_pool_sizes.full_blocks(engine, model.windows, result.blocks)
+    full_blocks = required_kv_slots.full_blocks(engine, model.windows, result.blocks)
     return replace(result, full_blocks=full_blocks)
 
 

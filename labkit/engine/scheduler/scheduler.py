@@ -44,10 +44,16 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from labkit import config
-from labkit.engine.engine_protocol import Counters, EngineError, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    FinishReason,
+    TokenEvent,
+)
 from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
-from labkit.engine.sampling.prompt_logprobs import ScoredPart
+from labkit.engine.sampling.prompt_logprobs import ScoredPart, concatenate
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler import scheduling_policies
 from labkit.engine.scheduler.scheduler_output import (
@@ -57,7 +63,6 @@ from labkit.engine.scheduler.scheduler_output import (
     SchedulerOutput,
     StepBuilder,
 )
-from labkit.engine.scheduler.step_results import append_sampled, record_scored
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
 QUEUE_KEY, PREEMPTION_KEY = attrgetter("queue_key"), attrgetter("preemption_key")
@@ -92,7 +97,8 @@ class Scheduler:
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(step):
             if phase is Phase.decode:
-                self._schedule_decodes(step)
+                for state in step.pending[phase]:
+                    self._schedule_chunk(step, phase, state, step.token_budget)
             elif step.pending[phase] or self._waiting:
                 self._schedule_prefills(step)
             if self._policies.split and step.only_phase is not None:
@@ -112,10 +118,6 @@ class Scheduler:
         own = (Phase.prefill, Phase.decode) if first else (Phase.decode, Phase.prefill)
         step.num_by_queue += own != usual
         return own
-
-    def _schedule_decodes(self, step: StepBuilder) -> None:
-        for state in step.pending[Phase.decode]:
-            self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedule prompt tokens of running requests, then admit requests and schedule theirs."""
@@ -337,3 +339,65 @@ class Scheduler:
                     f"running request {state.request_id} has nothing left to compute"
                 )
         self._cache.check(running)
+
+
+def record_scored(state: RequestState, part: ScoredPart) -> None:
+    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
+
+    Raises ``RuntimeError`` if earlier rows are missing.
+    """
+    if part.start > state.num_scored_rows:
+        raise RuntimeError(
+            f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "
+            "not scored"
+        )
+    if part.start == state.num_scored_rows:
+        state.scored_parts.append(part.logprobs)
+        state.num_scored_rows += len(part.logprobs.tokens)
+
+
+def append_sampled(
+    state: RequestState, results: Sequence[Sampled], eos_token_ids: frozenset[int]
+) -> list[TokenEvent]:
+    """Append sampled tokens, up to one that ends the request, and return their events.
+
+    All but the first token of ``results`` are accepted drafts, which are computed already. A
+    request whose next token could not be sampled ends with an error event.
+    """
+    events = []
+    prompt_logprobs = None
+    if state.scored_parts and not state.num_output_tokens:
+        prompt_logprobs = concatenate(state.scored_parts)
+        state.scored_parts = []
+    state.num_output_placeholders -= 1
+    state.num_computed_tokens += len(results) - 1
+    for result in results:
+        if result.error is not None:
+            events.append(TokenEvent(state.request_id, NO_TOKEN, "error", error=result.error))
+            break
+        state.token_ids.append(result.token)
+        reason = _finish_reason(state, eos_token_ids)
+        events.append(
+            TokenEvent(
+                state.request_id,
+                result.token,
+                reason,
+                result.margin,
+                logprobs=result.logprobs,
+                num_cached_tokens=state.num_cached_tokens,
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+        prompt_logprobs = None
+        if reason is not None:
+            break
+    return events
+
+
+def _finish_reason(state: RequestState, eos_token_ids: frozenset[int]) -> FinishReason | None:
+    params, token = state.request.params, state.token_ids[-1]
+    if token in params.stop_token_ids:
+        return "stop"
+    if not params.ignore_eos and token in eos_token_ids:
+        return "stop"
+    return "length" if state.num_output_tokens >= params.max_tokens else None

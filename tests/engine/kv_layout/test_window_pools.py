@@ -15,7 +15,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.window_pools import WindowBlocks
 from labkit.engine.kv_layout.window_pools import WindowedKVCacheManager
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
+from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_blocks
 from labkit.engine.request import RequestState
 from labkit.models.synthetic.synthetic_model import build
 
