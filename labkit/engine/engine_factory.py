@@ -201,10 +201,7 @@ def _assemble(
         scheduler,
         InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
         DecodePadding(
-            options.decode_shape,
-            options.max_decode_rows,
-            counters,
-            options.decode_sizes,
+            options.decode_shape, options.max_decode_rows, counters, options.decode_sizes
         ),
         create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),

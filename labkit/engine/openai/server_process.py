@@ -328,11 +328,7 @@ def _blas_environment(options: config.Engine) -> list[str]:
             f"engine.blas=openblas: LD_PRELOAD cannot name {library}; set LABKIT_CACHE to a folder "
             "without spaces and colons in its path"
         )
-    return [
-        "env",
-        f"LD_PRELOAD={library}",
-        f"OPENBLAS_NUM_THREADS={threads}",
-    ]
+    return ["env", f"LD_PRELOAD={library}", f"OPENBLAS_NUM_THREADS={threads}"]
 
 
 def free_port() -> int:

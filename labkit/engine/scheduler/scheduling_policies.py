@@ -86,10 +86,7 @@ def static(num_running: int, budget: int) -> bool:
     return num_running == 0
 
 
-ADMISSIONS: dict[Admission, Callable[[int, int], bool]] = {
-    Admission.continuous: continuous,
-    Admission.static: static,
-}
+ADMISSIONS = {Admission.continuous: continuous, Admission.static: static}
 
 
 # The largest number of tokens of one prompt in a step (None: no cap). ``chunk``:
@@ -157,10 +154,7 @@ def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple
     return state.num_tokens, watermark if num_running else 0.0
 
 
-RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, float]]] = {
-    Reservation.full: full,
-    Reservation.optimistic: optimistic,
-}
+RESERVATIONS = {Reservation.full: full, Reservation.optimistic: optimistic}
 
 
 # A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
@@ -177,10 +171,7 @@ def by_priority(state: RequestState) -> QueueKey:
     return state.request.priority, state.arrival_index
 
 
-QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
-    "fcfs": by_arrival,
-    "priority": by_priority,
-}
+QUEUE_KEYS = {"fcfs": by_arrival, "priority": by_priority}
 
 
 class QueuePolicy:

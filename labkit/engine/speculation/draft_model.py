@@ -194,17 +194,14 @@ def load_draft(
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
-    dtype, matrix_storage = (
-        compute_dtype.cast_target(options),
-        compute_dtype.matrix_storage(options),
-    )
+    dtype, storage = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     try:
         prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
             dtype=dtype,
-            matrix_storage=matrix_storage,
+            matrix_storage=storage,
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
             activations=options.activations,
@@ -230,7 +227,7 @@ def load_draft(
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
     layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
-    weights = directory, dtype, matrix_storage, drafts.draft_layers
+    weights = directory, dtype, storage, drafts.draft_layers
     sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
     source = f"{directory.name}{layers}"
     return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)
