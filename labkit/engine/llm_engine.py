@@ -80,10 +80,6 @@ class LLMEngine:
         self._is_superfluous = False  # a step in flight has only rows of ended requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request. A request that can never be served ends with an error event.
-
-        Raises ``EngineError`` if a live request has this id already.
-        """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):
             raise EngineError(f"request {request_id}: this id is already in use")
@@ -142,22 +138,14 @@ class LLMEngine:
                 self._loop.discard()
 
     def drain(self) -> None:
-        """Wait until no step is being computed; see ``PipelinedEngine``.
-
-        An exception aborts every request, as in ``step``.
-        """
-        with self._timed_step():
+        with self._timed_step():  # an exception aborts every request, as in ``step``
             self._loop.drain()
 
     def is_running(self, request_id: str) -> bool:
         return self._scheduler.is_running(request_id)
 
     def kv_bytes(self) -> KVBytes:
-        """Return the KV memory reserved and used now.
-
-        A token in a shared block is counted for each request that shares it, but ``used`` never
-        exceeds ``reserved``.
-        """
+        # A token in a shared block is counted for each request that shares it, up to the reserved.
         used = self._cache.used_bytes(self._scheduler.num_computed_tokens)
         return KVBytes(self._cache.reserved_bytes, used, self._cache.total_bytes)
 
@@ -165,12 +153,7 @@ class LLMEngine:
         return self._counters.value("tokens.computed")
 
     def max_request_tokens(self) -> int:
-        """Return the largest number of tokens (prompt and output) that a request may have.
-
-        It is the model's context, or the capacity of the KV memory plus 1, because the last token
-        is never computed.
-        """
-        capacity = self._cache.capacity_tokens + 1
+        capacity = self._cache.capacity_tokens + 1  # the last token is never computed
         return capacity if self._max_context is None else min(capacity, self._max_context)
 
     def lingering_requests(self) -> Collection[str]:

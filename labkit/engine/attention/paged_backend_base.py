@@ -237,9 +237,7 @@ class PagedBackend:
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Take the launches since the last report out of the metadata, and sum them."""
         return launch_report.merge_reports(metadata.drain_launches())
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return no arrays: NumPy is not lazy."""
         return []

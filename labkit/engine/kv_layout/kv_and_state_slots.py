@@ -122,10 +122,7 @@ class HybridKVCacheManager(KVCacheManager):
         return self._attention.used_bytes(num_tokens) + self._slots.reserved_bytes
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that ``num_tokens`` tokens can never fit, or None if they can.
-
-        Only keys and values count, because a state's size does not depend on the tokens.
-        """
+        # Only keys and values count, because a state's size does not depend on the tokens.
         return self._attention.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:

@@ -91,10 +91,6 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self._row_of: dict[str, PaddedRow] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Reserve a row for a new request; see ``KVCacheManager.reserve``.
-
-        Return None if an array of all rows, including the new one, would exceed the capacity.
-        """
         request_id = state.request_id
         if request_id in self._row_of:
             raise ValueError(f"request {request_id} has a row already")

@@ -127,11 +127,7 @@ class PagedKVCacheManager(KVCacheManager):
         return f"need {needed} KV blocks, but the pool has only {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Reserve blocks for a request's first ``num_tokens`` tokens, sharing cached blocks.
-
-        The returned number of cached tokens is a multiple of the block size. See
-        ``KVCacheManager.reserve``.
-        """
+        """Reserve blocks, sharing cached ones; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")

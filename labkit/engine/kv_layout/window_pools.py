@@ -233,7 +233,6 @@ class WindowedKVCacheManager(KVCacheManager):
         return self._full.capacity_tokens
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that the tokens can never fit in the layers without a window."""
         return self._full.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
@@ -292,7 +291,6 @@ class WindowedKVCacheManager(KVCacheManager):
         )
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of tokens for which a request has memory in layers without a window."""
         return self._full.num_slots(table)
 
     def _free(self, request_id: str, table: BlockTable) -> None:

@@ -98,12 +98,6 @@ class MlxLmEngine:
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
-
-        A request that can never be served (for example, an unsupported sampling parameter) is not
-        queued; the next step returns an error event instead. Raises ``EngineError`` if the request
-        id is already in use, or the engine is closed.
-        """
         self._open_generator()
         request_id = request.request_id
         if self._is_live(request_id):

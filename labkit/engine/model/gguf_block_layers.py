@@ -30,13 +30,15 @@ Parts = Mapping[str, mx.array]
 
 
 class BlockLayer(nn.Module):  # type: ignore[misc]
-    """A layer with a matrix [rows, columns] in the GGUF format ``mode``, zero until loaded."""
+    """A layer like MLX's ``layer``, with a matrix in the GGUF format ``mode``, zero until loaded."""
 
-    def __init__(self, rows: int, columns: int, mode: str) -> None:
+    def __init__(self, layer: Any, mode: str) -> None:
         super().__init__()
-        layout = BLOCK_FORMATS[mode]
+        layout, (rows, columns) = BLOCK_FORMATS[mode], layer.weight.shape
         self.mode, self.bits, self.group_size = mode, layout.bits, layout.group_size
         self.weight = mx.zeros((rows, columns * layout.bits // WORD_BITS), mx.uint32)
+        if "bias" in layer:
+            self.bias = layer.bias
         for name in layout.group_arrays:
             shape = (rows, columns // layout.group_size)
             self[name] = mx.zeros(shape, SCALE_DTYPES[layout.scales])
@@ -60,19 +62,9 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
 class BlockLinear(BlockLayer):
     """A linear layer in a block format."""
 
-    def __init__(self, linear: Any, mode: str) -> None:
-        rows, columns = linear.weight.shape
-        super().__init__(rows, columns, mode)
-        if "bias" in linear:
-            self.bias = linear.bias
-
 
 class BlockEmbedding(BlockLayer):
     """An embedding in a block format."""
-
-    def __init__(self, embedding: Any, mode: str) -> None:
-        rows, columns = embedding.weight.shape
-        super().__init__(rows, columns, mode)
 
 
 def block_layer(layer: Any, mode: str) -> BlockLayer:

@@ -83,12 +83,6 @@ class RemoteEngine:
         self._num_sent = 0
 
     def submit(self, request: Request) -> None:
-        """Send a request to the server.
-
-        If the payload cannot express the request (for example, an unsupported sampling parameter),
-        nothing is sent and the next step returns an error event instead. Raises ``EngineError`` if
-        the request id is already in use.
-        """
         request_id = request.request_id
         if request_id in self._live:
             raise EngineError(f"request {request_id}: this id is already in use")
@@ -97,8 +91,7 @@ class RemoteEngine:
         except EngineError as error:
             self._counters.add("requests.refused")
             message = f"request {request_id}: {error}"
-            event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
-            self._refused.append(event)
+            self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=message))
             return
         self._counters.add("requests.submitted")
         self._num_sent += 1

@@ -82,10 +82,12 @@ class RankWorker:
             thread_pool.install()
         # One BLAS thread: numba's pool has the threads, and two spinning pools would compete.
         openblas_for_mlx.activate(setup.options.blas.value, 1)
-        _use_threads(setup.threads)
+        import numba
+
         from labkit.engine.engine_factory import create_rank
         from labkit.engine.parallel import mlx_ring
 
+        numba.set_num_threads(min(setup.threads, numba.config.NUMBA_NUM_THREADS))
         self._wait_at("ready for the ring")
         ring = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
         self._schedule_check = ScheduleCheck(ring.size, self._wait_at)
@@ -118,12 +120,6 @@ class RankWorker:
     def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
         self._pipe.send(RankReply(value, running, engine.kv_bytes(), engine.computed_tokens()))
-
-
-def _use_threads(threads: int) -> None:
-    import numba
-
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

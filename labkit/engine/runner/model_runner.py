@@ -82,10 +82,7 @@ class PerRequestRunner(ModelRunner):
     This is what both schedulers of the article "Inference Engines 2/N" do.
     """
 
-    @property
-    def is_lazy(self) -> bool:
-        """False: each forward is computed before the next is launched."""
-        return False
+    is_lazy = False  # each forward is computed before the next is launched
 
     def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
         rows: list[np.ndarray] = []
@@ -118,7 +115,6 @@ class StepLauncher:
         self.run_model = run_model
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Return a function that runs the step and returns its logits."""
         return partial(self.run_model, batch)
 
     def wait_idle(self) -> None:

@@ -69,17 +69,17 @@ def score_rows(
     whose log probabilities are returned, [rows, m] (None: none). Raises ``InvalidLogitsError`` if a
     row has a NaN, or nothing but infinities.
     """
+    if ids is None:
+        ids = np.zeros((len(tokens), 0), np.int32)
     passes = [
-        _score_pass(logits[i:stop], tokens[i:stop], top, None if ids is None else ids[i:stop])
+        _score_pass(logits[i:stop], tokens[i:stop], top, ids[i:stop])
         for i in range(0, len(tokens), ROWS_PER_PASS)
         for stop in (i + ROWS_PER_PASS,)
     ]
     return concatenate(passes)
 
 
-def _score_pass(
-    logits: Rows, tokens: NDArray[Any], top: int, ids: NDArray[Any] | None
-) -> PromptLogprobs:
+def _score_pass(logits: Rows, tokens: NDArray[Any], top: int, ids: NDArray[Any]) -> PromptLogprobs:
     peaks = logits.max(axis=1, keepdims=True)
     # float32 exponentials, added in float64: the error of the sum stays below 1e-6.
     sums = np.exp(logits - peaks).sum(axis=1, dtype=np.float64)
@@ -95,10 +95,7 @@ def _score_pass(
 
     likeliest = _top_ids(logits, top)
     return PromptLogprobs(
-        logprobs_of(tokens[:, None])[:, 0],
-        likeliest,
-        logprobs_of(likeliest),
-        logprobs_of(np.zeros((len(tokens), 0), np.int32) if ids is None else ids),
+        logprobs_of(tokens[:, None])[:, 0], likeliest, logprobs_of(likeliest), logprobs_of(ids)
     )
 
 

@@ -58,5 +58,4 @@ class BinarySearchResolver(Resolver):
         return low, (unit - (cu[low] // BQ + low)) * BQ, steps
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return ``iterations``, because each search step makes one load."""
         return iterations

@@ -64,11 +64,9 @@ class WorkPlanResolver(Resolver):
         return len(lookup.qblocks)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
-        """Return the plan that the kernel reads: Q-blocks if ``tiled``, else tokens."""
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return ``units``, because each unit makes one load."""
         return units
 
 
