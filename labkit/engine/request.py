@@ -7,13 +7,12 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from labkit.engine.logit_bias import NO_BIAS, LogitBias
 
 MAX_LOGPROBS = 20
 # The largest number of prompt tokens whose logits one step computes, over all requests. At a
@@ -51,6 +50,41 @@ class Constraint(Protocol):
             error, unless only draft tokens at the end of ``output`` break the rule: such drafts
             are rejected anyway.
         """
+
+
+class LogitBias(Mapping[int, float]):
+    """By token id, the number that is added to the token's logit: immutable, for all its steps.
+
+    ``bias`` must be valid: ids of 0 or more, finite numbers.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = dict(bias)
+
+    def __getitem__(self, token: int) -> float:
+        return self._bias[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bias)
+
+    def __len__(self) -> int:
+        return len(self._bias)
+
+    def __repr__(self) -> str:
+        return repr(self._bias)
+
+    @cached_property
+    def token_ids(self) -> NDArray[np.intp]:
+        return np.fromiter(self._bias, np.intp, len(self._bias))
+
+    @cached_property
+    def added_logits(self) -> NDArray[np.float32]:
+        values = np.fromiter(self._bias.values(), np.float64, len(self._bias))
+        with np.errstate(over="ignore"):  # the sampler refuses infinite logits
+            return values.astype(np.float32)
+
+
+NO_BIAS = LogitBias({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +171,24 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature}: must be 0 or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: must be 0 (off) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p}: must be 0 (off) to 1")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty}: must be above 0")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name}={getattr(self, name)}: must be -2 to 2")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs={self.logprobs}: must be 0 to {MAX_LOGPROBS}, or None")
-        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
-            raise ValueError(f"prompt_logprobs={self.prompt_logprobs}: must be 0 or more, or None")
+        logprobs, scored, seed = self.logprobs, self.prompt_logprobs, self.seed
+        for name, is_valid, allowed in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "0 (off) to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
+            ("logprobs", 0 <= (logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or None"),
+            ("prompt_logprobs", (scored or 0) >= 0, "0 or more, or None"),
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("seed", 0 <= (seed or 0) < 1 << 64, "0 to 2**64 - 1"),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
         if self.prompt_logprob_ids is not None and self.prompt_logprobs is None:
             raise ValueError("prompt_logprob_ids needs prompt_logprobs; set it to 0 or more")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be 1 or more")
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed={self.seed}: must be 0 to 2**64 - 1")
         self._freeze()
 
     def _check_types(self) -> None:

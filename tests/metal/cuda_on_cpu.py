@@ -61,7 +61,7 @@ def on_cpu(call):
             bind(f"{name}_shape", "const int", np.array(array.shape, np.int32).tobytes())
     for name, _, dtype in call.outputs:
         bind(name, TYPES[dtype], None)
-    translation = Translation(_source(call, scalars, parameters), tuple(buffers), "")
+    translation = Translation(_source(call, scalars, parameters), tuple(buffers))
     program = compile_kernel(translation, BuildKind.proof)
     x, y, z = call.groups
     grid, block = (x * call.threads, y, z), (call.threads, 1, 1)

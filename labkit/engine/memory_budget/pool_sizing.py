@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -105,14 +105,18 @@ def measure_activation_bytes(
     last_rows = np.arange(tokens - logit_rows, tokens, dtype=np.int32)
     batch, step = kv_cache.memory.prepare_step(largest._replace(logit_rows=last_rows))
     forward(batch, step, Counters())
-    mlx_before = _mlx_active()
+    mx: Any = sys.modules.get("mlx.core")  # None: the model runs without it
+    if mx is not None:
+        mx.reset_peak_memory()
+        mlx_before = mx.get_active_memory()
     tracemalloc.start(1)
     try:
         forward(batch, step, Counters())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    peak += max(0, _mlx_peak() - mlx_before)
+    if mx is not None:
+        peak += max(0, int(mx.get_peak_memory()) - mlx_before)
     return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
 
 
@@ -123,21 +127,3 @@ def _largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
         cache.reserve(state, state.num_tokens)
     chunks = tuple(ScheduledChunk(state, 0, state.num_tokens) for state in states)
     return InputBuilder(cache).build(SchedulerOutput(chunks))
-
-
-def _mlx_active() -> int:
-    """Reset MLX's peak memory and return its active bytes, or 0 if MLX is not imported."""
-    if "mlx.core" not in sys.modules:
-        return 0
-    import mlx.core as mx
-
-    mx.reset_peak_memory()
-    return int(mx.get_active_memory())
-
-
-def _mlx_peak() -> int:
-    if "mlx.core" not in sys.modules:
-        return 0
-    import mlx.core as mx
-
-    return int(mx.get_peak_memory())

@@ -114,10 +114,6 @@ def _layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) 
     return norms.layer_norm(x, one, zero, eps)
 
 
-def _rsqrt(x: Array) -> Array:
-    return np.float32(1.0) / np.sqrt(x)
-
-
 def _softmax(x: Array, axis: int | None = None, precise: bool = True) -> Array:
     del precise
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
@@ -144,7 +140,7 @@ def core() -> Shim:
         "compile": _compile,
         "inf": np.float32(np.inf),
         "pi": np.pi,
-        "rsqrt": _rsqrt,
+        "rsqrt": lambda x: np.float32(1.0) / np.sqrt(x),
         "sigmoid": activations.sigmoid,
         "softmax": _softmax,
         "stop_gradient": lambda x: x,

@@ -102,11 +102,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Translation:
-    """C++ source, the buffers in order, and the Metal text to which error line numbers refer."""
+    """C++ source, and the buffers in order."""
 
     source: str
     buffers: tuple[Buffer, ...]
-    text: str
 
 
 def translate(captured: CapturedKernel) -> Translation:
@@ -146,7 +145,7 @@ void call_kernel(void* const* buffers, const Thread& self) {{
 }}
 }}  // namespace emulator
 """
-    return Translation(source, tuple(buffers), head)
+    return Translation(source, tuple(buffers))
 
 
 def _split(captured: CapturedKernel) -> tuple[str, str]:
