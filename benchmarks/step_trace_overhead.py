@@ -31,7 +31,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.step_loop import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder

@@ -19,7 +19,6 @@ from labkit.engine.memory_budget.pool_sizing import (
     size_pool,
 )
 from labkit.engine.model import compute_dtype
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
@@ -27,7 +26,7 @@ from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, cre
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.engine.step_loop import StepLoop
+from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 from labkit.machine.facts import memory_capacity, wired_advice
 
 if TYPE_CHECKING:

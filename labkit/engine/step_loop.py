@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import RunModel, StepLauncher
@@ -76,6 +75,15 @@ class StepParts(NamedTuple):
     build: Callable[[SchedulerOutput], Batch]
     sample: Callable[[PendingStep, Logits], ComputedStep]
     update: Callable[[ComputedStep], list[TokenEvent]]
+
+
+class NoScheduleCheck:
+    """The check of an engine in a single process, whose steps nobody else computes."""
+
+    ranks = 1
+
+    def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
+        """Return once all ranks have scheduled the same step."""
 
 
 class StepLoop:
