@@ -9,7 +9,7 @@ attention is called once per request, over the computed tokens.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
@@ -186,7 +186,7 @@ def _attend_row(
     """
     arrays = row.layer(layer.index)
     if all(isinstance(array, QuantizedArrays) for array in arrays):
-        k, v = (cast(QuantizedArrays, array).columns(first, end) for array in arrays)
+        k, v = (array.columns(first, end) for array in arrays)
         output: mx.array = import_plain("base").quantized_scaled_dot_product_attention(
             queries.astype(mx.float32),
             k.parts,

@@ -268,7 +268,7 @@ class PaddedStep:
         if isinstance(k, mx.array):
             target = mx.array(target)
             where = (mx.array(places), slice(None), mx.array(self._columns))
-        arrays = self._dense.plain_layer(layer)
+        arrays = self._dense.layer(layer)
         for array, new in zip(arrays, (k, v), strict=False):  # latent: no values
             unpaged_sdpa.store(array, where, new[target])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -117,22 +117,18 @@ class DenseKV:
     def nbytes(self) -> int:
         return self.rows * self.capacity * self.token_bytes
 
-    def layer(self, index: int) -> tuple[KVArray, ...]:
+    def layer(self, index: int) -> tuple[Any, ...]:
         """Return a layer's keys and, unless they are a part of the keys, its values."""
         return self._layers[index]
-
-    def plain_layer(self, index: int) -> tuple[mx.array, ...]:
-        """Return a layer's arrays, which must not be quantised."""
-        return cast("tuple[mx.array, ...]", self._layers[index])
 
     def keys_and_values(
         self, index: int, select: Callable[[mx.array], mx.array]
     ) -> tuple[mx.array, mx.array, int]:
         """Return the selected keys and values of a layer, and their bytes.
 
-        ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim].
+        ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim], not quantised.
         """
-        arrays = [select(array) for array in self.plain_layer(index)]
+        arrays = [select(array) for array in self.layer(index)]
         values = arrays[-1][..., : self.shapes[index].value_dim]
         return arrays[0], values, sum(array.nbytes for array in arrays)
 

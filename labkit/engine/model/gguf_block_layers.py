@@ -30,7 +30,7 @@ Parts = Mapping[str, mx.array]
 
 
 class BlockLayer(nn.Module):  # type: ignore[misc]
-    """A layer like MLX's ``layer``, with a matrix in the GGUF format ``mode``, zero until loaded."""
+    """A layer like an MLX layer, its matrix in the GGUF format ``mode`` and zero until loaded."""
 
     def __init__(self, layer: Any, mode: str) -> None:
         super().__init__()
