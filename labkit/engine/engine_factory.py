@@ -49,22 +49,11 @@ def create(
 ) -> InferenceEngine:
     """Load a model and create the engine that ``options`` describes.
 
-    If ``options.name`` is ``package.module:Class``, that class is called with ``(options,
-    model_dir)``.
-
-    Parameters
-    ----------
-    options
-        The group ``engine`` of a checked config.
-    model_dir
-        A directory with config.json and model*.safetensors.
-    models
-        Models shared with engines that step alternately with this one (None: no sharing).
-
-    Raises
-    ------
-    EngineError
-        The model cannot be served with these options. The message gives the reason.
+    ``options`` is the group ``engine`` of a checked config, ``model_dir`` a directory with
+    config.json and model*.safetensors. If ``options.name`` is ``package.module:Class``, that class
+    is called with both. ``models`` are shared with engines that step alternately with this one
+    (None: no sharing). Raises ``EngineError`` if the model cannot be served with these options. The
+    message gives the reason.
     """
     _check_preconditions(options)
     if config.is_class_path(options.name):
@@ -92,12 +81,8 @@ def create_rank(
 ) -> LLMEngine:
     """Create one rank's engine over its share of the model.
 
-    ``schedule_check`` compares the rank's schedule with those of the other ranks.
-
-    Raises
-    ------
-    EngineError
-        As for ``create``: the model cannot be served with these options.
+    ``schedule_check`` compares the rank's schedule with those of the other ranks. Raises
+    ``EngineError`` as ``create``.
     """
     _check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)

@@ -298,10 +298,7 @@ class InferenceEngine(Protocol):
     def submit(self, request: Request) -> None:
         """Queue a request. A request that can never be served ends with an error event.
 
-        Raises
-        ------
-        EngineError
-            A live request has this id already.
+        Raises ``EngineError`` if a live request has this id already.
         """
 
     def abort(self, request_id: str) -> None:

@@ -122,11 +122,8 @@ class LLM:
         (``finish_reason="length"``). A request that cannot be served has
         ``finish_reason="error"``, and the others are still served.
 
-        Raises
-        ------
-        EngineError
-            A prompt is neither text nor token ids, or the numbers of ``params`` and prompts
-            differ.
+        Raises ``EngineError`` if a prompt is neither text nor token ids, or the numbers of
+        ``params`` and prompts differ.
         """
         last: dict[str, RequestOutput] = {}
         with contextlib.closing(self.stream(prompts, params)) as outputs:
@@ -142,12 +139,8 @@ class LLM:
         """Yield every request's output after each of its tokens.
 
         Leaving the loop early aborts the unfinished requests. Several streams may be read
-        alternately: they share the engine's batches.
-
-        Raises
-        ------
-        EngineError
-            The same errors as in ``generate``, before the first output.
+        alternately: they share the engine's batches. Raises the same errors as ``generate``, before
+        the first output.
         """
         prompts = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -165,12 +158,8 @@ class LLM:
 
         ``texts`` are texts or lists of token ids. A text is scored as it is: no token is put before
         it, so its first token has no log probability. ``top`` is the number of likeliest tokens to
-        return per position. The prefix cache is not used.
-
-        Raises
-        ------
-        EngineError
-            A text has fewer than two tokens, or the engine cannot serve it.
+        return per position. The prefix cache is not used. Raises ``EngineError`` if a text has
+        fewer than two tokens, or the engine cannot serve it.
         """
         params = SamplingParams(prompt_logprobs=top, max_tokens=1, ignore_eos=True)
         scores = []

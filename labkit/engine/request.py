@@ -43,12 +43,9 @@ class Constraint(Protocol):
         The result must depend on the arguments only, because ``output`` may end with draft
         tokens that are rejected later.
 
-        Raises
-        ------
-        SamplingError
-            ``output`` breaks the rule, or the mask cannot be computed. The request ends with this
-            error, unless only draft tokens at the end of ``output`` break the rule: such drafts
-            are rejected anyway.
+        Raises ``SamplingError`` if ``output`` breaks the rule, or the mask cannot be computed. The
+        request ends with this error, unless only draft tokens at the end of ``output`` break the
+        rule: such drafts are rejected anyway.
         """
 
 
@@ -276,10 +273,7 @@ class Request:
 def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Return values as a tuple of integers, which ``name`` describes in the error message.
 
-    Raises
-    ------
-    ValueError
-        A value is not an integer.
+    Raises ``ValueError`` if a value is not an integer.
     """
     values = tuple(values)
     try:

@@ -26,24 +26,13 @@ _METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> PagedBackend:
     """Create a backend of paged attention.
 
-    Parameters
-    ----------
-    backend
-        ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
-        ``gather_padded`` (the same in one rectangle), ``masked`` (all blocks in use, masked),
-        ``reference`` (the float64 oracle in NumPy) or ``package.module:Class`` (a user's class,
-        which is called with the argument ``resolver``).
-    device
-        Where the fused kernels run: ``cpu``, ``metal``, or the Metal kernels on a CPU
-        (``emulated``) or an NVIDIA GPU (``cuda``).
-    switches
-        Fields of ``KernelSwitches``.
-
-    Raises
-    ------
-    ValueError
-        A name is unknown, a number is out of range, a resolver cannot be loaded, or the device
-        is not available. The message says which.
+    ``backend``: ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
+    ``gather_padded`` (the same in one rectangle), ``masked`` (all blocks in use, masked),
+    ``reference`` (the float64 oracle in NumPy) or ``package.module:Class`` (a user's class, which
+    is called with the argument ``resolver``). ``device``: where the fused kernels run: ``cpu``,
+    ``metal``, or the Metal kernels on a CPU (``emulated``) or an NVIDIA GPU (``cuda``).
+    ``switches``: fields of ``KernelSwitches``. Raises ``ValueError`` if a name is unknown, a number
+    is out of range, a resolver cannot be loaded, or the device is not available.
     """
     kernel_switches = KernelSwitches(**switches)
     if ":" in backend:

@@ -47,27 +47,13 @@ class Attention(Protocol):
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
         """Write a layer's new keys and values, then attend over the cached ones.
 
-        Parameters
-        ----------
-        q
-            [total_q, num_q_heads, head_dim], the packed queries of the step.
-        k, v
-            [total_q, num_kv_heads, head_dim], or None if the pools already have them. ``v`` is None
-            if the layer's values are a part of its keys (``KVShape.latent``).
-        metadata
-            The step's ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``.
-        out
-            NumPy only: the array to write the result to (None: a new array).
-
-        Returns
-        -------
-        array
-            The result, [total_q, num_q_heads, value_dim], with the dtype of ``q``.
-
-        Raises
-        ------
-        ValueError
-            The shapes or dtypes do not fit. Nothing was launched.
+        ``q``: [total_q, num_q_heads, head_dim], the packed queries of the step. ``k``, ``v``:
+        [total_q, num_kv_heads, head_dim], or None if the pools already have them; ``v`` is None if
+        the layer's values are a part of its keys (``KVShape.latent``). ``metadata``: the step's
+        ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``. ``out``: NumPy
+        only, the array to write the result to (None: a new array). Returns the result, [total_q,
+        num_q_heads, value_dim], with the dtype of ``q``. Raises ``ValueError`` if shapes or dtypes
+        do not fit; nothing was launched then.
         """
 
     def report(self, metadata: Any) -> Reports:
