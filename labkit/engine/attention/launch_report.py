@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import units_of
 from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     ITERATIONS_COLUMN,
@@ -318,9 +319,7 @@ def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[
     sees.
     """
     lengths = np.diff(metadata.cu_seqlens_q)
-    units = -(-lengths // rows)
-    sequence = np.repeat(np.arange(metadata.num_seqs), units)
-    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
+    sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence]) - 1
     past = (metadata.seq_lens - lengths)[sequence]
     end = -(-(past + last + 1) // metadata.block_size)

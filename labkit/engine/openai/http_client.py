@@ -16,7 +16,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -211,12 +211,8 @@ class HttpClient:
         self._thread.start()
         self._watch_task = asyncio.run_coroutine_threadsafe(self._watch_streams(), self._loop)
 
-    def _run(self, coroutine: Awaitable[T]) -> T:
-
-        async def wrapper() -> T:
-            return await coroutine
-
-        return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result()
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _watch_streams(self) -> None:
         """Run until cancelled: measure the loop's wake-up delay, and fail silent responses.

@@ -24,6 +24,7 @@ from labkit.engine.attention.attention_metadata import AttentionLayer, Attention
 from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPrepared
 from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ class MaskedBackend(GatherBackend):
             self.values[layer] = zeros
 
     def _rectangle(self, metadata: AttentionMetadata, window: int | None) -> _Rectangle:
-        size, owners, positions = metadata.block_size, *_query_positions(metadata)
+        size = metadata.block_size
+        owners, _, positions = _queries(metadata)
         counts = -(-metadata.seq_lens // size)
         used = int(max(metadata.block_tables[s, :n].max(initial=0) for s, n in enumerate(counts)))
         num_blocks = used + 1
@@ -195,7 +197,7 @@ class PaddedGatherBackend(MaskedBackend):
     reason = "all requests' blocks are gathered into one padded rectangle"
 
     def _rectangle(self, metadata: AttentionMetadata, window: int | None) -> _Rectangle:
-        size, (owners, positions) = metadata.block_size, _query_positions(metadata)
+        size, (owners, offsets, positions) = metadata.block_size, _queries(metadata)
         lengths, contexts = np.diff(metadata.cu_seqlens_q), metadata.seq_lens
         rows, width = len(contexts), int(lengths.max())
         counts = -(-contexts // size)
@@ -205,7 +207,7 @@ class PaddedGatherBackend(MaskedBackend):
         blocks = np.zeros((rows, longest), np.int32)
         for s, count in enumerate(counts.tolist()):
             blocks[s, longest - count :] = metadata.block_tables[s, :count]
-        outputs = owners * width + width - lengths[owners] + _offsets(metadata)
+        outputs = owners * width + width - lengths[owners] + offsets
         queries = np.zeros(rows * width, np.int64)
         queries[outputs] = np.arange(len(owners))
         cells = np.arange(columns) - (columns - counts * size)[:, None]  # positions; < 0: padding
@@ -228,17 +230,11 @@ def _cells(pool: mx.array, blocks: mx.array | int) -> mx.array:
     return chosen.reshape(len(chosen), -1, *pool.shape[2:])
 
 
-def _offsets(metadata: AttentionMetadata) -> NDArray[np.int64]:
-    """Return each packed query's index among the queries of its request."""
-    starts, lengths = metadata.cu_seqlens_q[:-1], np.diff(metadata.cu_seqlens_q)
-    return np.arange(metadata.total_q) - np.repeat(starts, lengths)
-
-
-def _query_positions(metadata: AttentionMetadata) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the request of each packed query, and the query's position in it."""
+def _queries(metadata: AttentionMetadata) -> tuple[NDArray[np.int64], ...]:
+    """Return each packed query's request, its index among the request's queries, its position."""
     lengths = np.diff(metadata.cu_seqlens_q)
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    return owners, (metadata.seq_lens - lengths)[owners] + _offsets(metadata)
+    owners, offsets = units_of(lengths, 1)
+    return owners, offsets, (metadata.seq_lens - lengths)[owners] + offsets
 
 
 def _visible(cells: Any, positions: Any, window: int | None) -> Any:
