@@ -56,24 +56,29 @@ def create(
     message gives the reason.
     """
     _check_preconditions(options)
+    model_dir, models = Path(model_dir), models or SharedModels()
     if config.is_class_path(options.name):
-        return _create_plugin(options, Path(model_dir))
+        return _create_plugin(options, model_dir)
     if options.name == "mlx_lm":
-        from labkit.engine import mlx_lm
+        from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
-        return mlx_lm.create(options, Path(model_dir), models or SharedModels())
+        loading = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+        return MlxLmEngine(
+            models.load_mlx_lm(model_dir, *loading),
+            options.scheduler.max_num_seqs,
+            options.scheduler.chunk,
+        )
     if options.name == "openai":
         from labkit.engine import openai
 
-        return openai.create(options, Path(model_dir))
-    wait_for_kernels = kernel_precompilation.start(options, Path(model_dir))
+        return openai.create(options, model_dir)
+    wait_for_kernels = kernel_precompilation.start(options, model_dir)
     if not options.parallel.single_process:
         wait_for_kernels()
         from labkit.engine.parallel import tensor_parallel_engine
 
-        return tensor_parallel_engine.create(options, Path(model_dir))
-    models = models or SharedModels()
-    return _create_own(options, Path(model_dir), models, NoScheduleCheck(), wait_for_kernels)
+        return tensor_parallel_engine.create(options, model_dir)
+    return _create_own(options, model_dir, models, NoScheduleCheck(), wait_for_kernels)
 
 
 def create_rank(
@@ -257,8 +262,7 @@ def _counters_mistake(counters: Any) -> str | None:
 def _check_preconditions(options: config.Engine) -> None:
     """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
 
-    Raises ``EngineError`` if the wired collector or a variable is not as the options demand. The
-    message names the remedy.
+    Raises ``EngineError`` if they are not as the options demand.
     """
     _require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)
