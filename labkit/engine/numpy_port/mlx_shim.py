@@ -75,12 +75,6 @@ def _attend(
     return keys.attend(queries, values, scale, mask, sinks)
 
 
-def _fast_attention(
-    q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None
-) -> Any:
-    return _attend(q, k, v, None, scale, mask, sinks)
-
-
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
     return _compile if function is None else function
 
@@ -152,7 +146,7 @@ def core() -> Shim:
             {
                 "rms_norm": _rms_norm,
                 "layer_norm": _layer_norm,
-                "scaled_dot_product_attention": _fast_attention,
+                "scaled_dot_product_attention": _attend,
             },
         ),
     }
