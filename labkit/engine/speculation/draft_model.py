@@ -105,11 +105,13 @@ class DraftModelProposer:
         ]
         # Compute what the draft model lacks, which samples the first tokens.
         while behind := [d for d in drafts if d.num_computed < d.request.state.num_tokens]:
-            left, chunks = self._budget, []
+            left = self._budget
+            chunks: list[tuple[_Draft, int]] = []
             for draft in behind:
                 count = min(left, draft.request.state.num_tokens - draft.num_computed)
-                chunks += [(draft, count)] if count else []
-                left -= count
+                if count:
+                    chunks.append((draft, count))
+                    left -= count
             self._compute(chunks)
         for length in range(1, max(request.limit for request in draft_requests)):
             self._compute([(draft, 1) for draft in drafts if draft.request.limit > length])
