@@ -1,4 +1,4 @@
-"""Layers of an MLX model with a matrix in a block format of GGUF (``cpu.gguf_block_formats``).
+"""Layers of an MLX model with a matrix in a block format of GGUF (``gguf_block_formats``).
 
 MLX cannot multiply by such a matrix. So these layers only store it. A forward on NumPy arrays reads
 the blocks directly. For every other forward, ``mlx_layer`` converts the layer to an MLX layer with

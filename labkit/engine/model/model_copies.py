@@ -1,6 +1,6 @@
 """Copies of a model directory in the cache, for programs that read fewer formats than labkit.
 
-mlx_lm cannot load the block formats of GGUF (``cpu.gguf_block_formats``): its copy stores Q4_K and
+mlx_lm cannot load the block formats of GGUF (``gguf_block_formats``): its copy stores Q4_K and
 Q5_K in MLX's affine quantisation with float32 scales, the other formats as float32. Servers that
 read no quantised format of MLX get a copy in float32. This module does not import MLX, because the
 process that plans a study may make the copy.

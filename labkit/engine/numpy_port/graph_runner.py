@@ -1,4 +1,4 @@
-"""Runs small decode steps of a model by replaying its captured graph (``cpu.graph_replay``)."""
+"""Runs small decode steps by replaying a model's captured graph (``cpu.replay.graph_replay``)."""
 
 from __future__ import annotations
 

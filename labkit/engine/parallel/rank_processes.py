@@ -79,7 +79,7 @@ class RankProcesses:
     """The processes of all ranks. A call goes to every rank and returns when all have replied.
 
     The ranks belong to the process group of the process that starts them, and are killed when that
-    process ends, however it ends (``machine.parent_death``).
+    process ends, however it ends (``machine.processes.parent_death``).
 
     ``size``: the number of ranks. ``environment``: variables to set in addition to the clean worker
     environment. ``thread_budget``: threads of all ranks together. ``command``: the command that

@@ -50,7 +50,7 @@ class Sampler:
         """Return a token for each state from its row of ``logits``.
 
         ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``lazy_logits``). Rows after the last state are padding. Raises
+        greedy tokens already (``step_logits``). Rows after the last state are padding. Raises
         ``InvalidLogitsError`` if a row has a NaN, or nothing but infinities.
         """
         if isinstance(logits, np.ndarray):
