@@ -214,7 +214,7 @@ class RemoteEngine:
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
             "identity": "token ids" if means == {"token ids"} else "text",
             "counted_by": " and ".join(sorted(means)),
-            "counted_beyond_max": sum(count > r.max_tokens for r, count in counts),
+            "counted_beyond_max": sum(count > r.request.params.max_tokens for r, count in counts),
             # A parser or a final flush may split a single token's text.
             "counted_below_chunks": sum(count + 1 < r.num_chunks for r, count in counts),
             "first_chunk_excess_pct": 100 * fmean(excess) if excess else 0.0,

@@ -37,8 +37,8 @@ NO_REMAP: Remap = {}
 class PrefixCache:
     """Decides which blocks of a ``BlockPool`` stay cached. This base class caches no blocks.
 
-    A subclass overrides ``_lock``, ``_insert`` and ``_unlock``, and the methods that it needs from
-    ``match``, ``evict``, ``clear``, ``cached_blocks`` and ``check``.
+    A subclass overrides ``_lock``, ``_insert``, ``_unlock`` and ``_remove``, and the methods that
+    it needs from ``match``, ``cached_blocks`` and ``check``.
     """
 
     name = "none"
@@ -100,11 +100,18 @@ class PrefixCache:
 
         Raises ``ValueError`` if fewer than ``count`` blocks are evictable.
         """
-        if count > 0:
-            raise ValueError(f"evict({count}): no block is evictable")
+        evictable = self._pool.num_evictable
+        if count > evictable:
+            raise ValueError(f"evict({count}): the number of evictable blocks is {evictable}")
+        self._remove(count)
+        self.num_evicted += count
 
     def clear(self) -> None:
         """Evict every block that is not locked."""
+        self._remove(self._pool.num_evictable)
+
+    def _remove(self, count: int) -> None:
+        pass
 
     def cached_blocks(self) -> Iterator[int]:
         """Yield every cached block that can be reached from the root."""

@@ -176,19 +176,7 @@ class RadixPrefixCache(PrefixCache):
             depth -= len(node.blocks)
         self._idle.raise_failure()
 
-    def evict(self, count: int) -> None:
-        """Evict ``count`` blocks from the ends of the first nodes; see ``PrefixCache``."""
-        if count > self._pool.num_evictable:
-            raise ValueError(
-                f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
-            )
-        self._cut(count)
-        self.num_evicted += count
-
-    def clear(self) -> None:
-        self._cut(self._pool.num_evictable)
-
-    def _cut(self, count: int) -> None:
+    def _remove(self, count: int) -> None:
         """Remove ``count`` blocks from the ends of the first nodes in the order of eviction."""
         while count:
             node = self._idle.first
