@@ -101,8 +101,6 @@ def create(
         for (window, size), count in zip(pairs, counts, strict=True)
     ]
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
-    for backend in backends:
-        backend.advances_metadata = True
     attention = CacheGroupAttention(backends, [places[i] for i in range(len(shapes))])
     manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
 
