@@ -10,9 +10,8 @@ import numpy as np
 from labkit.metal import kernel_call
 from labkit.metal.emulator import cpp_translation
 from labkit.metal.emulator.cpp_compilation import BuildKind, compile_kernel
-from labkit.metal.emulator.cpp_translation import Buffer, Translation
+from labkit.metal.emulator.cpp_translation import Buffer, CapturedKernel, Translation
 from labkit.metal.emulator.kernel_emulator import PROOF_SCHEDULES, run_kernel
-from labkit.metal.emulator.cpp_translation import CapturedKernel
 
 TYPES = {mx.float32: "float", mx.int32: "int", mx.uint32: "uint"}
 ARRAYS = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}

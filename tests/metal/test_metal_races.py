@@ -12,10 +12,9 @@ from metal_batches import attend, batch
 from metal_mutants import mutants
 from metal_probes import edited
 
-from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator import KernelFault
-from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_emulator import DEFAULT_SCHEDULES
+from labkit.metal.emulator.cpp_compilation import BuildKind
+from labkit.metal.emulator.kernel_emulator import DEFAULT_SCHEDULES, Emulator
 from labkit.metal.kernel_call import KernelCall
 
 pytestmark = pytest.mark.slow

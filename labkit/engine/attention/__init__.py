@@ -109,6 +109,7 @@ def create_from_config(options: config.Attention) -> PagedBackend:
     switches = {field.name: getattr(options, field.name) for field in fields(KernelSwitches)}
     return create(backend=options.backend, device=options.device.value, **switches)
 
+
 def __getattr__(name: str) -> Any:
     if name == "paged_attention":
         from labkit.engine.attention.standalone_paged_attention import paged_attention

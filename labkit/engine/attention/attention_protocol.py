@@ -91,9 +91,7 @@ class CacheGroupAttention:
     ``places`` has, for each layer, its group and its index among the group's layers.
     """
 
-    def __init__(
-        self, backends: Sequence[PagedBackend], places: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, backends: Sequence[PagedBackend], places: Sequence[tuple[int, int]]) -> None:
         self.backends = backends
         self.arrays: Arrays | Literal["any"] = backends[0].arrays
         self.is_lazy = backends[0].is_lazy

@@ -92,9 +92,7 @@ def _settings(model_dir: Path) -> dict[str, Any]:
     return settings
 
 
-def _cached_copy(
-    model_dir: Path, option: str, kind: str, write: Callable[[Path], None]
-) -> Path:
+def _cached_copy(model_dir: Path, option: str, kind: str, write: Callable[[Path], None]) -> Path:
     """Return the copy of a kind in the cache; ``write`` it if it is missing."""
     from labkit.models.model_directory import inspect
 

@@ -12,8 +12,7 @@ from labkit import config
 from labkit.engine import Request, SamplingParams, create, memory_budget
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.window_pools import WindowBlocks
-from labkit.engine.kv_layout.window_pools import WindowedKVCacheManager
+from labkit.engine.kv_layout.window_pools import WindowBlocks, WindowedKVCacheManager
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_blocks
 from labkit.engine.request import RequestState

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from labkit.engine.openai.http_client import CompletedResponse
-from labkit.engine.openai.http_client import ReceivedBytes
+from labkit.engine.openai.http_client import CompletedResponse, ReceivedBytes
 from labkit.engine.openai.remote_engine import WRONG_SHAPE, ScoredResponse
 from labkit.engine.request import Request, SamplingParams
 
