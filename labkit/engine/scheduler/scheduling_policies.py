@@ -171,7 +171,10 @@ def by_priority(state: RequestState) -> QueueKey:
     return state.request.priority, state.arrival_index
 
 
-QUEUE_KEYS = {"fcfs": by_arrival, "priority": by_priority}
+QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
+    "fcfs": by_arrival,
+    "priority": by_priority,
+}
 
 
 class QueuePolicy:
