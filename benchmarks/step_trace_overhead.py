@@ -31,7 +31,6 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
@@ -40,7 +39,7 @@ from labkit.engine.runner.step_clocks import ClockedEngine
 from labkit.engine.sampling.step_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator
-from labkit.engine.step_loop import StepLoop
+from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64

@@ -96,7 +96,7 @@ SAMPLED = {
         "experiment/test_simulated_studies.py",
         "test_two_thousand_studies_of_nothing_seldom_find_something",
     ): 4,
-    ("metal/test_cuda_executor.py", "test_the_sources_compile_as_cuda"): 9,
+    ("metal/test_kernel_call.py", "test_the_sources_compile_as_cuda"): 9,
     ("metal/test_metal_bugs.py", "test_bug_is_caught"): 3,
     ("metal/test_metal_mutants.py", "test_sampled_mutant_is_detected"): 3,
     ("server/test_prompt_encoding.py", "test_special_tokens_in_content"): 3,

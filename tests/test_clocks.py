@@ -23,7 +23,7 @@ DATES = {
     "labkit/experiment/schedule/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/launch/compile_once_marker.py:write_marker": {"time.time"},
     "labkit/mac/__main__.py:run_and_bundle": {"datetime.now"},  # a folder's name
-    "labkit/engine/runner/self_test_logits_cache.py:get": {
+    "labkit/engine/runner/shared_models.py:stored_logits": {
         "time.time"
     },  # beside a file's time of change
     "labkit/machine/cache_dir.py:_remove_abandoned": {"st_mtime", "time.time"},

@@ -7,8 +7,7 @@ from typing import Any
 from labkit.conformance.attention_backend_and_resolver_checks import backend_checks, resolver_checks
 from labkit.conformance.contract import Check, Compose, Contract, ContractError
 from labkit.conformance.engine_checks import engine_checks, eviction_checks, queue_checks
-from labkit.conformance.prompt_source_checks import source_checks
-from labkit.conformance.workload_checks import workload_checks
+from labkit.conformance.workload_and_source_checks import source_checks, workload_checks
 from labkit.engine.engine_factory import ENGINE_METHODS
 from labkit.workload import METHODS
 

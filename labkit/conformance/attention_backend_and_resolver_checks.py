@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.conformance.contract import Check, Compose, demand
-from labkit.engine.attention import sequence_resolvers
-from labkit.engine.attention.backend_factory import create
+from labkit.engine.attention import create, sequence_resolvers
 from labkit.engine.attention.sequence_resolvers.sequence_resolver import Resolver
 from labkit.kernel_constants import BQ
 
@@ -98,26 +97,18 @@ def backend_checks(path: str, compose: Compose) -> Iterator[Check]:
     made: list[Any] = []
     yield Check("it can be created", lambda: made.append(create(backend=path)), needed=True)
     for name, lengths in list(BATCHES.items())[:4]:
-        check = partial(_check_oracle, path, lengths)
+        check = partial(_require_close, path, _Batch(lengths))
         yield Check(f"its output is that of the float64 reference: {name}", check)
-    yield Check(
-        "NaN in slots that no query sees does not reach the output", partial(_check_nan, path)
-    )
+    poisoned = _Batch((1, 1, 40), poison=True)
+    check = partial(_require_close, path, poisoned, "with NaN in unused slots, ")
+    yield Check("NaN in slots that no query sees does not reach the output", check)
     yield Check(
         "a model served with it computes mlx_lm's logits (the self-test at load)",
         partial(_check_self_test, path, compose),
     )
 
 
-def _check_oracle(path: str, lengths: tuple[int, ...]) -> None:
-    _require_close(path, _Batch(lengths), "")
-
-
-def _check_nan(path: str) -> None:
-    _require_close(path, _Batch((1, 1, 40), poison=True), "with NaN in unused slots, ")
-
-
-def _require_close(path: str, batch: _Batch, where: str) -> None:
+def _require_close(path: str, batch: _Batch, where: str = "") -> None:
     right = _attend(create(backend="reference"), batch)
     got = _attend(create(backend=path), batch)
     demand(got.shape == right.shape, f"the output has shape {got.shape}, not {right.shape}")

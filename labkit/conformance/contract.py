@@ -21,44 +21,22 @@ class ContractError(AssertionError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a contract.
+    """One check of a contract."""
 
-    Parameters
-    ----------
-    demand
-        What must hold, as a sentence.
-    run
-        A function that raises ``ContractError`` if the demand does not hold. Exceptions that the
-        checked class raises pass through.
-    needed
-        Whether the following checks are skipped if this one fails.
-    """
-
-    demand: str
+    demand: str  # what must hold, as a sentence
+    # Raises ``ContractError`` if it does not hold. Exceptions of the checked class pass through.
     run: Callable[[], None]
-    needed: bool = False
+    needed: bool = False  # whether the following checks are skipped if this one fails
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a class of one kind must do, as a series of checks.
+    """What a class of one kind must do, as a series of checks."""
 
-    Parameters
-    ----------
-    kind
-        The kind's name, such as ``resolver``.
-    telling
-        A class with at least one of these methods is recognised as this kind.
-    methods
-        All methods that the class must have.
-    checks
-        A function that takes ``package.module:Class`` and a ``Compose``, and yields the checks in
-        order.
-    """
-
-    kind: str
-    telling: tuple[str, ...]
-    methods: tuple[str, ...]
+    kind: str  # such as ``resolver``
+    telling: tuple[str, ...]  # a class with one of these methods is recognised as this kind
+    methods: tuple[str, ...]  # that the class must have
+    # Takes ``package.module:Class`` and a ``Compose``, and yields the checks in order.
     checks: Callable[[str, Compose], Iterator[Check]]
 
     def fits(self, own_class: Any) -> bool:

@@ -220,17 +220,14 @@ def _check_ids(engine: InferenceEngine) -> None:
 
 def _check_counters(engine: Any) -> None:
     engine.reset_counters()
-    claimed = f"engine.{type(engine).__name__}" if not _is_own(engine) else f"engine.{engine.name}"
+    is_own = type(engine).__module__.startswith("labkit.")
+    claimed = f"engine.{engine.name if is_own else type(engine).__name__}"
     _serve(engine, 1)
     value = engine.counters().get(claimed, 0)
     demand(value > 0, f"the counter {claimed}, which every arm claims, is {value} after a request")
     engine.reset_counters()
     value = engine.counters().get(claimed, 0)
     demand(value == 0, f"the counter {claimed} is {value} after reset_counters(); it must be 0")
-
-
-def _is_own(engine: Any) -> bool:
-    return type(engine).__module__.startswith("labkit.")
 
 
 def _check_cleared(engine: InferenceEngine) -> None:

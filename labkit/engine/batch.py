@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     block_tables: Ints  # [num_seqs, max_blocks], padded with 0
     logit_rows: Ints  # packed rows whose logits are computed
     sampling: tuple[RequestState, ...]  # the requests of the first rows in ``logit_rows``
-    prefill_tokens: int
+    prefill_tokens: int = 0
     # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()
     # Prompt rows to score. Their logits follow those of ``sampling`` in ``logit_rows``.
@@ -64,17 +64,13 @@ def pack(
     block_tables: Ints,
     rows: list[int],
     sampling: list[RequestState],
-    *,
-    prefill_tokens: int = 0,
-    placeholders: tuple[tuple[int, str], ...] = (),
-    scored: tuple[ScoredRows, ...] = (),
-    states: StatePlan | None = None,
-    window_tables: tuple[Ints, ...] = (),
+    **others: Any,
 ) -> Batch:
     """Return the batch of packed tokens.
 
     ``segments`` has the (start, length) of each segment in its sequence, and ``rows`` becomes
-    ``Batch.logit_rows``.
+    ``Batch.logit_rows``. ``others`` are the fields of ``Batch`` from ``prefill_tokens`` on, except
+    ``padding``.
     """
     starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
     cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
@@ -89,11 +85,7 @@ def pack(
         block_tables=block_tables,
         logit_rows=np.asarray(rows, np.int32),
         sampling=tuple(sampling),
-        prefill_tokens=prefill_tokens,
-        placeholders=placeholders,
-        scored=scored,
-        states=states,
-        window_tables=window_tables,
+        **others,
     )
 
 

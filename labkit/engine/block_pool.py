@@ -78,11 +78,9 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Cached blocks, in use or evictable."""
         return self._cached.count(1)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
-        """Return the number of ``blocks`` that are evictable."""
         return sum(self._cached[block] and not self._ref_cnt[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int]:

@@ -19,7 +19,6 @@ from labkit.engine.memory_budget.pool_sizing import (
     size_pool,
 )
 from labkit.engine.model import compute_dtype
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
@@ -27,7 +26,7 @@ from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, cre
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.engine.step_loop import StepLoop
+from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 from labkit.machine.facts import memory_capacity, wired_advice
 
 if TYPE_CHECKING:
@@ -50,42 +49,36 @@ def create(
 ) -> InferenceEngine:
     """Load a model and create the engine that ``options`` describes.
 
-    If ``options.name`` is ``package.module:Class``, that class is called with ``(options,
-    model_dir)``.
-
-    Parameters
-    ----------
-    options
-        The group ``engine`` of a checked config.
-    model_dir
-        A directory with config.json and model*.safetensors.
-    models
-        Models shared with engines that step alternately with this one (None: no sharing).
-
-    Raises
-    ------
-    EngineError
-        The model cannot be served with these options. The message gives the reason.
+    ``options`` is the group ``engine`` of a checked config, ``model_dir`` a directory with
+    config.json and model*.safetensors. If ``options.name`` is ``package.module:Class``, that class
+    is called with both. ``models`` are shared with engines that step alternately with this one
+    (None: no sharing). Raises ``EngineError`` if the model cannot be served with these options. The
+    message gives the reason.
     """
     _check_preconditions(options)
+    model_dir, models = Path(model_dir), models or SharedModels()
     if config.is_class_path(options.name):
-        return _create_plugin(options, Path(model_dir))
+        return _create_plugin(options, model_dir)
     if options.name == "mlx_lm":
-        from labkit.engine import mlx_lm
+        from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
-        return mlx_lm.create(options, Path(model_dir), models or SharedModels())
+        loading = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+        return MlxLmEngine(
+            models.load_mlx_lm(model_dir, *loading),
+            options.scheduler.max_num_seqs,
+            options.scheduler.chunk,
+        )
     if options.name == "openai":
         from labkit.engine import openai
 
-        return openai.create(options, Path(model_dir))
-    wait_for_kernels = kernel_precompilation.start(options, Path(model_dir))
+        return openai.create(options, model_dir)
+    wait_for_kernels = kernel_precompilation.start(options, model_dir)
     if not options.parallel.single_process:
         wait_for_kernels()
         from labkit.engine.parallel import tensor_parallel_engine
 
-        return tensor_parallel_engine.create(options, Path(model_dir))
-    models = models or SharedModels()
-    return _create_own(options, Path(model_dir), models, NoScheduleCheck(), wait_for_kernels)
+        return tensor_parallel_engine.create(options, model_dir)
+    return _create_own(options, model_dir, models, NoScheduleCheck(), wait_for_kernels)
 
 
 def create_rank(
@@ -93,12 +86,8 @@ def create_rank(
 ) -> LLMEngine:
     """Create one rank's engine over its share of the model.
 
-    ``schedule_check`` compares the rank's schedule with those of the other ranks.
-
-    Raises
-    ------
-    EngineError
-        As for ``create``: the model cannot be served with these options.
+    ``schedule_check`` compares the rank's schedule with those of the other ranks. Raises
+    ``EngineError`` as ``create``.
     """
     _check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
@@ -201,10 +190,7 @@ def _assemble(
         scheduler,
         InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
         DecodePadding(
-            options.decode_shape,
-            options.max_decode_rows,
-            counters,
-            options.decode_sizes,
+            options.decode_shape, options.max_decode_rows, counters, options.decode_sizes
         ),
         create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),
@@ -276,8 +262,7 @@ def _counters_mistake(counters: Any) -> str | None:
 def _check_preconditions(options: config.Engine) -> None:
     """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
 
-    Raises ``EngineError`` if the wired collector or a variable is not as the options demand. The
-    message names the remedy.
+    Raises ``EngineError`` if they are not as the options demand.
     """
     _require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)

@@ -23,18 +23,22 @@ class EngineError(ValueError):
     """An engine cannot serve a request or a configuration. The message is a single line."""
 
 
-def check_context(request: Request, max_context: int | None) -> None:
-    """Raise ``EngineError`` if a request may get longer than the model's context (tokens).
+def check_request(request: Request, vocab_size: int, max_context: int | None) -> None:
+    """Raise ``EngineError`` if a model's vocabulary or context (tokens) cannot hold a request.
 
     The token that follows a scored prompt is not part of the request's length.
     """
-    num_prompt, params = len(request.prompt_token_ids), request.params
+    prompt, params = request.prompt_token_ids, request.params
+    if not prompt:
+        raise EngineError("the prompt is empty")
     scored = params.prompt_logprobs is not None and params.max_tokens == 1
-    if max_context is not None and num_prompt + (0 if scored else params.max_tokens) > max_context:
+    if max_context is not None and len(prompt) + (0 if scored else params.max_tokens) > max_context:
         raise EngineError(
-            f"{num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the model's "
+            f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens} exceed the model's "
             f"context of {max_context} tokens"
         )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise EngineError(f"token ids must be 0 to {vocab_size - 1}")
 
 
 class StaleLaunchError(RuntimeError):
@@ -294,10 +298,7 @@ class InferenceEngine(Protocol):
     def submit(self, request: Request) -> None:
         """Queue a request. A request that can never be served ends with an error event.
 
-        Raises
-        ------
-        EngineError
-            A live request has this id already.
+        Raises ``EngineError`` if a live request has this id already.
         """
 
     def abort(self, request_id: str) -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -180,7 +181,6 @@ class _Progress:
             self._live.stop()
 
     def add(self, kernels: int) -> None:
-        """Count kernels, and show the line if it is time."""
         self._done += kernels
         if time.monotonic() - self._start < SHOW_AFTER_S:
             return
@@ -205,9 +205,9 @@ Needs = dict[str, Any]  # what ``fill_cache`` passes to the processes
 Step = Callable[[Needs], object]
 
 
-def _kernel(module: str, name: str) -> Step:
-    """Return a step that compiles a kernel with one signature."""
-    return lambda needs: getattr(importlib.import_module(module), name).precompile()
+def _kernel(module: str, name: str, needs: Needs) -> None:
+    """Compile a kernel with one signature."""
+    getattr(importlib.import_module(module), name).precompile()
 
 
 def _pool(needs: Needs) -> None:
@@ -216,56 +216,36 @@ def _pool(needs: Needs) -> None:
     thread_pool.install()
 
 
-def _unit(op: str) -> Step:
-    """Return a step that compiles the function for the units of an operation of a graph."""
+def _unit(op: str, needs: Needs) -> None:
+    """Compile the function for the units of an operation of a graph."""
+    from labkit.cpu.capture import graph_ops
+    from labkit.cpu.replay import graph_op_kernels
 
-    def step(needs: Needs) -> None:
-        from labkit.cpu.capture import graph_ops
-        from labkit.cpu.replay import graph_op_kernels
-
-        graph_op_kernels.unit_address(getattr(graph_ops, op))
-
-    return step
+    graph_op_kernels.unit_address(getattr(graph_ops, op))
 
 
-def _format(element: str, bits: int) -> Step:
-    """Return a step that compiles the functions of a format of weights.
+def _format(element: str, bits: int, needs: Needs) -> None:
+    """Compile the functions of a format of weights.
 
     Whether the mantissa conversion is exact is not known yet; in trained models it is.
     """
+    from labkit.cpu.matmul import quantized_matmul
 
-    def step(needs: Needs) -> None:
-        from labkit.cpu.matmul import quantized_matmul
-
-        exact = bits > 0 and element != "float32"
-        quantized_matmul.format_functions(element, bits, exact)
-
-    return step
+    quantized_matmul.format_functions(element, bits, bits > 0 and element != "float32")
 
 
-def _int8_format(element: str, bits: int, group_size: int) -> Step:
-    def step(needs: Needs) -> None:
-        from labkit.cpu.matmul import int8_matmul
+def _int8_format(element: str, bits: int, group_size: int, needs: Needs) -> None:
+    from labkit.cpu.matmul import int8_matmul
 
-        int8_matmul.int8_functions(element, bits, group_size)
-
-    return step
+    int8_matmul.int8_functions(element, bits, group_size)
 
 
-def _decode_body(needs: Needs) -> None:
-    from labkit.cpu.attention import decode_attention_kernel
+def _attention_body(module: str, needs: Needs) -> None:
+    """Compile the arithmetic of an attention kernel."""
     from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 
     skip = from_plain(config.Attention, needs["attention"]).window_skip
-    decode_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
-
-
-def _tiled_body(needs: Needs) -> None:
-    from labkit.cpu.attention import tiled_attention_kernel
-    from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
-
-    skip = from_plain(config.Attention, needs["attention"]).window_skip
-    tiled_attention_kernel.body(POOL_DTYPES[needs["dtype"]], skip)
+    importlib.import_module(module).body(POOL_DTYPES[needs["dtype"]], skip)
 
 
 def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:
@@ -286,17 +266,13 @@ def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:
     return backend, metadata
 
 
-def _launch(tokens: int) -> Step:
-    """Return a step that launches the kernel for a step of so many tokens."""
+def _launch(tokens: int, needs: Needs) -> None:
+    """Launch the kernel for a step of so many tokens."""
+    import numpy as np
 
-    def step(needs: Needs) -> None:
-        import numpy as np
-
-        backend, metadata = _plan(needs, tokens)
-        new = np.zeros((tokens, 1, 64), np.float32)
-        backend.forward(0, new, new, new, metadata)
-
-    return step
+    backend, metadata = _plan(needs, tokens)
+    new = np.zeros((tokens, 1, 64), np.float32)
+    backend.forward(0, new, new, new, metadata)
 
 
 def _replay(needs: Needs) -> None:
@@ -323,24 +299,30 @@ def steps_for(needs: Needs) -> list[tuple[int, Step]]:
     """
     low = [form for form in needs["formats"] if form[1] or form[0] != "float32"]
     by_int8 = [form for form in low if needs["activations"] == "int8" and form[1] in (4, 8)]
-    steps: list[tuple[int, Step]] = [(5, _pool), (1, _decode_body), (1, _tiled_body)]
+    steps: list[tuple[int, Step]] = [
+        (5, _pool),
+        (1, partial(_attention_body, "labkit.cpu.attention.decode_attention_kernel")),
+        (1, partial(_attention_body, "labkit.cpu.attention.tiled_attention_kernel")),
+    ]
     if needs["replay"]:
-        steps.append((1, _unit("ADD")))
+        steps.append((1, partial(_unit, "ADD")))
     if low:
-        steps.append((1, _unit("LOW_PRECISION_MATMUL")))
+        steps.append((1, partial(_unit, "LOW_PRECISION_MATMUL")))
     if len(low) < len(needs["formats"]):
-        steps += [(1, _unit("MATMUL")), (1, _kernel("labkit.cpu.matmul.gemm", "pack_panels"))]
+        steps.append((1, partial(_unit, "MATMUL")))
+        steps.append((1, partial(_kernel, "labkit.cpu.matmul.gemm", "pack_panels")))
     if by_int8:
-        steps.append((1, _unit("INT8_MATMUL")))
-    steps += [(5, _format(*form)) for form in dict.fromkeys((form[0], form[1]) for form in low)]
-    steps += [(4, _int8_format(*form)) for form in by_int8]
+        steps.append((1, partial(_unit, "INT8_MATMUL")))
+    by_format = dict.fromkeys((element, bits) for element, bits, _ in low)
+    steps += [(5, partial(_format, *form)) for form in by_format]
+    steps += [(4, partial(_int8_format, *form)) for form in by_int8]
     steps += [
-        (1, _kernel("labkit.cpu.layers.rope", "_rope")),
-        (1, _kernel("labkit.cpu.matmul.matmul_op_kernels", "launch")),
-        (1, _kernel("labkit.cpu.layers.activations", "_activate")),
-        (1, _kernel("labkit.cpu.layers.norms", "_rms_norm")),
-        (2, _launch(1)),
-        (1, _launch(8)),
+        (1, partial(_kernel, "labkit.cpu.layers.rope", "_rope")),
+        (1, partial(_kernel, "labkit.cpu.matmul.matmul_op_kernels", "launch")),
+        (1, partial(_kernel, "labkit.cpu.layers.activations", "_activate")),
+        (1, partial(_kernel, "labkit.cpu.layers.norms", "_rms_norm")),
+        (2, partial(_launch, 1)),
+        (1, partial(_launch, 8)),
     ]
     return [*steps, (1, _replay)] if needs["replay"] else steps
 

@@ -87,6 +87,10 @@ class KVCacheManager:
     the pool of blocks, that of the layers without a window; None in a layout without blocks.
     """
 
+    has_states = False  # whether requests have a slot for recurrent states
+    grows_by_chunk = False  # whether ``grow`` must be called for every chunk
+    aligns_chunks = False  # whether ``align_chunk`` must be called for every chunk of a prompt
+
     def __init__(self, token_bytes: int, pool: BlockPool | None = None) -> None:
         self.token_bytes = token_bytes
         self.pool = pool
@@ -118,19 +122,10 @@ class KVCacheManager:
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Reserve memory for a new request's first ``num_tokens`` tokens.
 
-        ``spare`` is the fraction of the whole memory that must stay free.
-
-        Returns
-        -------
-        int or None
-            The number of the request's tokens that are cached already. The last known token never
-            counts as cached, because it must be computed to sample the next token. None: too
-            little memory is free, and nothing was reserved.
-
-        Raises
-        ------
-        ValueError
-            The request has memory already.
+        ``spare`` is the fraction of the whole memory that must stay free. Returns the number of the
+        request's tokens that are cached already. The last known token never counts as cached,
+        because it must be computed to sample the next token. Returns None if too little memory is
+        free; nothing was reserved then. Raises ``ValueError`` if the request has memory already.
         """
         raise NotImplementedError
 
@@ -155,27 +150,12 @@ class KVCacheManager:
         """The block tables of all running requests by request id."""
         return self._tables
 
-    @property
-    def has_states(self) -> bool:
-        """Whether requests have a slot for recurrent states."""
-        return False
-
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
         """Return what a step does with states, or None if the model has no states.
 
         Call this once for each step, because every call plans snapshots.
         """
         return None
-
-    @property
-    def grows_by_chunk(self) -> bool:
-        """Whether ``grow`` must be called for every chunk, even within reserved memory."""
-        return False
-
-    @property
-    def aligns_chunks(self) -> bool:
-        """Whether ``align_chunk`` must be called for every chunk of a prompt."""
-        return False
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
         """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.
@@ -308,15 +288,9 @@ class KVCacheFactory:
     ) -> KVCache:
         """Create a cache.
 
-        Parameters
-        ----------
-        shapes
-            The KV shape of each layer with keys and values.
-        num_blocks
-            The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
-            number includes the null block.
-        num_slots
-            The number of state slots, without snapshots, in one pool (None: as for serving).
+        ``shapes`` has the KV shape of each layer with keys and values. The memory has
+        ``num_blocks`` blocks of ``kv.block_size`` tokens, in the paged layout with the null block,
+        and ``num_slots`` state slots, without snapshots, in one pool (None: as for serving).
         """
         create = self.create_layout
         if num_slots is None and self.create_windowed is not None:

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,6 @@ from labkit.models.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]
 PROMPT_TYPES = "a prompt is a text or a list of token ids"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LiveRequest:
-    """A request in the engine: its output processor, and the outputs not yet yielded."""
-
-    processor: OutputProcessor
-    outputs: deque[RequestOutput]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,19 +100,14 @@ class LLM:
             model_json.read_object(model_dir / "config.json")
         )
         self._ids = itertools.count()
-        self._live: dict[str, LiveRequest] = {}
+        # By the id of a request in the engine: what makes its outputs, and those not yet yielded.
+        self._live: dict[str, tuple[OutputProcessor, deque[RequestOutput]]] = {}
 
     def __enter__(self) -> LLM:
         """Return the LLM itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the LLM."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def generate(
@@ -136,11 +122,8 @@ class LLM:
         (``finish_reason="length"``). A request that cannot be served has
         ``finish_reason="error"``, and the others are still served.
 
-        Raises
-        ------
-        EngineError
-            A prompt is neither text nor token ids, or the numbers of ``params`` and prompts
-            differ.
+        Raises ``EngineError`` if a prompt is neither text nor token ids, or the numbers of
+        ``params`` and prompts differ.
         """
         last: dict[str, RequestOutput] = {}
         with contextlib.closing(self.stream(prompts, params)) as outputs:
@@ -156,12 +139,8 @@ class LLM:
         """Yield every request's output after each of its tokens.
 
         Leaving the loop early aborts the unfinished requests. Several streams may be read
-        alternately: they share the engine's batches.
-
-        Raises
-        ------
-        EngineError
-            The same errors as in ``generate``, before the first output.
+        alternately: they share the engine's batches. Raises the same errors as ``generate``, before
+        the first output.
         """
         prompts = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -179,12 +158,8 @@ class LLM:
 
         ``texts`` are texts or lists of token ids. A text is scored as it is: no token is put before
         it, so its first token has no log probability. ``top`` is the number of likeliest tokens to
-        return per position. The prefix cache is not used.
-
-        Raises
-        ------
-        EngineError
-            A text has fewer than two tokens, or the engine cannot serve it.
+        return per position. The prefix cache is not used. Raises ``EngineError`` if a text has
+        fewer than two tokens, or the engine cannot serve it.
         """
         params = SamplingParams(prompt_logprobs=top, max_tokens=1, ignore_eos=True)
         scores = []
@@ -220,7 +195,7 @@ class LLM:
         try:
             for request, prompt in requests:
                 processor = OutputProcessor(request, prompt, self._tokenizer)
-                self._live[request.request_id] = LiveRequest(processor, outputs)
+                self._live[request.request_id] = processor, outputs
                 # The engine has no tokenizer: stop texts are matched here.
                 params = dataclasses.replace(request.params, stop=())
                 self._engine.submit(dataclasses.replace(request, params=params))
@@ -247,8 +222,9 @@ class LLM:
                 live = self._live.get(event.request_id)
                 if live is None:
                     continue
-                output = live.processor.next_output(event)
-                live.outputs.append(output)
+                processor, outputs = live
+                output = processor.next_output(event)
+                outputs.append(output)
                 if output.finish_reason is not None:
                     self._end(event.request_id)
 
@@ -299,13 +275,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:
-    """Return a prompt's token ids as integers.
-
-    Raises
-    ------
-    EngineError
-        An item of the prompt is not an integer, or is negative.
-    """
+    """Return a prompt's token ids; raise ``EngineError`` if one is no integer of 0 or more."""
     try:
         ids = [operator.index(token) for token in prompt]
     except TypeError:
@@ -316,18 +286,11 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def _engine_config(options: dict[str, Any]) -> config.Engine:
-    """Return the engine's config from the options of ``LLM``, named as in ``_option_key``.
-
-    Raises
-    ------
-    ConfigError
-        An option is unknown, ambiguous or set twice, its value is not allowed, or the GGUF file is
-        missing or not supported.
-    """
+    """Return the engine's config from the options of ``LLM``, named as in ``_option_key``."""
     tree: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in options.items():
-        key = _option_key(name, LLM_KEYS)
+        key = _option_key(name)
         config.require(key not in names, f"{name}: {names.get(key)} sets engine.{key} already")
         names[key] = name
         group, _, leaf = key.rpartition(".")
@@ -354,22 +317,22 @@ def _advice_for_llm() -> Iterator[None]:
         raise type(error)(text) from error
 
 
-def _option_key(name: str, keys: Sequence[str]) -> str:
+def _option_key(name: str) -> str:
     """Return the key, relative to ``engine``, of the option that ``LLM`` calls ``name``.
 
     An option's name is its key with ``_`` for each dot: ``kv_dtype`` is ``engine.kv.dtype``, and
     ``dtype`` is ``engine.dtype``. The group may be omitted (``block_size``) if no other option of
-    ``keys`` has the same last name.
-
-    Raises
-    ------
-    ConfigError
-        No option of ``keys`` has this name, or several options have it.
+    ``LLM_KEYS`` has the same last name. Raises ``ConfigError`` if no option has this name, or
+    several have it.
     """
-    named = [key for key in keys if key.replace(".", "_") == name]
-    named = named or [key for key in keys if key.rpartition(".")[2] == name]
+    named = [key for key in LLM_KEYS if key.replace(".", "_") == name]
+    named = named or [key for key in LLM_KEYS if key.rpartition(".")[2] == name]
     if not named:
-        short = sorted(_option_name(key, keys) for key in keys)
+        leaves = [key.rpartition(".")[2] for key in LLM_KEYS]
+        short = sorted(
+            leaf if leaves.count(leaf) == 1 else key.replace(".", "_")
+            for key, leaf in zip(LLM_KEYS, leaves, strict=True)
+        )
         raise config.ConfigError(
             f"{name}: no such engine option; must be one of: {', '.join(short)}"
         )
@@ -377,13 +340,6 @@ def _option_key(name: str, keys: Sequence[str]) -> str:
         full = " or ".join(key.replace(".", "_") for key in named)
         raise config.ConfigError(f"{name}: several engine options have this name; write {full}")
     return named[0]
-
-
-def _option_name(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest name of an option: without its group, if that is unambiguous."""
-    leaf = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == leaf for other in keys) == 1
-    return leaf if alone else key.replace(".", "_")
 
 
 # What the layouts without blocks need; the same as in conf/engine.

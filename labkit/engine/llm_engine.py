@@ -13,7 +13,7 @@ from labkit.engine.engine_protocol import (
     EngineError,
     KVBytes,
     TokenEvent,
-    check_context,
+    check_request,
 )
 from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import Request
@@ -45,24 +45,11 @@ class LLMEngine:
     The loop runs the steps. The engine refuses requests that can never be served, ends all requests
     after a failed step, and gathers the counters of its parts.
 
-    Parameters
-    ----------
-    scheduler, cache, loop, counters
-        The engine's parts.
-    draft_counters
-        The counters of the draft model's forwards. They are returned with ``draft.`` before the
-        name.
-    vocab_size
-        Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
-    max_context
-        The model's context in tokens (None: unknown). Longer requests are refused.
-    notes
-        Decisions made at load (the forward and its reason, the dtype, ...), for the records.
-    load_counters
-        Decisions made at load, as counters: the budget's policy, the dtype, the bytes of weights
-        by dtype, batch invariance.
-    name
-        The preset's name. The counter ``engine.<name>`` is the number of steps.
+    ``draft_counters`` are those of the draft model's forwards, returned with ``draft.`` before the
+    name. Requests with a token id of ``vocab_size`` or more, or longer than ``max_context`` tokens
+    (None: unknown), are refused. ``notes`` and ``load_counters`` are decisions made at load, for
+    the records: the forward and its reason, the dtype, the budget's policy, the bytes of weights.
+    ``name`` is the preset's. The counter ``engine.<name>`` is the number of steps.
     """
 
     def __init__(
@@ -93,47 +80,20 @@ class LLMEngine:
         self._is_superfluous = False  # a step in flight has only rows of ended requests
 
     def submit(self, request: Request) -> None:
-        """Queue a request. A request that can never be served ends with an error event.
-
-        Raises ``EngineError`` if a live request has this id already.
-        """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):
             raise EngineError(f"request {request_id}: this id is already in use")
         try:
-            self._check_request(request)
+            check_request(request, self._vocab_size, self._max_context)
+            _check_params(request, self._vocab_size)
             self._scheduler.add(request)
         except EngineError as error:
-            self.refuse(request_id, str(error))
+            self.refuse(request_id, f"request {request_id}: {error}")
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Make the next ``step`` end a request, which was not submitted, with an error event."""
         self._counters.add("requests.refused")
         self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=reason))
-
-    def _check_request(self, request: Request) -> None:
-        prompt, params = request.prompt_token_ids, request.params
-        if not prompt:
-            raise EngineError(f"request {request.request_id}: the prompt is empty")
-        try:
-            check_context(request, self._max_context)
-        except EngineError as error:
-            raise EngineError(f"request {request.request_id}: {error}") from None
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise EngineError(
-                f"request {request.request_id}: token ids must be 0 to {self._vocab_size - 1}"
-            )
-        if max(params.logit_bias, default=0) >= self._vocab_size:
-            raise EngineError(
-                f"request {request.request_id}: logit_bias names token {max(params.logit_bias)}; "
-                f"ids are 0 to {self._vocab_size - 1}"
-            )
-        _check_scored_ids(request, self._vocab_size)
-        if params.stop:
-            raise EngineError(
-                f"request {request.request_id}: stop texts need a tokenizer; use LLM, or "
-                "stop_token_ids"
-            )
 
     def abort(self, request_id: str) -> None:
         self._scheduler.abort(request_id)
@@ -178,22 +138,14 @@ class LLMEngine:
                 self._loop.discard()
 
     def drain(self) -> None:
-        """Wait until no step is being computed; see ``PipelinedEngine``.
-
-        An exception aborts every request, as in ``step``.
-        """
-        with self._timed_step():
+        with self._timed_step():  # an exception aborts every request, as in ``step``
             self._loop.drain()
 
     def is_running(self, request_id: str) -> bool:
         return self._scheduler.is_running(request_id)
 
     def kv_bytes(self) -> KVBytes:
-        """Return the KV memory reserved and used now.
-
-        A token in a shared block is counted for each request that shares it, but ``used`` never
-        exceeds ``reserved``.
-        """
+        # A token in a shared block is counted for each request that shares it, up to the reserved.
         used = self._cache.used_bytes(self._scheduler.num_computed_tokens)
         return KVBytes(self._cache.reserved_bytes, used, self._cache.total_bytes)
 
@@ -201,12 +153,7 @@ class LLMEngine:
         return self._counters.value("tokens.computed")
 
     def max_request_tokens(self) -> int:
-        """Return the largest number of tokens (prompt and output) that a request may have.
-
-        It is the model's context, or the capacity of the KV memory plus 1, because the last token
-        is never computed.
-        """
-        capacity = self._cache.capacity_tokens + 1
+        capacity = self._cache.capacity_tokens + 1  # the last token is never computed
         return capacity if self._max_context is None else min(capacity, self._max_context)
 
     def lingering_requests(self) -> Collection[str]:
@@ -268,17 +215,20 @@ class LLMEngine:
         self._scheduler.check()
 
 
-def _check_scored_ids(request: Request, vocab_size: int) -> None:
-    """Raise ``EngineError`` unless ``prompt_logprob_ids`` is None or a valid [rows, m] array."""
-    ids, rows = request.params.prompt_logprob_ids, len(request.prompt_token_ids) - 1
-    if ids is None:
-        return
-    if ids.ndim != 2 or len(ids) != rows:
+def _check_params(request: Request, vocab_size: int) -> None:
+    """Raise ``EngineError`` if a parameter names no token of the vocabulary, or needs texts."""
+    params, rows = request.params, len(request.prompt_token_ids) - 1
+    if max(params.logit_bias, default=0) >= vocab_size:
         raise EngineError(
-            f"request {request.request_id}: prompt_logprob_ids has shape {list(ids.shape)}; it "
-            f"needs a row for each prompt token but the first: [{rows}, m]"
+            f"logit_bias names token {max(params.logit_bias)}; ids are 0 to {vocab_size - 1}"
         )
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+    ids = params.prompt_logprob_ids
+    if ids is not None and (ids.ndim != 2 or len(ids) != rows):
         raise EngineError(
-            f"request {request.request_id}: prompt_logprob_ids must be 0 to {vocab_size - 1}"
+            f"prompt_logprob_ids has shape {list(ids.shape)}; it needs a row for each prompt token "
+            f"but the first: [{rows}, m]"
         )
+    if ids is not None and ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise EngineError(f"prompt_logprob_ids must be 0 to {vocab_size - 1}")
+    if params.stop:
+        raise EngineError("stop texts need a tokenizer; use LLM, or stop_token_ids")

@@ -60,7 +60,6 @@ class OutputProcessor:
         self._text = ""
 
     def next_output(self, event: TokenEvent) -> RequestOutput:
-        """Return the output after the request's next event."""
         delta, reason = self.advance(event)
         self._text += delta
         has_logprobs = self._request.params.logprobs is not None
@@ -92,7 +91,6 @@ class OutputProcessor:
         return self._stops.matched
 
     def _add_token(self, event: TokenEvent) -> str:
-        """Record the event's token; return the text that the token completes."""
         text = ""
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = event.prompt_logprobs

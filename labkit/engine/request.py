@@ -7,13 +7,12 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from labkit.engine.logit_bias import NO_BIAS, LogitBias
 
 MAX_LOGPROBS = 20
 # The largest number of prompt tokens whose logits one step computes, over all requests. At a
@@ -44,13 +43,45 @@ class Constraint(Protocol):
         The result must depend on the arguments only, because ``output`` may end with draft
         tokens that are rejected later.
 
-        Raises
-        ------
-        SamplingError
-            ``output`` breaks the rule, or the mask cannot be computed. The request ends with this
-            error, unless only draft tokens at the end of ``output`` break the rule: such drafts
-            are rejected anyway.
+        Raises ``SamplingError`` if ``output`` breaks the rule, or the mask cannot be computed. The
+        request ends with this error, unless only draft tokens at the end of ``output`` break the
+        rule: such drafts are rejected anyway.
         """
+
+
+class LogitBias(Mapping[int, float]):
+    """By token id, the number that is added to the token's logit: immutable, for all its steps.
+
+    ``bias`` must be valid: ids of 0 or more, finite numbers.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = dict(bias)
+
+    def __getitem__(self, token: int) -> float:
+        return self._bias[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bias)
+
+    def __len__(self) -> int:
+        return len(self._bias)
+
+    def __repr__(self) -> str:
+        return repr(self._bias)
+
+    @cached_property
+    def token_ids(self) -> NDArray[np.intp]:
+        return np.fromiter(self._bias, np.intp, len(self._bias))
+
+    @cached_property
+    def added_logits(self) -> NDArray[np.float32]:
+        values = np.fromiter(self._bias.values(), np.float64, len(self._bias))
+        with np.errstate(over="ignore"):  # the sampler refuses infinite logits
+            return values.astype(np.float32)
+
+
+NO_BIAS = LogitBias({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +167,25 @@ class SamplingParams:
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check types and ranges, copy mutable values and set the derived fields."""
         self._check_types()
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature}: must be 0 or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: must be 0 (off) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p}: must be 0 (off) to 1")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty}: must be above 0")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name}={getattr(self, name)}: must be -2 to 2")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs={self.logprobs}: must be 0 to {MAX_LOGPROBS}, or None")
-        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
-            raise ValueError(f"prompt_logprobs={self.prompt_logprobs}: must be 0 or more, or None")
+        logprobs, scored, seed = self.logprobs, self.prompt_logprobs, self.seed
+        for name, is_valid, allowed in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "0 (off) to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
+            ("logprobs", 0 <= (logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or None"),
+            ("prompt_logprobs", (scored or 0) >= 0, "0 or more, or None"),
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("seed", 0 <= (seed or 0) < 1 << 64, "0 to 2**64 - 1"),
+        ):
+            if not is_valid:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
         if self.prompt_logprob_ids is not None and self.prompt_logprobs is None:
             raise ValueError("prompt_logprob_ids needs prompt_logprobs; set it to 0 or more")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be 1 or more")
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed={self.seed}: must be 0 to 2**64 - 1")
         self._freeze()
 
     def _check_types(self) -> None:
@@ -241,7 +266,6 @@ class Request:
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        """Make the prompt a tuple of integers."""
         ids = as_integers("prompt_token_ids", self.prompt_token_ids)
         object.__setattr__(self, "prompt_token_ids", ids)
 
@@ -249,10 +273,7 @@ class Request:
 def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Return values as a tuple of integers, which ``name`` describes in the error message.
 
-    Raises
-    ------
-    ValueError
-        A value is not an integer.
+    Raises ``ValueError`` if a value is not an integer.
     """
     values = tuple(values)
     try:
@@ -273,80 +294,43 @@ class RequestStatus(Enum):
     finished = "finished"
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """The state of a request inside the engine, written by the scheduler only.
 
     A step computes tokens until ``num_computed_tokens`` has caught up with ``token_ids``.
     Between the steps of a synchronous engine ``num_in_flight_tokens`` and
     ``num_output_placeholders`` are 0.
-
-    Attributes
-    ----------
-    arrival_index
-        The number of requests that arrived before this one.
-    token_ids
-        Prompt and output tokens known so far.
-    num_computed_tokens
-        The number of tokens whose keys and values are in the KV cache.
-    num_in_flight_tokens
-        The number of tokens that a launched step computes and whose results are not recorded yet.
-    num_output_placeholders
-        The number of output tokens that a launched step will sample (0 or 1).
-    num_reserved_tokens
-        The number of tokens for which KV memory was reserved. The blocks may have room for more.
-    num_cached_tokens
-        The number of prompt tokens that the prefix cache held at the first admission.
-    queue_key, preemption_key
-        The places in the queue's order and in that of preemption, fixed for the request's life: the
-        smallest is served first, the largest preempted first.
-    num_preemptions
-        How often the request was preempted, that is, moved back to the waiting queue.
-    num_computed_before_preemption
-        The largest number of tokens that were computed or in flight at any preemption.
-    scored_parts
-        The log probabilities of the prompt recorded so far, in order (``PromptLogprobs``).
-    num_scored_rows
-        The number of prompt rows that ``scored_parts`` covers.
     """
 
-    __slots__ = (
-        "arrival_index",
-        "num_cached_tokens",
-        "num_computed_before_preemption",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_output_placeholders",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_reserved_tokens",
-        "num_scored_rows",
-        "preemption_key",
-        "queue_key",
-        "request",
-        "request_id",
-        "scored_parts",
-        "status",
-        "token_ids",
-    )
+    request: Request
+    arrival_index: int = 0  # the number of requests that arrived before this one
+    request_id: str = field(init=False)
+    status: RequestStatus = RequestStatus.waiting
+    token_ids: list[int] = field(init=False)  # prompt and output tokens known so far
+    num_prompt_tokens: int = field(init=False)
+    num_computed_tokens: int = 0  # whose keys and values are in the KV cache
+    num_in_flight_tokens: int = 0  # that a launched step computes, with results to be recorded
+    num_output_placeholders: int = 0  # output tokens that a launched step will sample (0 or 1)
+    num_reserved_tokens: int = 0  # with KV memory; the blocks may have room for more
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache held at the first admission
+    # The places in the queue's order and in that of preemption, fixed for the request's life: the
+    # smallest is served first, the largest preempted first.
+    queue_key: QueueKey = field(init=False)
+    preemption_key: QueueKey = field(init=False)
+    num_preemptions: int = 0  # how often it was moved back to the waiting queue
+    # The largest number of tokens that were computed or in flight at any preemption
+    num_computed_before_preemption: int = 0
+    # The log probabilities of the prompt recorded so far, in order (``PromptLogprobs``), and the
+    # number of prompt rows that they cover
+    scored_parts: list[Any] = field(default_factory=list)
+    num_scored_rows: int = 0
 
-    def __init__(self, request: Request, arrival_index: int = 0) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.arrival_index = arrival_index
-        self.queue_key: QueueKey = (0, arrival_index)
-        self.preemption_key: QueueKey = self.queue_key
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_reserved_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_output_placeholders = 0
-        self.num_computed_before_preemption = 0
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.num_scored_rows = 0
-        self.scored_parts: list[Any] = []
-        self.status = RequestStatus.waiting
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.queue_key = self.preemption_key = 0, self.arrival_index
 
     @property
     def num_tokens(self) -> int:

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import RunModel, StepLauncher
@@ -76,6 +75,15 @@ class StepParts(NamedTuple):
     build: Callable[[SchedulerOutput], Batch]
     sample: Callable[[PendingStep, Logits], ComputedStep]
     update: Callable[[ComputedStep], list[TokenEvent]]
+
+
+class NoScheduleCheck:
+    """The check of an engine in a single process, whose steps nobody else computes."""
+
+    ranks = 1
+
+    def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
+        """Return once all ranks have scheduled the same step."""
 
 
 class StepLoop:
@@ -181,7 +189,6 @@ class StepLoop:
         return step
 
     def _count(self, step: PendingStep) -> None:
-        """Count a launched step: its options, its phases and its tokens."""
         batch = step.batch
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
@@ -246,7 +253,6 @@ class StepLoop:
         self._launcher.wait_idle()
 
     def close(self) -> None:
-        """Drop the step in flight, the model and the draft model."""
         self._in_flight = None
         self._launcher.close()
         self._speculation = Speculator()

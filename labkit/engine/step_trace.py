@@ -140,7 +140,6 @@ class StepTrace:
         return StepParts(schedule, draft, build, sample, update)
 
     def time_model(self, run_model: RunModel) -> RunModel:
-        """Return a function that runs the model and traces it."""
         return TracedRunModel(run_model, self)
 
     def span(self, key: object, part: str) -> Span:
@@ -214,7 +213,6 @@ class StepTrace:
         return self._open.get(id(key))
 
     def report(self) -> dict[str, Any]:
-        """Return the trace as JSON values."""
         requests = {
             chunk.state.request_id: chunk.state.num_prompt_tokens
             for step in self._steps
@@ -305,14 +303,12 @@ class Span:
         self._start = clock()
 
     def __enter__(self) -> TracedStep | None:
-        """Return the step (None: it is not traced)."""
         return self._step
 
     def __exit__(self, *_error: object) -> None:
         self.end()
 
     def end(self) -> None:
-        """Add the time to the step."""
         if self._step is not None:
             self._step.times[self._part] = self._start, self._clock()
 

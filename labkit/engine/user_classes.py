@@ -75,21 +75,9 @@ def import_error(path: str) -> str | None:
 def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
     """Import a class, create an instance, and check its ``name`` and its methods.
 
-    Parameters
-    ----------
-    key
-        The option that names the class, for messages.
-    path
-        ``package.module:Class``.
-    methods
-        Methods that the instance must have, besides a non-empty ``name``.
-    *args, **options
-        Arguments of the class.
-
-    Raises
-    ------
-    ValueError
-        The class cannot be imported or called, or lacks ``name`` or a method.
+    ``key`` is the option that names the class ``path`` (``package.module:Class``), for messages.
+    ``args`` and ``options`` are the arguments of the class. Raises ``ValueError`` if it cannot be
+    imported or called, or its instance lacks a non-empty ``name`` or one of ``methods``.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -168,26 +156,17 @@ def guard_method(
     These exceptions pass unchanged: ``MemoryError``, exceptions that labkit defines, and an
     exception of an inherited method if its traceback has no line of the user's package.
 
-    Parameters
-    ----------
-    instance
-        The instance, whose attribute ``method`` is set.
-    where
-        The option and its value, ``key=package.module:Class``. Messages begin with it.
-    method
-        The method's name. The guarded method raises ``UserClassError``.
-    mistake
-        A function of the result and the arguments. It returns None if the result is right, else a
-        phrase that says what the method must return.
+    ``where`` is the option and its value, ``key=package.module:Class``. The attribute ``method`` of
+    the instance is set; it raises ``UserClassError``. ``mistake`` is a function of the result and
+    the arguments: None if the result is right, else a phrase for what the method must return.
     """
-    own = getattr(instance, method)
+    own, path = getattr(instance, method), where.partition("=")[2]
 
     @functools.wraps(own)
     def guarded(*args: Any, **options: Any) -> Any:
         try:
             result = own(*args, **options)
         except Exception as error:
-            path = where.partition("=")[2]
             known = isinstance(error, MemoryError) or type(error).__module__.startswith("labkit.")
             inherited = error.__traceback__ is not None and error.__traceback__.tb_next is not None
             if known or (inherited and own_line(error, path) is None):
@@ -196,7 +175,6 @@ def guard_method(
             raise UserClassError(f"{where}: {method}() {described}", path) from error
         wrong = None if mistake is None else mistake(result, *args)
         if wrong is not None:
-            path = where.partition("=")[2]
             raise UserClassError(f"{where}: {method}() must return {wrong}", path)
         return result
 

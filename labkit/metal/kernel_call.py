@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
 
+from labkit.metal import kernels
+
 DEVICES = ("metal", "emulated", "cuda")
+_METAL_INCLUDE = re.compile(r"^#include <metal_\w+>\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,49 @@ def _kernel(
     )
 
 
+def on_cuda(call: KernelCall, poison: bool = False) -> list[mx.array]:
+    """Pass ``call`` to MLX as a CUDA kernel and return its outputs, which are lazy.
+
+    A threadgroup becomes a thread block. ``poison`` is as in ``KernelCall.__call__``.
+    """
+    scalars = tuple(name for name, array in call.inputs if array.ndim == 0)
+    kernel = _cuda_kernel(*call.definition(), scalars)
+    result: list[mx.array] = kernel(**call.launch_arguments(poison=poison))
+    return result
+
+
+@lru_cache(maxsize=64)
+def _cuda_kernel(
+    name: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    header: str,
+    body: str,
+    scalars: tuple[str, ...],
+) -> Any:
+    return mx.fast.cuda_kernel(
+        name=name,
+        input_names=[f"{input}_pointer" if input in scalars else input for input in inputs],
+        output_names=list(outputs),
+        source=cuda_body(body, scalars),
+        header=cuda_header(header),
+    )
+
+
+def cuda_header(header: str) -> str:
+    """Return the CUDA source that precedes a kernel whose Metal source follows ``header``."""
+    prelude = (files(kernels) / "cuda_prelude.cuh").read_text(encoding="utf-8")
+    return prelude + _METAL_INCLUDE.sub("", header)
+
+
+def cuda_body(body: str, scalars: tuple[str, ...]) -> str:
+    """Return the CUDA source of a kernel's body.
+
+    MLX passes a scalar by reference to a Metal kernel, but by pointer to a CUDA kernel.
+    """
+    return "".join(f"const auto {name} = *{name}_pointer;\n" for name in scalars) + body
+
+
 def executor_for(device: str) -> Executor:
     """Return the function that runs kernel calls on ``device``.
 
@@ -108,8 +156,6 @@ def executor_for(device: str) -> Executor:
             raise ValueError(
                 "device=cuda: this MLX has no CUDA back-end or finds no NVIDIA GPU; set device=cpu"
             )
-        from labkit.metal.cuda_executor import on_cuda
-
         return on_cuda
     if device != "emulated":
         raise ValueError(f"device={device}: must be one of: {', '.join(DEVICES)}")

@@ -43,8 +43,8 @@ def check(experiment: Experiment) -> None:
             "leave it null",
         )
     if device is Device.emulated:
+        from labkit.metal.emulator import EmulatorUnavailable
         from labkit.metal.emulator.cpp_compilation import find_compiler
-        from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
         try:
             find_compiler()

@@ -10,7 +10,7 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.config.engine import EVICTIONS
-from labkit.conformance import attention_backend_and_resolver_checks, prompt_source_checks
+from labkit.conformance import attention_backend_and_resolver_checks, workload_and_source_checks
 from labkit.conformance.contract import ContractError
 from labkit.conformance.engine_checks import (
     _reference,
@@ -18,8 +18,7 @@ from labkit.conformance.engine_checks import (
     eviction_checks,
     queue_checks,
 )
-from labkit.conformance.prompt_source_checks import source_checks
-from labkit.conformance.workload_checks import workload_checks
+from labkit.conformance.workload_and_source_checks import source_checks, workload_checks
 from labkit.engine.attention import sequence_resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
@@ -329,13 +328,13 @@ def prompt(name, max_tokens=2, tokens=(1, 2)):
 )
 def test_a_source_returns_prompts_of_the_lengths_it_names(prompts, lengths, message, monkeypatch):
     monkeypatch.setattr(
-        prompt_source_checks, "resolve", lambda model: SimpleNamespace(vocab_size=10)
+        workload_and_source_checks, "resolve", lambda model: SimpleNamespace(vocab_size=10)
     )
     source = SimpleNamespace(
         make=lambda experiment, model: prompts, lengths=lambda experiment: lengths
     )
     experiment = SimpleNamespace(model=None)
-    checks = (prompt_source_checks._check_prompts, prompt_source_checks._check_lengths)
+    checks = (workload_and_source_checks._check_prompts, workload_and_source_checks._check_lengths)
     if message is None:
         for each in checks:
             each(source, experiment)

@@ -16,7 +16,6 @@ from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.kv_layout.kv_and_state_slots import HybridKVCacheManager
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.recurrent_states.state_memory import StateMemory
 from labkit.engine.recurrent_states.state_slots import StateSlotManager
 from labkit.engine.request import Request, SamplingParams
@@ -26,7 +25,7 @@ from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
-from labkit.engine.step_loop import StepLoop
+from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 
 VOCAB, EOS = 31, 30
 CUTS = {"window": window, "staircase": staircase}

@@ -6,8 +6,8 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError
+from labkit.metal.emulator import EmulatorUnavailable
 from labkit.metal.emulator.cpp_compilation import find_compiler
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 from labkit.records import counter_registry
 
 ABLATIONS = (

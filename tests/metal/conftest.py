@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.metal.emulator import EmulatorUnavailable
 from labkit.metal.emulator.cpp_compilation import find_compiler
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 

@@ -7,12 +7,11 @@ are checked as on Metal. Only float32 is supported, and CUDA's compiler is not i
 import mlx.core as mx
 import numpy as np
 
-from labkit.metal import cuda_executor
+from labkit.metal import kernel_call
 from labkit.metal.emulator import cpp_translation
 from labkit.metal.emulator.cpp_compilation import BuildKind, compile_kernel
-from labkit.metal.emulator.cpp_translation import Buffer, Translation
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, run_kernel
-from labkit.metal.emulator.source_capture import CapturedKernel
+from labkit.metal.emulator.cpp_translation import Buffer, CapturedKernel, Translation
+from labkit.metal.emulator.kernel_emulator import PROOF_SCHEDULES, run_kernel
 
 TYPES = {mx.float32: "float", mx.int32: "int", mx.uint32: "uint"}
 ARRAYS = {mx.float32: np.float32, mx.int32: np.int32, mx.uint32: np.uint32}
@@ -61,7 +60,7 @@ def on_cpu(call):
             bind(f"{name}_shape", "const int", np.array(array.shape, np.int32).tobytes())
     for name, _, dtype in call.outputs:
         bind(name, TYPES[dtype], None)
-    translation = Translation(_source(call, scalars, parameters), tuple(buffers), "")
+    translation = Translation(_source(call, scalars, parameters), tuple(buffers))
     program = compile_kernel(translation, BuildKind.proof)
     x, y, z = call.groups
     grid, block = (x * call.threads, y, z), (call.threads, 1, 1)
@@ -85,7 +84,7 @@ def _source(call, scalars, parameters):
     )
     signature = ", ".join(f"{kind} {name}" for kind, name in parameters)
     body = cpp_translation._ARRAY.sub(
-        cpp_translation._guarded_array, cuda_executor.cuda_body(call.body, scalars)
+        cpp_translation._guarded_array, kernel_call.cuda_body(call.body, scalars)
     )
     arguments = ", ".join(
         f"static_cast<{kind}>(buffers[{i}])" for i, (kind, _) in enumerate(parameters)
@@ -94,7 +93,7 @@ def _source(call, scalars, parameters):
         f'{{"{name}", Role::{"input" if kind.startswith("const") else "output"}}}'
         for kind, name in parameters
     )
-    return f"""{WORDS}{cuda_executor.cuda_header(call.header)}
+    return f"""{WORDS}{kernel_call.cuda_header(call.header)}
 void cuda_kernel({signature}, const emulator::Thread& self) {{
   struct {{ int x; }} threadIdx{{int(self.index_in_group)}};
   const auto blockIdx = self.group;

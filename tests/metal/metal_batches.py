@@ -13,8 +13,7 @@ from labkit.engine.attention.sequence_resolvers.seq_map import SeqMapLookup
 from labkit.engine.attention.sequence_resolvers.work_plan import WorkPlanLookup, work_plan
 from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
-from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES
+from labkit.metal.emulator.kernel_emulator import PROOF_SCHEDULES, Emulator
 
 __all__ = [
     "RESOLVERS",

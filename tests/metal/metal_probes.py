@@ -12,8 +12,7 @@ from metal_batches import Batch, attend, batch, check, prover
 
 from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
-from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES
+from labkit.metal.emulator.kernel_emulator import DEFAULT_SCHEDULES, Emulator
 from labkit.metal.kernels import source
 
 

@@ -4,7 +4,7 @@ import pytest
 from metal_bugs import BUGS
 from metal_probes import PROBES, WrongResult, run
 
-from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator import KernelFault
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from metal_batches import prover
 
-from labkit.metal.emulator import cpp_compilation
-from labkit.metal.emulator.cpp_translation import translate
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
-from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import (
+from labkit.metal.emulator import EmulatorUnavailable, KernelFault, cpp_compilation
+from labkit.metal.emulator.cpp_translation import CapturedKernel, _parse, capture_kernel, translate
+from labkit.metal.emulator.kernel_emulator import (
     PROOF_SCHEDULES,
+    Emulator,
     FiberOrder,
     Schedule,
     run_kernel,
 )
-from labkit.metal.emulator.source_capture import CapturedKernel, _parse, capture_kernel
 from labkit.metal.kernel_call import KernelCall, executor_for
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the emulator")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from metal_batches import RESOLVERS, attend, batch
 
-from labkit.metal.emulator.source_capture import capture_kernel
+from labkit.metal.emulator.cpp_translation import capture_kernel
 
 CLANG = next((p for p in ("clang", "clang-19", "clang-18", "clang-17") if shutil.which(p)), None)
 DISABLED = ("generic_address_space", "pipes", "device_enqueue", "fp64")

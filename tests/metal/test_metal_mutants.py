@@ -12,7 +12,7 @@ from metal_mutants import mutants
 from metal_probes import PROBES, RACE_PROBES, WrongResult, run
 from metal_survivors import SURVIVORS
 
-from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator import KernelFault
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from metal_batches import RESOLVERS, attend, batch, check
 
-from labkit.metal.cuda_executor import on_cuda
+from labkit.metal.kernel_call import on_cuda
 
 
 def on_metal(call, poison):

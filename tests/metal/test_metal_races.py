@@ -12,10 +12,9 @@ from metal_batches import attend, batch
 from metal_mutants import mutants
 from metal_probes import edited
 
+from labkit.metal.emulator import KernelFault
 from labkit.metal.emulator.cpp_compilation import BuildKind
-from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.kernel_emulator import Emulator
-from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES
+from labkit.metal.emulator.kernel_emulator import DEFAULT_SCHEDULES, Emulator
 from labkit.metal.kernel_call import KernelCall
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ REVERSE = KernelCall(
 @pytest.fixture(scope="module")
 def sanitizer():
     """Skip if the compiler has no ThreadSanitizer, or the operating system does not let it run."""
-    from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
+    from labkit.metal.emulator import EmulatorUnavailable
 
     try:
         RACE_EMULATOR(REVERSE)

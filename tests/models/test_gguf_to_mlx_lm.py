@@ -14,8 +14,12 @@ from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
 from labkit.engine.model.compute_dtype import MatrixStorage
-from labkit.engine.model.float32_checkpoint import _widened, float32_directory, is_quantized
-from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
+from labkit.engine.model.model_copies import (
+    _widened,
+    float32_directory,
+    is_quantized,
+    mlx_lm_directory,
+)
 from labkit.models import resolve
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
 from labkit.models.gguf.gguf_writer import export_gguf

@@ -495,8 +495,8 @@ def test_on_mlx_outputs_are_given_memory_that_holds_nan(monkeypatch, alone):
 
 
 def test_the_emulator_runs_a_launch_when_it_is_called(monkeypatch):
+    from labkit.metal.emulator import EmulatorUnavailable
     from labkit.metal.emulator.cpp_compilation import find_compiler
-    from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
     try:
         find_compiler()

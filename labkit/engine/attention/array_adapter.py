@@ -53,5 +53,4 @@ class ArrayAdapter:
         return self._inner.report(metadata)
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return no arrays, because each layer is evaluated when its arrays are converted."""
         return []

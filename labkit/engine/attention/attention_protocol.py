@@ -6,9 +6,13 @@ then ``report``.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from labkit.engine.attention.launch_report import Reports, merge_reports
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
 Arrays = Literal["numpy", "mlx"]
 
@@ -43,27 +47,13 @@ class Attention(Protocol):
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
         """Write a layer's new keys and values, then attend over the cached ones.
 
-        Parameters
-        ----------
-        q
-            [total_q, num_q_heads, head_dim], the packed queries of the step.
-        k, v
-            [total_q, num_kv_heads, head_dim], or None if the pools already have them. ``v`` is None
-            if the layer's values are a part of its keys (``KVShape.latent``).
-        metadata
-            The step's ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``.
-        out
-            NumPy only: the array to write the result to (None: a new array).
-
-        Returns
-        -------
-        array
-            The result, [total_q, num_q_heads, value_dim], with the dtype of ``q``.
-
-        Raises
-        ------
-        ValueError
-            The shapes or dtypes do not fit. Nothing was launched.
+        ``q``: [total_q, num_q_heads, head_dim], the packed queries of the step. ``k``, ``v``:
+        [total_q, num_kv_heads, head_dim], or None if the pools already have them; ``v`` is None if
+        the layer's values are a part of its keys (``KVShape.latent``). ``metadata``: the step's
+        ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``. ``out``: NumPy
+        only, the array to write the result to (None: a new array). Returns the result, [total_q,
+        num_q_heads, value_dim], with the dtype of ``q``. Raises ``ValueError`` if shapes or dtypes
+        do not fit; nothing was launched then.
         """
 
     def report(self, metadata: Any) -> Reports:
@@ -93,3 +83,37 @@ class NoAttention:
 
     def pending(self, metadata: Any) -> list[Any]:
         return []
+
+
+class CacheGroupAttention:
+    """An ``Attention`` over a backend for each KV cache group. Its metadata are those of each.
+
+    ``places`` has, for each layer, its group and its index among the group's layers.
+    """
+
+    def __init__(self, backends: Sequence[PagedBackend], places: Sequence[tuple[int, int]]) -> None:
+        self.backends = backends
+        self.arrays: Arrays | Literal["any"] = backends[0].arrays
+        self.is_lazy = backends[0].is_lazy
+        self._places = places
+
+    def bind(self, layer: int, **constants: Any) -> None:
+        group, own = self._places[layer]
+        self.backends[group].bind(own, **constants)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
+        group, own = self._places[layer]
+        return self.backends[group].forward(own, q, k, v, metadata[group], out)
+
+    def report(self, metadata: Any) -> Reports:
+        pairs = self._with_metadata(metadata)
+        return tuple(report for backend, own in pairs for report in backend.report(own))
+
+    def pending(self, metadata: Any) -> list[Any]:
+        pairs = self._with_metadata(metadata)
+        return [array for backend, own in pairs for array in backend.pending(own)]
+
+    def _with_metadata(self, metadata: Any) -> list[tuple[PagedBackend, Any]]:
+        """Return the backends that have layers, each with its own metadata."""
+        pairs = zip(self.backends, metadata, strict=True)
+        return [(backend, own) for backend, own in pairs if own is not None]

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionLayer
-    from labkit.engine.attention.kv_shape import KVShape
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -63,30 +62,22 @@ def check_fused_layer(layer: AttentionLayer, device: str, max_head_dim: int) -> 
         )
 
 
-def check_layer(
-    shape: KVShape,
-    num_q_heads: int,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Any,
-) -> None:
-    """Raise ``ValueError`` if an argument of ``bind`` is out of range."""
-    num_kv_heads = shape.num_kv_heads
+def check_layer(layer: AttentionLayer) -> None:
+    """Raise ``ValueError`` if an argument of ``bind`` was out of range."""
+    num_kv_heads, num_q_heads, softcap = layer.num_kv_heads, layer.num_q_heads, layer.softcap
     if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"the number of query heads, {num_q_heads}, is not a multiple of the {num_kv_heads} KV "
             "heads"
         )
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale}: must be a finite number")
-    if window is not None and window < 1:
-        raise ValueError(f"window={window}: must be 1 or more (keys), or None")
+    if not math.isfinite(layer.scale):
+        raise ValueError(f"scale={layer.scale}: must be a finite number")
+    if layer.window is not None and layer.window < 1:
+        raise ValueError(f"window={layer.window}: must be 1 or more (keys), or None")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap={softcap}: must be above 0, or None")
-    if sinks is not None and tuple(sinks.shape) != (num_q_heads,):
-        raise ValueError(f"sinks must have shape [{num_q_heads}], not {list(sinks.shape)}")
+    if layer.sinks is not None and tuple(layer.sinks.shape) != (num_q_heads,):
+        raise ValueError(f"sinks must have shape [{num_q_heads}], not {list(layer.sinks.shape)}")
 
 
 def check_operands(

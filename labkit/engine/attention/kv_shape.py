@@ -60,6 +60,5 @@ class StateShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one request's state."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
         return sum(prod(shape) * STATE_ITEM_BYTES[dtype] for shape, dtype in pairs)

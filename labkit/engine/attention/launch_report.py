@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.sequence_resolvers.sequence_resolver import units_of
 from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     ITERATIONS_COLUMN,
@@ -306,7 +307,6 @@ def _stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[n
 
 
 def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[np.uint32]:
-    """Return ``launch_stamp`` of every nonce."""
     fixed = np.uint64(launch_stamp(0, kernel, resolver))
     stamps = nonces * np.uint64(STAMP_FACTORS[0]) + fixed
     return (stamps & np.uint64(STAMP_MASK)).astype(np.uint32)
@@ -319,9 +319,7 @@ def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[
     sees.
     """
     lengths = np.diff(metadata.cu_seqlens_q)
-    units = -(-lengths // rows)
-    sequence = np.repeat(np.arange(metadata.num_seqs), units)
-    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
+    sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence]) - 1
     past = (metadata.seq_lens - lengths)[sequence]
     end = -(-(past + last + 1) // metadata.block_size)

@@ -114,9 +114,6 @@ class PagedBackend:
         sinks: Any = None,
     ) -> None:
         pool, shape = self.keys[layer], self.shapes[layer]
-        input_validation.check_layer(
-            shape, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
         dtype, query_dtype = self._pool_dtypes(pool)
         bound = AttentionLayer(
             index=layer,
@@ -134,6 +131,7 @@ class PagedBackend:
             value_dim=shape.value_dim,
             latent=shape.latent,
         )
+        input_validation.check_layer(bound)
         self._check_supported(bound)
         kind = dataclasses.replace(bound, index=0, sinks=sinks is not None)
         if kind not in self._kinds:
@@ -239,9 +237,7 @@ class PagedBackend:
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Take the launches since the last report out of the metadata, and sum them."""
         return launch_report.merge_reports(metadata.drain_launches())
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return no arrays: NumPy is not lazy."""
         return []

@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention import input_validation
-from labkit.engine.attention.backend_factory import create
+from labkit.engine.attention import create, input_validation
 from labkit.engine.attention.backends.mlx_backend_base import to_mlx
 from labkit.engine.attention.launch_report import LaunchReport
 

@@ -11,7 +11,7 @@ from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory
 if TYPE_CHECKING:
     from labkit import config
 
-__all__ = ["KVCache", "KVCacheFactory", "KVShape", "choose"]
+__all__ = ["KVCache", "KVCacheFactory", "KVShape", "create_factory"]
 
 Shapes = tuple[KVShape, ...]
 
@@ -36,16 +36,14 @@ def create_factory(
 
     kv, dtype = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
-        attention.create_from_config(
-            options.attention
-        )  # raises now rather than after the model is loaded
+        # It raises now rather than after the model is loaded.
+        attention.create_from_config(options.attention)
 
     def create(shapes: Shapes, num_blocks: int) -> KVCache:
         if kv.layout is KVLayout.contiguous:
             from labkit.engine.kv_layout import contiguous
 
-            capacity = num_blocks * kv.block_size
-            return contiguous.create(shapes, capacity, dtype, kv)
+            return contiguous.create(shapes, num_blocks * kv.block_size, dtype, kv)
         if kv.layout is KVLayout.padded:
             from labkit.engine.kv_layout import padded
 
@@ -61,7 +59,7 @@ def create_factory(
 
     def create_windowed(shapes: Shapes, num_blocks: int) -> KVCache:
         from labkit.engine.kv_layout import window_pools
-        from labkit.engine.memory_budget.window_pool_sizes import StepLimits
+        from labkit.engine.memory_budget.required_kv_slots import StepLimits
 
         backend = functools.partial(attention.create_from_config, options.attention)
         return window_pools.create(

@@ -9,21 +9,25 @@ attention is called once per request, over the computed tokens.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
-from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
-from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
+from labkit.engine.kv_layout.unpaged_layout_base import (
+    DenseKV,
+    DenseKVCacheManager,
+    QuantizedArrays,
+    TokenMove,
+)
 from labkit.engine.memory_budget.required_kv_slots import round_up_to_step
+from labkit.engine.model.isolated_model_modules import import_plain
 
 if TYPE_CHECKING:
     from labkit.config import KV
@@ -158,7 +162,6 @@ class ContiguousStep:
         return [array for segment in self._segments for array in segment.row.arrays()]
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Call MLX's attention once per request."""
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
@@ -183,8 +186,17 @@ def _attend_row(
     """
     arrays = row.layer(layer.index)
     if all(isinstance(array, QuantizedArrays) for array in arrays):
-        k, v = (cast(QuantizedArrays, array).columns(first, end) for array in arrays)
-        return quantized_arrays.attend(queries, k, v, layer.scale, mask), k.nbytes + v.nbytes
+        k, v = (array.columns(first, end) for array in arrays)
+        output: mx.array = import_plain("base").quantized_scaled_dot_product_attention(
+            queries.astype(mx.float32),
+            k.parts,
+            v.parts,
+            scale=layer.scale,
+            mask=mask,
+            group_size=KV_GROUP,
+            bits=k.bits,
+        )
+        return output, k.nbytes + v.nbytes
     visible = (slice(None), slice(None), slice(first, end))
     keys, values, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
     return unpaged_sdpa.attend(queries, keys, values, layer, mask), kv_bytes

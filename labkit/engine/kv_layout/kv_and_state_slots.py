@@ -8,7 +8,7 @@ group of state slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_cache_interface import (
@@ -24,11 +24,10 @@ from labkit.engine.recurrent_states.state_slots import (
     StateSegment,
     StateSlot,
     StateSlotManager,
+    StateSnapshots,
 )
-from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import StateShape
     from labkit.engine.batch import Batch
     from labkit.engine.recurrent_states.state_memory import StateMemory
@@ -60,6 +59,8 @@ class HybridKVCacheManager(KVCacheManager):
     to its last snapshot of the states. There are at most ``num_snapshots`` snapshots.
     """
 
+    has_states = True
+
     def __init__(
         self,
         attention: KVCacheManager,
@@ -69,6 +70,8 @@ class HybridKVCacheManager(KVCacheManager):
     ) -> None:
         super().__init__(attention.token_bytes, attention.pool)
         self._attention = attention
+        self._tables = attention._tables
+        self.grows_by_chunk = attention.grows_by_chunk
         self._slots = slots
         self._states = states
         self._peak_bytes = 0
@@ -82,6 +85,7 @@ class HybridKVCacheManager(KVCacheManager):
                 attention.find_cached_block,
             )
             attention.limit_reuse(self._snapshots.count_usable, self._snapshots.drop)
+            self.aligns_chunks = True
             self._paged = attention
 
     @property
@@ -95,11 +99,6 @@ class HybridKVCacheManager(KVCacheManager):
     @property
     def capacity_tokens(self) -> int:
         return self._attention.capacity_tokens
-
-    @property
-    def has_states(self) -> bool:
-        """True: every request has a slot."""
-        return True
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan:
         """Return each chunk's token range, and the slot for a snapshot at the chunk's end, if any.
@@ -115,27 +114,15 @@ class HybridKVCacheManager(KVCacheManager):
             segments.append(StateSegment(slot, chunk.start, chunk.num_tokens, drafts, snapshot))
         return StatePlan(tuple(segments), self._slots.take_forks())
 
-    @property
-    def grows_by_chunk(self) -> bool:
-        return self._attention.grows_by_chunk
-
-    @property
-    def aligns_chunks(self) -> bool:
-        return self._snapshots is not None
-
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        return (
-            count if self._snapshots is None else self._snapshots.align_chunk(state, start, count)
-        )
+        assert self._snapshots is not None  # ``aligns_chunks``
+        return self._snapshots.align_chunk(state, start, count)
 
     def used_bytes(self, num_tokens: int) -> int:
         return self._attention.used_bytes(num_tokens) + self._slots.reserved_bytes
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that ``num_tokens`` tokens can never fit, or None if they can.
-
-        Only keys and values count, because a state's size does not depend on the tokens.
-        """
+        # Only keys and values count, because a state's size does not depend on the tokens.
         return self._attention.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
@@ -158,7 +145,6 @@ class HybridKVCacheManager(KVCacheManager):
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Ensure that there is memory for ``num_tokens`` tokens. A slot never grows."""
         has_grown = self._attention.grow(request_id, num_tokens)
         self._update_peak()
         return has_grown
@@ -171,13 +157,6 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _update_peak(self) -> None:
         self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
-
-    @property
-    def tables(self) -> Mapping[str, BlockTable]:
-        return self._attention.tables
-
-    def table(self, request_id: str) -> BlockTable:
-        return self._attention.table(request_id)
 
     def release(self, request_id: str) -> None:
         if self._snapshots is not None:
@@ -206,14 +185,11 @@ class HybridKVCacheManager(KVCacheManager):
 
     def check(self, running: set[str]) -> None:
         self._attention.check(running)
-        if self._snapshots is None:
-            self._slots.check(running)
-            return
-        self._slots.check(running, self._snapshots.used_slots())
-        self._snapshots.check(running, self._paged.cached_blocks())
+        self._slots.check(running, () if self._snapshots is None else self._snapshots.used_slots())
+        if self._snapshots is not None:
+            self._snapshots.check(running, self._paged.cached_blocks())
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of both managers. Peaks are peaks of the sum over both."""
         attention, peak = self._attention.counters(), self._peak_bytes
         used = attention["kv_used_bytes"] + self._slots.peak_used * self._slots.slot_bytes
         return {
@@ -240,10 +216,7 @@ class HybridMemory:
     def __init__(self, attention: KVMemory, states: StateMemory) -> None:
         self._attention = attention
         self._states = states
-
-    @property
-    def attention(self) -> Attention:
-        return self._attention.attention
+        self.attention = attention.attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Prepare a step's attention and, unless a draft model runs the step, its states."""

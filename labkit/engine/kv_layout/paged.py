@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.config.engine.kv_cache import FreeList, PrefixInsert
+from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.engine import prefix_cache
 from labkit.engine.attention.attention_protocol import NoAttention
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
@@ -56,7 +59,7 @@ def create(
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
-        _check_quantisation(dtype)
+        verify_quantised(dtype)
     pool = block_pool(num_blocks, kv)
     manager = PagedKVCacheManager(
         pool,
@@ -75,17 +78,42 @@ def block_pool(num_blocks: int, kv: config.KV) -> BlockPool:
     return BlockPool(num_blocks, kv.block_size, fifo=kv.free_list is FreeList.fifo)
 
 
-def _check_quantisation(dtype: str) -> None:
-    """Raise ``EngineError`` unless the kernels for keys and values of ``dtype`` are right.
+@cache
+def verify_quantised(dtype: str) -> None:
+    """Raise ``EngineError`` unless the kernels quantise and read ``dtype`` with the right bits.
 
-    They must quantise and read keys and values with the same bits as their reference.
+    A kernel that used the scale of another group, or lost a sign, would still return plausible
+    numbers. Each sequence has a single token, so its attention output is its own value.
     """
-    from labkit.engine.attention import quantized_kv_self_test
+    from labkit.cpu.precision import kv_quantization_reference
+    from labkit.engine.attention.backends.cpu_backend import CpuBackend
 
-    try:
-        quantized_kv_self_test.verify(dtype)
-    except quantized_kv_self_test.KVMismatchError as error:
-        raise EngineError(str(error)) from error
+    tokens, heads, head_dim = 6, 2, 2 * KV_GROUP
+    backend = CpuBackend(KernelSwitches())
+    backend.allocate([KVShape(heads, head_dim, head_dim)], tokens, 8, dtype)
+    backend.bind(0, scale=1.0, heads=heads)
+    metadata = backend.plan(
+        block_tables=np.arange(tokens, dtype=np.int32)[:, None],
+        seq_lens=np.ones(tokens, np.int32),
+        cu_seqlens_q=np.arange(tokens + 1, dtype=np.int32),
+    )
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((tokens, heads, head_dim), np.float32) for _ in range(3))
+    for rows in (k, v):  # groups of one sign, of a single number, and of zeros
+        rows[0], rows[1], rows[2, :, ::2], rows[3, 0] = np.abs(rows[0]), -np.abs(rows[1]), 3.0, 0.0
+    out = backend.forward(0, q, k, v, metadata)
+    keys, values = (kv_quantization_reference.quantize(rows, dtype) for rows in (k, v))
+    read = kv_quantization_reference.dequantize(values, dtype)
+    for what, actual, expected in (
+        ("the stored keys", backend.keys[0][:, 0], keys),
+        ("the stored values", backend.values[0][:, 0], values),
+        ("the values that attention reads", out, read),
+    ):
+        if not np.array_equal(actual, expected):
+            raise EngineError(
+                f"engine.kv.dtype={dtype}: {what} differ from their reference; set "
+                "engine.kv.dtype=float32"
+            )
 
 
 class PagedKVCacheManager(KVCacheManager):
@@ -138,11 +166,7 @@ class PagedKVCacheManager(KVCacheManager):
         return f"need {needed} KV blocks, but the pool has only {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Reserve blocks for a request's first ``num_tokens`` tokens, sharing cached blocks.
-
-        The returned number of cached tokens is a multiple of the block size. See
-        ``KVCacheManager.reserve``.
-        """
+        """Reserve blocks, sharing cached ones; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
@@ -274,6 +298,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:
+        reserved = self._num_reservations
         return {
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
@@ -284,18 +309,13 @@ class PagedKVCacheManager(KVCacheManager):
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             **super().counters(),
             f"free_list.{'fifo' if self.pool.fifo else 'lifo'}": self.pool.allocated,
-            f"prefix_cache.{self._prefix_cache.name}": self._num_reservations,
-            **(self._prefix_counters() if self.caches_prefixes else {}),
+            f"prefix_cache.{self._prefix_cache.name}": reserved,
+            **({f"prefix_insert.{self._insert.value}": reserved} if self.caches_prefixes else {}),
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefix_cache.num_evicted,
             f"prefix_eviction.{self._prefix_cache.policy.name}": self._prefix_cache.num_evicted,
             "prefix.cached_blocks": self.pool.num_cached,
-        }
-
-    def _prefix_counters(self) -> dict[str, float]:
-        return {
-            f"prefix_insert.{self._insert.value}": self._num_reservations,
         }
 
     def reset_counters(self) -> None:

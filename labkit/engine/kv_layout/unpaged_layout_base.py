@@ -5,24 +5,64 @@ A dense array has rows of equal capacity. Each layer has an array of keys and an
 
 The arrays are MLX's, so that its attention reads them in place. They are written through NumPy
 views, which is safe between two steps: every step is evaluated, so no graph still reads them.
+
+As in mlx_lm's ``QuantizedKVCache``, quantised arrays have groups of ``KV_GROUP`` elements along the
+head dimension. Scales and biases are float32, so that they take as many bytes as in the paged
+layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.precision.kv_dtypes import QUANTIZED_BITS
+from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
+from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager
-from labkit.engine.kv_layout import quantized_arrays
-from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS, round_up_to_step
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedArrays:
+    """The quantised keys, or the quantised values, of a layer.
+
+    ``words`` (uint32, packed elements) and ``scales`` and ``biases`` (float32) have the shape
+    [rows, num_kv_heads, capacity, ...].
+    """
+
+    words: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+
+    @property
+    def parts(self) -> tuple[mx.array, mx.array, mx.array]:
+        """The arrays, in the order of ``mlx.core.quantize``."""
+        return self.words, self.scales, self.biases
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def columns(self, first: int, end: int) -> QuantizedArrays:
+        """Return the tokens from ``first`` to ``end`` (exclusive)."""
+        words, scales, biases = (part[:, :, first:end] for part in self.parts)
+        return QuantizedArrays(words, scales, biases, self.bits)
+
+    def store(self, index: Any, values: Any) -> None:
+        """Quantise ``values``, which are MLX or NumPy arrays, and write them in place."""
+        lazy = isinstance(values, mx.array)
+        numbers = (values if lazy else mx.array(values)).astype(mx.float32)
+        quantized = mx.quantize(numbers, group_size=KV_GROUP, bits=self.bits)
+        for part, new in zip(self.parts, quantized, strict=True):
+            unpaged_sdpa.store(part, index, new if lazy else np.asarray(new))
+
 
 # The keys or the values of one layer.
 KVArray = mx.array | QuantizedArrays
@@ -75,30 +115,24 @@ class DenseKV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
         return self.rows * self.capacity * self.token_bytes
 
-    def layer(self, index: int) -> tuple[KVArray, ...]:
+    def layer(self, index: int) -> tuple[Any, ...]:
         """Return a layer's keys and, unless they are a part of the keys, its values."""
         return self._layers[index]
-
-    def plain_layer(self, index: int) -> tuple[mx.array, ...]:
-        """Return a layer's arrays, which must not be quantised."""
-        return cast("tuple[mx.array, ...]", self._layers[index])
 
     def keys_and_values(
         self, index: int, select: Callable[[mx.array], mx.array]
     ) -> tuple[mx.array, mx.array, int]:
         """Return the selected keys and values of a layer, and their bytes.
 
-        ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim].
+        ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim], not quantised.
         """
-        arrays = [select(array) for array in self.plain_layer(index)]
+        arrays = [select(array) for array in self.layer(index)]
         values = arrays[-1][..., : self.shapes[index].value_dim]
         return arrays[0], values, sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays of all layers."""
         return [part for layer in self._layers for array in layer for part in _parts(array)]
 
     def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
@@ -118,7 +152,6 @@ class DenseKV:
         self._stats.moves += bool(moves)
 
     def free(self) -> None:
-        """Free the arrays."""
         self._stats.allocate(-self.nbytes)
         self._layers, self.rows, self.capacity = [], 0, 0
 
@@ -131,9 +164,13 @@ def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[KVArra
 
 
 def _zero_array(shape: tuple[int, ...], dtype: str) -> KVArray:
-    if dtype in QUANTIZED_BITS:
-        return quantized_arrays.zeros(shape, dtype)
-    return mx.zeros(shape, getattr(mx, dtype))
+    if dtype not in QUANTIZED_BITS:
+        return mx.zeros(shape, getattr(mx, dtype))
+    bits, (*lead, head_dim) = QUANTIZED_BITS[dtype], shape
+    words = mx.zeros((*lead, head_dim * bits // 32), mx.uint32)
+    # With scales of 0, tokens that are not written have the value 0.
+    scales, biases = (mx.zeros((*lead, head_dim // KV_GROUP), mx.float32) for _ in range(2))
+    return QuantizedArrays(words, scales, biases, bits)
 
 
 def _parts(array: KVArray) -> tuple[mx.array, ...]:

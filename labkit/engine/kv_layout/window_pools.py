@@ -12,6 +12,12 @@ The scheduler sees one manager, which decides by the full group. A window's bloc
 chunk by chunk (``grows_by_chunk``), not when the request is admitted, and freed as soon as the
 tokens of a step are final. So a request never holds the window's share of a long prompt.
 
+A query at position ``p`` sees the keys ``p - window + 1 .. p``. Once the tokens before ``n`` are
+final, every later query has position ``n`` or more, so blocks that end before ``n - window + 1``
+are freed. In the block table the null block stands in their place, so that the block of a position
+has the same index in every table. No kernel reads it: keys outside the window are skipped or
+masked.
+
 The memory is that of ``num_blocks`` blocks of all layers. A window's pool is as large as the
 running requests can ever fill, and the full group has the rest (``split_blocks``). Should a
 window's pool be full nevertheless, ``grow`` fails and the scheduler preempts, as for any block.
@@ -28,7 +34,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention.attention_protocol import CacheGroupAttention
+from labkit.engine.block_pool import NULL_BLOCK, BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import (
     BlockTable,
@@ -38,8 +48,7 @@ from labkit.engine.kv_cache_interface import (
     StepAttention,
 )
 from labkit.engine.kv_layout import paged
-from labkit.engine.kv_layout.window_blocks import WindowBlocks
-from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
+from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_blocks
 
 if TYPE_CHECKING:
     from labkit import config
@@ -49,6 +58,8 @@ if TYPE_CHECKING:
     from labkit.engine.request import RequestState
 
 OPTION = "engine.kv.window_pools=true"
+BlockIds = NDArray[np.int32]
+NO_BLOCKS: BlockIds = np.zeros(0, np.int32)
 
 
 def check_windows(windows: Sequence[int | None], model_type: str) -> None:
@@ -90,8 +101,6 @@ def create(
         for (window, size), count in zip(pairs, counts, strict=True)
     ]
     places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
-    for backend in backends:
-        backend.advances_metadata = True
     attention = CacheGroupAttention(backends, [places[i] for i in range(len(shapes))])
     manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
 
@@ -103,11 +112,100 @@ def create(
     return KVCache(manager, WindowedMemory(attention))
 
 
+class WindowBlocks:
+    """The block tables of all requests in the layers of one window (a KV cache group).
+
+    ``pool``: the pool of the group's blocks. ``window``: the number of keys that a query sees, its
+    own included. ``block_bytes``: bytes of one block over the group's layers.
+    """
+
+    def __init__(self, pool: BlockPool, window: int, block_bytes: int) -> None:
+        self.pool = pool
+        self.window = window
+        self.block_bytes = block_bytes
+        self._tables: dict[str, BlockIds] = {}
+        self._num_freed: dict[str, int] = {}  # blocks at the front of a table that were freed
+        self.num_slid = 0  # blocks freed because the window moved on
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.pool.block_size
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.pool.num_used * self.block_bytes
+
+    def open(self, request_id: str) -> None:
+        self._tables[request_id] = NO_BLOCKS
+        self._num_freed[request_id] = 0
+
+    def table(self, request_id: str) -> BlockIds:
+        """Return a request's block ids in the order of its tokens. Freed blocks are ``NULL_BLOCK``.
+
+        Tables are immutable: the same object always has the same blocks.
+        """
+        return self._tables[request_id]
+
+    def num_missing(self, request_id: str, num_tokens: int) -> int:
+        """Return the number of blocks to allocate before the first ``num_tokens`` tokens fit."""
+        return max(0, self.pool.blocks_for(num_tokens) - len(self._tables[request_id]))
+
+    def grow(self, request_id: str, num_tokens: int) -> None:
+        """Allocate the missing blocks.
+
+        Raises ``ValueError`` if too few blocks are free. Nothing was allocated.
+        """
+        missing = self.num_missing(request_id, num_tokens)
+        if missing:
+            blocks = np.asarray(self.pool.allocate(missing), np.int32)
+            self._tables[request_id] = np.concatenate([self._tables[request_id], blocks])
+
+    def slide(self, request_id: str, num_tokens: int) -> None:
+        """Free the blocks that no query after the first ``num_tokens`` tokens sees."""
+        behind = max(0, num_tokens - self.window + 1) // self.pool.block_size
+        freed = self._num_freed[request_id]
+        if behind <= freed:
+            return
+        table = self._tables[request_id].copy()
+        self.pool.free(table[freed:behind].tolist())
+        table[freed:behind] = NULL_BLOCK
+        self._tables[request_id] = table
+        self._num_freed[request_id] = behind
+        self.num_slid += behind - freed
+
+    def num_held_tokens(self, request_id: str, num_tokens: int) -> int:
+        """Return how many of the first ``num_tokens`` tokens are in blocks that the request has."""
+        return num_tokens - self._num_freed[request_id] * self.pool.block_size
+
+    def release(self, request_id: str) -> None:
+        self.pool.free(self._held(request_id))
+        del self._tables[request_id], self._num_freed[request_id]
+
+    def _held(self, request_id: str) -> list[int]:
+        blocks: list[int] = self._tables[request_id][self._num_freed[request_id] :].tolist()
+        return blocks
+
+    def check(self, running: set[str]) -> None:
+        """Raise ``AssertionError`` unless exactly the ``running`` requests have tables and blocks.
+
+        The pool's reference counts must agree with the tables.
+        """
+        if set(self._tables) != running:
+            raise AssertionError("the tables of a window are not those of the running requests")
+        self.pool.check([self._held(request_id) for request_id in self._tables])
+
+    def reset_counters(self) -> None:
+        self.pool.reset_counters()
+        self.num_slid = 0
+
+
 class WindowedKVCacheManager(KVCacheManager):
     """Reserves blocks for the layers without a window in one manager, and for the others in groups.
 
     ``limits`` has the largest chunk that a request may compute next.
     """
+
+    grows_by_chunk = True
 
     def __init__(
         self, full: KVCacheManager, groups: Sequence[WindowBlocks], limits: StepLimits
@@ -132,12 +230,7 @@ class WindowedKVCacheManager(KVCacheManager):
     def capacity_tokens(self) -> int:
         return self._full.capacity_tokens
 
-    @property
-    def grows_by_chunk(self) -> bool:
-        return True
-
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that the tokens can never fit in the layers without a window."""
         return self._full.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
@@ -196,7 +289,6 @@ class WindowedKVCacheManager(KVCacheManager):
         )
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of tokens for which a request has memory in layers without a window."""
         return self._full.num_slots(table)
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -212,7 +304,6 @@ class WindowedKVCacheManager(KVCacheManager):
             group.check(running)
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the layers without a window, with the bytes of all groups."""
         full = self._full.counters()
         used = full["kv_used_bytes"] + sum(
             held.peak * group.token_bytes

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit import config
-from labkit.engine.memory_budget import model_footprint, window_pool_sizes
+from labkit.engine.memory_budget import model_footprint, required_kv_slots
 from labkit.engine.memory_budget.budget_decision import (
     BudgetDecision,
     BudgetRefusal,
@@ -57,9 +57,7 @@ def plan(
         activations = model.activation_bytes(tokens, engine.max_decode_rows)
     if machine is None:
         machine = memory_capacity.find_profile(engine.budget.machine)
-    model = model_footprint.with_cache_bytes(
-        model, kv_bytes_per_token(engine, model), model.state_bytes
-    )
+    model = replace(model, kv_bytes_per_token=kv_bytes_per_token(engine, model))
     inputs = PolicyInputs(
         engine.budget,
         engine.kv.block_size,
@@ -75,7 +73,7 @@ def plan(
         return result
     if model.windows is None:
         return replace(result, full_blocks=None)
-    full_blocks = window_pool_sizes.full_blocks(engine, model.windows, result.blocks)
+    full_blocks = required_kv_slots.full_blocks(engine, model.windows, result.blocks)
     return replace(result, full_blocks=full_blocks)
 
 

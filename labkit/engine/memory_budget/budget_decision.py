@@ -18,6 +18,8 @@ MIN_AUTO_BLOCKS = 16
 # The size assumed for a block of a model without keys and values, so that the number of blocks
 # stays bounded.
 MIN_BLOCK_BYTES = 1024
+# Policies that do not subtract the activations from the memory.
+WITHOUT_ACTIVATIONS = (config.BudgetPolicy.mistralrs, config.BudgetPolicy.free_memory)
 # (unit, bytes, decimals shown), largest unit first.
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
@@ -69,11 +71,10 @@ class PolicyInputs:
 
     @property
     def policy(self) -> str:
-        """The policy's name, as configured."""
         return self.budget.policy.value
 
-    def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
-        """Return the memory needed besides the pool: weights, states and, by default, activations.
+    def fixed_parts(self) -> tuple[MemoryPart, ...]:
+        """Return the memory that the policy counts besides the pool: weights, states, activations.
 
         The weights of a draft model are a part of their own.
 
@@ -90,21 +91,19 @@ class PolicyInputs:
                 name += f" with {count_text(self.num_drafts, 'draft')} each"
             num_states = slots + batch * (1 + self.num_drafts)
             parts.append(MemoryPart(name, num_states * self.model.state_bytes))
-        if with_activations:
+        if self.budget.policy not in WITHOUT_ACTIVATIONS:
             parts.append(MemoryPart("activations", self.activations))
         return tuple(parts)
 
-    def fixed_bytes(self, *, with_activations: bool = True) -> int:
-        """Return the sum of ``fixed_parts`` in bytes."""
-        return sum(part.bytes for part in self.fixed_parts(with_activations=with_activations))
+    def fixed_bytes(self) -> int:
+        return sum(part.bytes for part in self.fixed_parts())
 
-    def blocks_under(self, ceiling: int, *, with_activations: bool = True) -> int:
+    def blocks_under(self, ceiling: int) -> int:
         """Return the number of KV blocks that fit under ``ceiling`` bytes beside ``fixed_parts``.
 
         The number is negative if not even the fixed parts fit.
         """
-        free = ceiling - self.fixed_bytes(with_activations=with_activations)
-        return free // self.block_bytes
+        return (ceiling - self.fixed_bytes()) // self.block_bytes
 
     def pool_part(self, num_blocks: int) -> MemoryPart:
         """Return a pool of ``num_blocks`` KV blocks as a memory part."""
@@ -131,7 +130,6 @@ class BudgetDecision:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the pool."""
         return self.blocks * self.block_bytes
 
     def __str__(self) -> str:
@@ -160,7 +158,6 @@ class BudgetRefusal:
     otherwise: str = ""  # the advice if no setting fits
 
     def __post_init__(self) -> None:
-        """Check that the refusal gives either a setting or other advice, not both."""
         if bool(self.settings) == bool(self.otherwise):
             raise ValueError("a refusal must have either settings or other advice, not both")
 
@@ -182,7 +179,6 @@ class MemoryCeiling:
     refusal: Callable[[int], BudgetRefusal]  # of a pool of that many blocks
     blocks: int | None = None  # the requested pool; None: as many blocks as fit
     free: int | None = None  # bytes free now; None: the policy does not check free memory
-    with_activations: bool = True  # whether the policy subtracts the activations
 
 
 def apply_ceiling(
@@ -196,20 +192,19 @@ def apply_ceiling(
     """
     if isinstance(ceiling, BudgetRefusal):
         return ceiling
-    max_blocks = inputs.blocks_under(ceiling.bytes, with_activations=ceiling.with_activations)
+    max_blocks = inputs.blocks_under(ceiling.bytes)
     min_blocks = MIN_AUTO_BLOCKS if ceiling.blocks is None else MIN_EXPLICIT_BLOCKS
     blocks = max_blocks if ceiling.blocks is None else ceiling.blocks
     is_free = ceiling.free is None or ceiling.bytes <= ceiling.free
     if not (is_free and min_blocks <= blocks <= max_blocks):
         return ceiling.refusal(blocks)
-    fixed = inputs.fixed_parts(with_activations=ceiling.with_activations)
     return BudgetDecision(
         policy=inputs.policy,
         machine=inputs.machine.name,
         ceiling=ceiling.bytes,
         blocks=blocks,
         block_bytes=inputs.block_bytes,
-        parts=(*fixed, inputs.pool_part(blocks)),
+        parts=(*inputs.fixed_parts(), inputs.pool_part(blocks)),
         full_blocks=blocks,
     )
 
@@ -224,29 +219,12 @@ def make_refusal(
     missing: int,
     option: str = "",
     free: str = "",
-    with_activations: bool = True,
 ) -> BudgetRefusal:
     """Build a refusal that advises either ``settings`` or freeing ``missing`` bytes.
 
-    Parameters
-    ----------
-    problem
-        The memory that the option asks for, or the reason that the option is refused.
-    pool
-        The pool that was requested; None if the weights alone do not fit.
-    settings
-        Settings that would fit; empty if no setting fits.
-    direction
-        ``or more`` if larger values of the setting fit as well, ``or less`` if smaller values fit,
-        else empty.
-    missing
-        The bytes that are missing. The message shows them only if ``settings`` is empty.
-    option
-        The option at fault; by default ``engine.budget.policy``.
-    free
-        The free memory as text; by default the machine's available bytes.
-    with_activations
-        Whether the activations are listed among the parts.
+    ``problem``, ``settings``, ``direction``: as in ``BudgetRefusal``. ``pool``: the pool that was
+    requested (None: the weights alone do not fit). ``option`` is ``engine.budget.policy`` by
+    default, ``free`` the machine's available bytes.
     """
     machine = inputs.machine
     remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
@@ -254,7 +232,7 @@ def make_refusal(
         f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a smaller "
         "model"
     )
-    fixed = inputs.fixed_parts(with_activations=with_activations)
+    fixed = inputs.fixed_parts()
     return BudgetRefusal(
         option=option or f"engine.budget.policy={inputs.policy}",
         problem=problem,

@@ -14,6 +14,7 @@ from labkit.config import BudgetPolicy
 from labkit.engine.memory_budget.budget_decision import (
     MIN_AUTO_BLOCKS,
     MIN_EXPLICIT_BLOCKS,
+    WITHOUT_ACTIVATIONS,
     BudgetRefusal,
     MemoryCeiling,
     MemoryPart,
@@ -109,17 +110,16 @@ def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     """
     working_set, total = inputs.machine.working_set, inputs.machine.total
     headroom = max(working_set // 50, MIN_HEADROOM_BYTES)
-    missing = inputs.fixed_bytes(with_activations=False) - (working_set - headroom)
+    missing = inputs.fixed_bytes() - (working_set - headroom)
     if missing > 0:
         problem = (
             f"the weights must fit in {format_bytes(working_set)} minus a headroom of "
             f"{format_bytes(headroom)}"
         )
-        return make_refusal(inputs, problem, None, missing=missing, with_activations=False)
+        return make_refusal(inputs, problem, None, missing=missing)
     ram_cap = total * 2 // 3 if total <= SMALL_MACHINE_BYTES else total * 3 // 4
     base_name = "(the smaller of working set and RAM cap)"
-    base = min(working_set, ram_cap)
-    return _fraction_of(inputs, base, base_name, free=None, with_activations=False)
+    return _fraction_of(inputs, min(working_set, ram_cap), base_name, free=None)
 
 
 def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
@@ -198,15 +198,14 @@ def free_memory(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     Source: "Inference Engines 2/N: Batching and PagedAttention", Phase 3, step 2
     (``budget_n_blocks``).
     """
-    loaded = inputs.fixed_bytes(with_activations=False)
+    loaded = inputs.fixed_bytes()
     left = min(inputs.machine.available, inputs.machine.working_set) - loaded
     smallest = inputs.pool_part(MIN_AUTO_BLOCKS)
     if left < smallest.bytes:
         problem = f"{format_bytes(max(0, left))} are free after loading"
         missing = smallest.bytes - left
-        return make_refusal(inputs, problem, smallest, missing=missing, with_activations=False)
-    name = "free after loading"
-    return _fraction_of(inputs, left, name, free=None, loaded=loaded, with_activations=False)
+        return make_refusal(inputs, problem, smallest, missing=missing)
+    return _fraction_of(inputs, left, "free after loading", free=None, loaded=loaded)
 
 
 POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefusal]] = {
@@ -219,11 +218,7 @@ POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefu
     BudgetPolicy.free_memory: free_memory,
 }
 # Policies that subtract the activations, so that measured activations change the pool.
-PROFILING_POLICIES = frozenset(POLICIES) - {
-    BudgetPolicy.fixed,
-    BudgetPolicy.mistralrs,
-    BudgetPolicy.free_memory,
-}
+PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, *WITHOUT_ACTIVATIONS}
 
 
 def _fraction_of(
@@ -233,7 +228,6 @@ def _fraction_of(
     *,
     free: int | None,
     loaded: int = 0,
-    with_activations: bool = True,
 ) -> MemoryCeiling:
     """Return a ceiling of ``loaded`` bytes plus ``engine.budget.fraction`` times ``base`` bytes.
 
@@ -244,7 +238,7 @@ def _fraction_of(
 
     def refusal(blocks: int) -> BudgetRefusal:
         too_small, smallest = blocks < MIN_AUTO_BLOCKS, inputs.pool_part(MIN_AUTO_BLOCKS)
-        need = inputs.fixed_bytes(with_activations=with_activations) + smallest.bytes - loaded
+        need = inputs.fixed_bytes() + smallest.bytes - loaded
         limit = base if free is None else min(base, free - inputs.machine.slack)
         # One byte more than needed, as the ceiling is rounded down to whole bytes.
         fitting = _shortest_fraction(need + 1, limit, base, smallest=too_small)
@@ -260,10 +254,9 @@ def _fraction_of(
             settings=[] if fitting is None else [("engine.budget.fraction", fitting)],
             direction="or more" if too_small else "or less",
             missing=max(1, need - limit),
-            with_activations=with_activations,
         )
 
-    return MemoryCeiling(loaded + share, refusal, free=free, with_activations=with_activations)
+    return MemoryCeiling(loaded + share, refusal, free=free)
 
 
 def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:

@@ -241,7 +241,8 @@ def weight_formats(
 
     try:
         path = resolve(model).path
-        headers = _tensor_headers(_tensor_shapes(path), _quantization(path))
+        settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        headers = _tensor_headers(_tensor_shapes(path), settings.get("quantization") or {})
         return frozenset(loading.weight_format(tensor) for _, tensor in headers)
     except (OSError, LookupError, TypeError, ValueError):
         return frozenset()
@@ -255,13 +256,6 @@ def with_draft(model: ModelFootprint, draft: ModelFootprint) -> ModelFootprint:
         kv_bytes_per_token=model.kv_bytes_per_token + draft.kv_bytes_per_token,
         is_cache_known=model.is_cache_known and draft.is_cache_known,
     )
-
-
-def with_cache_bytes(
-    model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
-) -> ModelFootprint:
-    """Return ``model`` with these bytes of KV cache per token and of state per request."""
-    return replace(model, kv_bytes_per_token=kv_bytes_per_token, state_bytes=state_bytes)
 
 
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
@@ -282,11 +276,9 @@ class _WeightLoading:
     layers: int | None = None  # None: all
 
     def loads(self, name: str) -> bool:
-        """Return whether the tensor ``name`` is loaded."""
         return self.layers is None or safetensors_header.layer_index(name) < self.layers
 
     def bytes(self, tensor: _TensorHeader) -> int:
-        """Return the bytes of a tensor after loading."""
         if self._is_widened(tensor):
             return FLOAT32_BYTES * tensor.weights
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
@@ -395,12 +387,6 @@ def _tensor_headers(
         yield name, _TensorHeader(dtype, size, weights, quantised, matrix, entry.get("mode"))
 
 
-def _quantization(path: Path) -> dict[str, Any]:
-    """Return the key ``quantization`` of config.json, or an empty dict."""
-    settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return settings.get("quantization") or {}
-
-
 def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
     """Return the bytes per element after loading a tensor of a safetensors dtype."""
     if dtype not in FLOAT_BYTES:
@@ -411,10 +397,9 @@ def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
 
 
 def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return dict(entry for file in path.glob("model*.safetensors") for entry in _file_shapes(file))
-
-
-def _file_shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Yield name, dtype and shape of every tensor in a safetensors file's header."""
-    for name, entry in safetensors_header.read_header(file)[0].items():
-        yield name, (entry["dtype"], tuple(entry["shape"]))
+    """Return dtype and shape of every tensor in the headers of a model's files."""
+    return {
+        name: (entry["dtype"], tuple(entry["shape"]))
+        for file in path.glob("model*.safetensors")
+        for name, entry in safetensors_header.read_header(file)[0].items()
+    }

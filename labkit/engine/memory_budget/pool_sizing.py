@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,41 +57,26 @@ def size_pool(
     states: tuple[StateShape, ...] = (),
     draft_bytes: int = 0,
 ) -> BudgetDecision:
-    """Size the KV pool of a loaded model.
+    """Size the KV pool of a loaded model. Raise ``EngineError`` if the policy refuses the budget.
 
-    Parameters
-    ----------
-    machine
-        The memory before the model was loaded.
-    shapes
-        The KV shape of each layer, the draft model's included: what the layer caches per token.
-    measure
-        Runs the largest step and returns the bytes of its activations. It is called if the policy
-        subtracts the activations and the step is cheap, or if config.json lacks the sizes to
-        estimate them.
-    states
-        The shape of a request's state in each layer that has one.
-    draft_bytes
-        Bytes of the draft model's weights.
-
-    Raises
-    ------
-    EngineError
-        The policy refuses the budget. The message is one line that ends in the setting to change.
+    ``machine``: the memory before the model was loaded. ``shapes``: the KV shape of each layer, the
+    draft model's included. ``measure``: runs the largest step and returns the bytes of its
+    activations; it is called if the policy subtracts them and the step is cheap, or if config.json
+    lacks the sizes to estimate them. ``states``: the shape of a request's state in each layer that
+    has one. ``draft_bytes``: of the draft model's weights.
     """
     # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
-    model = model_footprint.from_directory(*weights)
-    can_estimate = model is not None
-    model = model_footprint.with_cache_bytes(
-        model or model_footprint.from_weights(*weights),
-        per_token,
-        options.parallel.size * sum(state.nbytes for state in states),
+    known = model_footprint.from_directory(*weights)
+    model = replace(
+        known or model_footprint.from_weights(*weights),
+        kv_bytes_per_token=per_token,
+        state_bytes=options.parallel.size * sum(state.nbytes for state in states),
+        draft_bytes=draft_bytes,
     )
-    model = replace(model, draft_bytes=draft_bytes)
     flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
-    profile = not can_estimate or (
+    profile = known is None or (
         options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
     )
     result = plan(options, model, machine, activations=measure() if profile else None)
@@ -120,14 +105,18 @@ def measure_activation_bytes(
     last_rows = np.arange(tokens - logit_rows, tokens, dtype=np.int32)
     batch, step = kv_cache.memory.prepare_step(largest._replace(logit_rows=last_rows))
     forward(batch, step, Counters())
-    mlx_before = _mlx_active()
+    mx: Any = sys.modules.get("mlx.core")  # None: the model runs without it
+    if mx is not None:
+        mx.reset_peak_memory()
+        mlx_before = mx.get_active_memory()
     tracemalloc.start(1)
     try:
         forward(batch, step, Counters())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    peak += max(0, _mlx_peak() - mlx_before)
+    if mx is not None:
+        peak += max(0, int(mx.get_peak_memory()) - mlx_before)
     return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
 
 
@@ -138,21 +127,3 @@ def _largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
         cache.reserve(state, state.num_tokens)
     chunks = tuple(ScheduledChunk(state, 0, state.num_tokens) for state in states)
     return InputBuilder(cache).build(SchedulerOutput(chunks))
-
-
-def _mlx_active() -> int:
-    """Reset MLX's peak memory and return its active bytes, or 0 if MLX is not imported."""
-    if "mlx.core" not in sys.modules:
-        return 0
-    import mlx.core as mx
-
-    mx.reset_peak_memory()
-    return int(mx.get_active_memory())
-
-
-def _mlx_peak() -> int:
-    if "mlx.core" not in sys.modules:
-        return 0
-    import mlx.core as mx
-
-    return int(mx.get_peak_memory())

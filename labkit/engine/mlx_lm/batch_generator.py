@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.models.cache import make_prompt_cache
 
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
@@ -18,8 +19,9 @@ from labkit.engine.engine_protocol import (
     EngineError,
     InvalidLogitsError,
     KVBytes,
+    PromptLogprobs,
     TokenEvent,
-    check_context,
+    check_request,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
 from labkit.engine.mlx_lm.mlx_lm_sampling import (
@@ -27,14 +29,15 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
     make_request_sampler,
     stop_token_ids,
 )
-from labkit.engine.mlx_lm.prompt_scoring import score_prompts
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.unpatched_loader import MlxLmModel
 from labkit.engine.request import Request
+from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
 from labkit.machine import openblas_for_mlx
 
 DEFAULT_PREFILL_BATCH_SIZE = 8  # mlx_lm's default
 DEFAULT_PREFILL_STEP_SIZE = 2048  # mlx_lm's default, prompt tokens per request and step
+MAX_SCORED_ROWS = 256  # of logits at once, as in labkit's engines
 NEGATIVE_INFINITY = np.float32(-np.inf)
 COUNTER_NAMES = (
     "engine.mlx_lm",
@@ -63,9 +66,9 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    Requests with ``prompt_logprobs`` bypass the generator: the engine calls the model itself to
-    score their prompts. A step scores the first waiting prompt, and the prompts directly behind it
-    that have the same length.
+    Requests with ``prompt_logprobs`` bypass the generator, which returns no log probabilities of
+    prompts: the engine calls the model itself, as mlx_lm's own evaluation does. A step scores the
+    first waiting prompt, and the prompts directly behind it that have the same length.
 
     ``model``: the loaded model. ``max_num_seqs``: the maximum number of requests in the generator
     at the same time. ``prefill_step_size``: prompt tokens of one request per step; None: mlx_lm's
@@ -88,19 +91,13 @@ class MlxLmEngine:
         self._waiting: deque[Request] = deque()
         self._scoring: deque[Request] = deque()
         self._live: dict[int, Request] = {}  # by the generator's uid
-        self._pending_refusals: list[TokenEvent] = []
+        self._refused: list[TokenEvent] = []
         self._stop_sequences: dict[frozenset[int], Any] = {}  # by stop token ids
         self._counters = Counters()
         self._token_counters = BatchGeneratorCounters(self._counters, model.kv_bytes_by_window)
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
-
-        A request that can never be served (for example, an unsupported sampling parameter) is not
-        queued; the next step returns an error event instead. Raises ``EngineError`` if the request
-        id is already in use, or the engine is closed.
-        """
         self._open_generator()
         request_id = request.request_id
         if self._is_live(request_id):
@@ -110,27 +107,21 @@ class MlxLmEngine:
         except EngineError as error:
             self._counters.add("requests.refused")
             message = f"request {request_id}: {error}"
-            event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
-            self._pending_refusals.append(event)
+            self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=message))
             return
         self._counters.add("requests.submitted")
         scored = request.params.prompt_logprobs is not None
         (self._scoring if scored else self._waiting).append(request)
 
     def _check(self, request: Request) -> None:
-        prompt, vocab_size = request.prompt_token_ids, self._model.vocab_size
-        if not prompt:
-            raise EngineError("the prompt is empty")
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise EngineError(f"token ids must be 0 to {vocab_size - 1}")
-        check_context(request, self._model.max_context)
-        check_supported(request.params)
+        check_request(request, self._model.vocab_size, self._model.max_context)
         params = request.params
+        check_supported(params)
         if params.prompt_logprobs is not None and params.max_tokens != 1:
             raise EngineError(
                 f"prompt_logprobs={params.prompt_logprobs}: engine=mlx_lm needs max_tokens=1"
             )
-        if params.prompt_logprobs is not None and len(prompt) < 2:
+        if params.prompt_logprobs is not None and len(request.prompt_token_ids) < 2:
             raise EngineError("a prompt of one token has no log probabilities")
 
     def _is_live(self, request_id: str) -> bool:
@@ -138,9 +129,7 @@ class MlxLmEngine:
         return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
-        self._pending_refusals = [
-            event for event in self._pending_refusals if event.request_id != request_id
-        ]
+        self._refused = [event for event in self._refused if event.request_id != request_id]
         if not self._is_live(request_id):
             return
         self._counters.add("requests.aborted")
@@ -154,7 +143,7 @@ class MlxLmEngine:
                 self._token_counters.remove_request(uid)
 
     def has_work(self) -> bool:
-        return bool(self._pending_refusals or self._waiting or self._scoring or self._live)
+        return bool(self._refused or self._waiting or self._scoring or self._live)
 
     def step(self) -> list[TokenEvent]:
         """Call the generator once; return pending refusals, then the tokens that the call sampled.
@@ -163,7 +152,7 @@ class MlxLmEngine:
         ``prefill_step_size`` tokens of each prompt in the generator's prefill batch.
         """
         start = time.perf_counter()
-        events, self._pending_refusals = self._pending_refusals, []
+        events, self._refused = self._refused, []
         generator = self._open_generator()
         if self._scoring:
             events += self._score()
@@ -298,12 +287,43 @@ class MlxLmEngine:
         self._waiting.clear()
         self._scoring.clear()
         self._live.clear()
-        self._pending_refusals = []
+        self._refused = []
 
     def _open_generator(self) -> Any:
         if self._generator is None:
             raise EngineError("the engine is closed")
         return self._generator
+
+
+def score_prompts(model: Any, requests: Sequence[Request]) -> list[tuple[PromptLogprobs, int]]:
+    """Return each prompt's log probabilities and the greedy token that follows it.
+
+    The prompts have the same length and are computed as one batch. Raises ``InvalidLogitsError`` if
+    a row of logits has a NaN, or nothing but infinities.
+    """
+    tokens = np.array([request.prompt_token_ids for request in requests], np.int32)
+    length, cache = tokens.shape[1], make_prompt_cache(model)
+    columns = max(1, MAX_SCORED_ROWS // len(requests))
+    parts: list[list[PromptLogprobs]] = [[] for _ in requests]
+    logits = np.zeros((len(requests), 0, 0), np.float32)
+    for start in range(0, length, columns):
+        outputs = model(mx.array(tokens[:, start : start + columns]), cache=cache)
+        logits = np.array(outputs.astype(mx.float32))
+        stop = min(start + columns, length - 1)
+        for row, request in enumerate(requests if stop > start else ()):
+            ids = request.params.prompt_logprob_ids
+            parts[row].append(
+                score_rows(
+                    logits[row, : stop - start],
+                    tokens[row, start + 1 : stop + 1],
+                    request.params.prompt_logprobs or 0,
+                    None if ids is None else ids[start:stop],
+                )
+            )
+    return [
+        (concatenate(of_prompt), int(last.argmax()))
+        for of_prompt, last in zip(parts, logits[:, -1], strict=True)
+    ]
 
 
 def _logit_margin(logprobs: mx.array, token: int) -> float:

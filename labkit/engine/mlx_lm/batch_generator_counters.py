@@ -31,11 +31,9 @@ class BatchGeneratorCounters:
         self._cached: dict[int, int] = {}  # tokens in the KV cache, by uid
 
     def add_request(self, uid: int) -> None:
-        """Start tracking the cached tokens of a request that was inserted into the generator."""
         self._cached[uid] = 0
 
     def remove_request(self, uid: int) -> None:
-        """Stop tracking a request that has ended or was removed from the generator."""
         del self._cached[uid]
 
     def used_kv_bytes(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 from labkit.engine.attention.kv_shape import KVShape, StateShape
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model.cache_spec import CacheSpec, StateSpec
 from labkit.engine.model.compute_dtype import dtype_name
 from labkit.engine.model.isolated_model_modules import import_plain
+from labkit.engine.model.layer_cache import CacheSpec, StateSpec
 from labkit.engine.model.model_loader import LoadedModel
 
 
@@ -155,7 +155,6 @@ class ShapeRecorder:
         self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return None, because one token needs no mask."""
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:

@@ -60,11 +60,8 @@ def matrix_storage(options: config.Engine) -> MatrixStorage:
     if options.weights is config.Weights.float32:
         return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
-    return (
-        MatrixStorage.as_stored
-        if on_numpy and cast_target(options) == "float32"
-        else MatrixStorage.cast
-    )
+    as_stored = on_numpy and cast_target(options) == "float32"
+    return MatrixStorage.as_stored if as_stored else MatrixStorage.cast
 
 
 def _on_gpu(options: config.Engine) -> bool:
@@ -125,20 +122,17 @@ def cast_parameters(
         dequantized_layers.dequantize_matrices(model)
     elif matrix_storage is MatrixStorage.cast:
         dequantized_layers.replace_block_layers(model)
-    unchanged = (
-        dequantized_layers.matrix_parameter_names(model)
-        if matrix_storage is MatrixStorage.as_stored
-        else frozenset()
-    )
+    unchanged: frozenset[str] = frozenset()
+    if matrix_storage is MatrixStorage.as_stored:
+        unchanged = dequantized_layers.matrix_parameter_names(model)
     if dtype is not None:
         target = getattr(mx, dtype)
         may_cast = getattr(model, "cast_predicate", None) if target != mx.float32 else None
 
         def cast(path: str, value: Any) -> Any:
             floating = mx.issubdtype(value.dtype, mx.floating) and path not in unchanged
-            return (
-                value.astype(target) if floating and (may_cast is None or may_cast(path)) else value
-            )
+            casts = floating and (may_cast is None or may_cast(path))
+            return value.astype(target) if casts else value
 
         model.update(tree_map_with_path(cast, model.parameters()))
     mx.eval(model.parameters())

@@ -1,4 +1,4 @@
-"""Layers of an MLX model with a matrix in a block format of GGUF (``cpu.gguf_block_formats``).
+"""Layers of an MLX model with a matrix in a block format of GGUF (``gguf_block_formats``).
 
 MLX cannot multiply by such a matrix. So these layers only store it. A forward on NumPy arrays reads
 the blocks directly. For every other forward, ``mlx_layer`` converts the layer to an MLX layer with
@@ -30,13 +30,15 @@ Parts = Mapping[str, mx.array]
 
 
 class BlockLayer(nn.Module):  # type: ignore[misc]
-    """A layer with a matrix [rows, columns] in the GGUF format ``mode``, zero until loaded."""
+    """A layer like an MLX layer, its matrix in the GGUF format ``mode`` and zero until loaded."""
 
-    def __init__(self, rows: int, columns: int, mode: str) -> None:
+    def __init__(self, layer: Any, mode: str) -> None:
         super().__init__()
-        layout = BLOCK_FORMATS[mode]
+        layout, (rows, columns) = BLOCK_FORMATS[mode], layer.weight.shape
         self.mode, self.bits, self.group_size = mode, layout.bits, layout.group_size
         self.weight = mx.zeros((rows, columns * layout.bits // WORD_BITS), mx.uint32)
+        if "bias" in layer:
+            self.bias = layer.bias
         for name in layout.group_arrays:
             shape = (rows, columns // layout.group_size)
             self[name] = mx.zeros(shape, SCALE_DTYPES[layout.scales])
@@ -54,26 +56,15 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
         return BlockArrays(self.mode, scales.pop("weight"), scales)
 
     def __call__(self, x: Any) -> Any:
-        """Raise ``TypeError``, because MLX cannot multiply by the matrix."""
         raise TypeError(f"MLX cannot multiply by a {self.mode} matrix: call mlx_layer() first")
 
 
 class BlockLinear(BlockLayer):
     """A linear layer in a block format."""
 
-    def __init__(self, linear: Any, mode: str) -> None:
-        rows, columns = linear.weight.shape
-        super().__init__(rows, columns, mode)
-        if "bias" in linear:
-            self.bias = linear.bias
-
 
 class BlockEmbedding(BlockLayer):
     """An embedding in a block format."""
-
-    def __init__(self, embedding: Any, mode: str) -> None:
-        rows, columns = embedding.weight.shape
-        super().__init__(rows, columns, mode)
 
 
 def block_layer(layer: Any, mode: str) -> BlockLayer:

@@ -18,11 +18,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model.cache_spec import CacheSpec, StateSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.recurrent_states.state_memory import StateStep
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Keys and values of every token. A query sees the last ``window`` of them (None: all)."""
+
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A recurrent or convolution state: ``num_arrays`` arrays for each request."""
+
+    num_arrays: int
+
+
+# What a layer of a model caches, read from the cache that mlx_lm makes for it. A layer with several
+# caches (mlx_lm's ``CacheList``) has a tuple of specs.
+CacheSpec = AttentionSpec | StateSpec | tuple["CacheSpec", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,6 @@ class LayerCache:
         self._handle: KVHandle | None = None
 
     def current_context(self) -> ForwardContext:
-        """Return the context of the forward that is running."""
         if self.context is None:
             raise EngineError("the model read its cache outside a step")
         return self.context
@@ -127,7 +144,6 @@ class KVHandle:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the keys and values."""
         return self.value_handle.dtype
 
     @property
@@ -224,7 +240,6 @@ class StateCache:
         self.context: ForwardContext | None = None
 
     def current_states(self) -> StateStep:
-        """Return the states of the step that is running."""
         if self.context is None or self.context.states is None:
             raise EngineError("the model read a state outside a step")
         return self.context.states
@@ -262,7 +277,6 @@ class ModelCaches:
 
     @contextmanager
     def use(self, context: ForwardContext) -> Iterator[None]:
-        """Give all caches the context of a forward while it runs."""
         for cache in self.leaves:
             cache.context = context
         try:

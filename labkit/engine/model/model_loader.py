@@ -14,9 +14,8 @@ from labkit.config import ConfigError
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
-from labkit.engine.model.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves
 from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader, import_plain
-from labkit.engine.model.layer_cache import KVHandle
+from labkit.engine.model.layer_cache import AttentionSpec, CacheSpec, KVHandle, StateSpec
 from labkit.machine.exception_text import one_line
 from labkit.models import model_directory, model_json
 from labkit.models.safetensors_header import layer_index
@@ -73,8 +72,16 @@ class LoadedModel:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window in tokens (None: no window) of each layer with keys and values."""
-        specs = leaves(self.caches)
+        specs = _leaves(self.caches)
         return tuple(spec.window for spec in specs if isinstance(spec, AttentionSpec))
+
+
+def _leaves(specs: Sequence[CacheSpec]) -> Iterator[AttentionSpec | StateSpec]:
+    for spec in specs:
+        if isinstance(spec, tuple):
+            yield from _leaves(spec)
+        else:
+            yield spec
 
 
 @functools.cache
@@ -108,22 +115,11 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from config.json and model*.safetensors.
 
-    Parameters
-    ----------
-    model_dir
-        A directory with config.json and model*.safetensors.
-    layers
-        Load only the first ``layers`` layers, the last norm and the output layer (None: all
-        layers).
-    dtype
-        The MLX dtype that floating-point weights are cast to (None: each keeps its own).
-    matrix_storage
-        How the weights of linear layers and embeddings are stored.
-
-    Raises
-    ------
-    EngineError
-        The directory is not a model, or its architecture or quantisation is not supported.
+    Only the first ``layers`` layers are loaded, the last norm and the output layer (None: all
+    layers). ``dtype`` is the MLX dtype that floating-point weights are cast to (None: each keeps
+    its own), ``matrix_storage`` how those of linear layers and embeddings are stored. Raises
+    ``EngineError`` if the directory is not a model, or its architecture or quantisation is not
+    supported.
     """
     settings = _without_dynamic_rope(_read_config(model_dir))
     if layers is not None:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
-from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
+from labkit.engine.model.model_copies import mlx_lm_directory
 from labkit.engine.model.model_loader import (
     ONE_AT_A_TIME,
     config_errors,
@@ -111,7 +111,6 @@ def key_dtype(caches: Sequence[Any]) -> str:
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield every single cache. A layer with several has a ``CacheList``."""
     for cache in caches:
         if hasattr(cache, "caches"):
             yield from _leaves(cache.caches)

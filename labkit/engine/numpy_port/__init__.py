@@ -13,9 +13,9 @@ Replacement: ``convert`` copies a loaded model's tree of modules.
   ``engine.activations=int8``, with quantised activations. Projections of the same input
   (q, k, v; gate, up) become one product, computed when the first of them is called.
 - A class that contains layers (attention, MLP, block, model) becomes the same class of a copy of
-  its module. ``engine.model.rebound_model_modules`` executes the copy with ``mlx_shim`` in place of
-  ``mlx.core`` and ``mlx.nn``. Two functions of the copies are labkit's: ``swiglu``, which is a
-  kernel, and ``scaled_dot_product_attention``, which calls the ``attend`` of the cache's
+  its module. ``engine.model.isolated_model_modules`` executes the copy with ``mlx_shim`` in
+  place of ``mlx.core`` and ``mlx.nn``. Two functions of the copies are labkit's: ``swiglu``,
+  which is a kernel, and ``scaled_dot_product_attention``, which calls the ``attend`` of the cache's
   ``KVHandle``.
 
 A trial forward of two tokens decides whether the model is converted. A model whose code uses

@@ -1,4 +1,4 @@
-"""Runs small decode steps of a model by replaying its captured graph (``cpu.graph_replay``)."""
+"""Runs small decode steps by replaying a model's captured graph (``cpu.replay.graph_replay``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from labkit.cpu.capture.graph_capture import CapturedGraph, GraphCapture
 from labkit.cpu.capture.traced_array import NotCapturable
 from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
-from labkit.engine.attention.attention_by_cache_group import CacheGroupAttention
+from labkit.engine.attention.attention_protocol import CacheGroupAttention
 from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.attention.backends.replay_state import CapturedLayers, replay_state
 from labkit.engine.engine_protocol import Counters

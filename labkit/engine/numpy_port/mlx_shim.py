@@ -75,12 +75,6 @@ def _attend(
     return keys.attend(queries, values, scale, mask, sinks)
 
 
-def _fast_attention(
-    q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None
-) -> Any:
-    return _attend(q, k, v, None, scale, mask, sinks)
-
-
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
     return _compile if function is None else function
 
@@ -114,10 +108,6 @@ def _layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) 
     return norms.layer_norm(x, one, zero, eps)
 
 
-def _rsqrt(x: Array) -> Array:
-    return np.float32(1.0) / np.sqrt(x)
-
-
 def _softmax(x: Array, axis: int | None = None, precise: bool = True) -> Array:
     del precise
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
@@ -144,7 +134,7 @@ def core() -> Shim:
         "compile": _compile,
         "inf": np.float32(np.inf),
         "pi": np.pi,
-        "rsqrt": _rsqrt,
+        "rsqrt": lambda x: np.float32(1.0) / np.sqrt(x),
         "sigmoid": activations.sigmoid,
         "softmax": _softmax,
         "stop_gradient": lambda x: x,
@@ -156,7 +146,7 @@ def core() -> Shim:
             {
                 "rms_norm": _rms_norm,
                 "layer_norm": _layer_norm,
-                "scaled_dot_product_attention": _fast_attention,
+                "scaled_dot_product_attention": _attend,
             },
         ),
     }

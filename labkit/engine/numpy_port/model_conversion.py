@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cpu.layers import norms
 from labkit.cpu.layers.rope import RotaryTable
 from labkit.cpu.matmul import int8_dot, int8_matmul_self_test
 from labkit.cpu.matmul.packed_linear import WeightMatrix, share_format
@@ -294,12 +295,12 @@ class _Converter:
         elif name.startswith("Quantized") or name.startswith("QQ"):
             raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
         elif kind is nn.RMSNorm:
-            layer = numpy_layers.RMSNorm(self._array(module.weight, path), module.eps)
+            weight = self._array(module.weight, path)
+            layer = partial(norms.rms_norm, weight=weight, eps=module.eps)
         elif kind is nn.LayerNorm:
-            weight, bias = module.get("weight"), module.get("bias")
-            layer = numpy_layers.LayerNorm(
-                module.dims, self._array(weight, path), self._array(bias, path), module.eps
-            )
+            weight = self._array(module.get("weight", self.mx.ones(module.dims)), path)
+            bias = self._array(module.get("bias", self.mx.zeros(module.dims)), path)
+            layer = partial(norms.layer_norm, weight=weight, bias=bias, eps=module.eps)
         elif kind is nn.RoPE or kind.__module__ == f"{PACKAGE}.rope_utils":
             layer = self._rope(module, path)
         elif kind is nn.SiLU:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
-from labkit.cpu.layers import norms
 from labkit.cpu.layers.rope import RotaryTable
 from labkit.cpu.matmul.packed_linear import PackedLinear, WeightMatrix
 from labkit.cpu.matmul.quantized_weights import LowPrecisionMatrix
@@ -32,37 +31,39 @@ class LayerWeights(NamedTuple):
     activations: str | None
 
 
-def _weights(packed: PackedLinear) -> LayerWeights:
-    return LayerWeights(packed.weight_format, packed.bytes, packed.activations)
-
-
-class Linear:
-    """``x @ weight.T + bias`` for float32 x [..., K]."""
+class PackedLayer:
+    """A layer whose weights are a ``PackedLinear``."""
 
     __slots__ = ("_packed",)
+    _packed: PackedLinear
+
+    @property
+    def weights(self) -> LayerWeights:
+        packed = self._packed
+        return LayerWeights(packed.weight_format, packed.bytes, packed.activations)
+
+
+class Linear(PackedLayer):
+    """``x @ weight.T + bias`` for float32 x [..., K]."""
+
+    __slots__ = ()
 
     def __init__(
         self, weight: WeightMatrix, bias: Array | None, slabs: SlabAllocator, activations: str
     ) -> None:
         self._packed = PackedLinear([weight], [bias], slabs, activations)
 
-    @property
-    def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        return _weights(self._packed)
-
     def __call__(self, x: Array) -> Array:
-        """Return the projection of x, float32 [..., N]."""
         return self._packed.multiply(x)[0]
 
 
-class SummedLinear:
+class SummedLinear(PackedLayer):
     """A linear layer sharded over its inputs. The products of all ranks are summed.
 
     ``all_sum`` returns the sum of an array over the ranks. The bias is added to the sum.
     """
 
-    __slots__ = ("_all_sum", "_bias", "_packed")
+    __slots__ = ("_all_sum", "_bias")
 
     def __init__(
         self,
@@ -76,11 +77,6 @@ class SummedLinear:
         self._bias = bias
         self._all_sum = all_sum
 
-    @property
-    def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        return _weights(self._packed)
-
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N], equal in all ranks, for this rank's inputs x [..., K]."""
         if isinstance(x, TracedArray):
@@ -89,14 +85,14 @@ class SummedLinear:
         return total if self._bias is None else total + self._bias
 
 
-class ProjectionGroup:
+class ProjectionGroup(PackedLayer):
     """Projections of the same input (q, k, v; gate, up), computed together at the first call.
 
     The results of the other members are kept until these are called with the same array object. A
     call with another array computes the whole group again.
     """
 
-    __slots__ = ("_input", "_packed", "_ready", "_waiting")
+    __slots__ = ("_input", "_ready", "_waiting")
 
     def __init__(
         self,
@@ -110,13 +106,7 @@ class ProjectionGroup:
         self._ready: list[Array | None] = []
         self._waiting = 0
 
-    @property
-    def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        return _weights(self._packed)
-
     def project(self, member: int, x: Array) -> Array:
-        """Return the projection of x [..., K] by the member with index ``member``."""
         if x is not self._input or self._ready[member] is None:
             self._input = x
             self._ready = [*self._packed.multiply(x)]
@@ -140,7 +130,6 @@ class GroupedLinear:
         self._member = member
 
     def __call__(self, x: Array) -> Array:
-        """Return the projection of x, float32 [..., N]."""
         return self._group.project(self._member, x)
 
 
@@ -154,10 +143,9 @@ class MultiLinear:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        first = _weights(self._packed[0])
         size = sum(packed.bytes for packed in self._packed)
-        return LayerWeights(first.format, size, first.activations)
+        first = self._packed[0]
+        return LayerWeights(first.weight_format, size, first.activations)
 
     def __call__(self, x: Array) -> Array:
         """Return the projections of x [tokens, heads, 1, K], float32 [tokens, heads, 1, N]."""
@@ -192,11 +180,11 @@ class Embedding:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        if self._table is not None:
-            return LayerWeights("float32", self._table.nbytes, None)
-        assert self._packed is not None
-        return _weights(self._packed)
+        packed, table = self._packed, self._table
+        if table is not None:
+            return LayerWeights("float32", table.nbytes, None)
+        assert packed is not None
+        return LayerWeights(packed.weight_format, packed.bytes, packed.activations)
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
@@ -224,10 +212,10 @@ class Embedding:
         return self._packed.multiply(x)[0]
 
 
-class StoredEmbedding:
+class StoredEmbedding(PackedLayer):
     """An embedding in low precision. Lookups and products read the same packed copy."""
 
-    __slots__ = ("_is_output", "_packed")
+    __slots__ = ("_is_output",)
 
     def __init__(self, weight: LowPrecisionMatrix, slabs: SlabAllocator, activations: str) -> None:
         self._packed = PackedLinear([weight], [None], slabs, activations)
@@ -235,10 +223,8 @@ class StoredEmbedding:
 
     @property
     def weights(self) -> LayerWeights:
-        """The layer's weights."""
-        if not self._is_output:
-            return _weights(self._packed)._replace(activations=None)
-        return _weights(self._packed)
+        weights = super().weights
+        return weights if self._is_output else weights._replace(activations=None)
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
@@ -248,35 +234,6 @@ class StoredEmbedding:
         """Return ``x @ weight.T``."""
         self._is_output = True
         return self._packed.multiply(x)[0]
-
-
-class RMSNorm:
-    """RMSNorm over the last axis."""
-
-    __slots__ = ("_eps", "_weight")
-
-    def __init__(self, weight: Array, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        """Return x normalised, float32."""
-        return norms.rms_norm(x, self._weight, self._eps)
-
-
-class LayerNorm:
-    """LayerNorm over the last axis. ``weight=None`` means ones, ``bias=None`` zeros."""
-
-    __slots__ = ("_bias", "_eps", "_weight")
-
-    def __init__(self, dims: int, weight: Array | None, bias: Array | None, eps: float) -> None:
-        self._weight = np.ones(dims, np.float32) if weight is None else weight
-        self._bias = np.zeros(dims, np.float32) if bias is None else bias
-        self._eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        """Return x normalised, float32."""
-        return norms.layer_norm(x, self._weight, self._bias, self._eps)
 
 
 class RoPE:

@@ -33,24 +33,16 @@ class TimedResponse(NamedTuple):
 def measure(streams: int, silence_s: float) -> dict[str, Any]:
     """Measure the client's overhead with a null server that serves ``streams`` concurrent requests.
 
-    ``silence_s`` is passed to ``HttpClient``.
+    ``silence_s`` is passed to ``HttpClient``. Raises ``EngineError`` if the null server does not
+    start or does not answer.
 
-    Returns
-    -------
-    dict
-        Three values are dicts of p50, p99 and max in ms. ``ttft_ms`` is the client's part of the
-        time to first token: the time from the request's submission to its arrival at the null
-        server, plus the time from the null server's write of the first token to its arrival at
-        the client. ``chunk_ms`` is the time from the write of a chunk to its arrival at the
-        client. ``itl_ms`` is the error of the measured gap between two chunks. The other values
-        are numbers. ``chunk_us`` is the client's CPU time per chunk (us), ``streams`` the number
-        of concurrent requests, and ``chunks`` the number of measured chunks. ``first_ms`` and
-        ``between_ms`` are the null server's settings.
-
-    Raises
-    ------
-    EngineError
-        The null server does not start or does not answer.
+    Three values of the result are dicts of p50, p99 and max in ms. ``ttft_ms`` is the client's part
+    of the time to first token: from the request's submission to its arrival at the null server,
+    plus from the null server's write of the first token to its arrival at the client. ``chunk_ms``
+    is the time from the write of a chunk to its arrival at the client. ``itl_ms`` is the error of
+    the measured gap between two chunks. ``chunk_us`` is the client's CPU time per chunk (us),
+    ``streams`` the number of concurrent requests, ``chunks`` that of the measured chunks.
+    ``first_ms`` and ``between_ms`` are the null server's settings.
     """
     port = free_port()
     command = [sys.executable, "-m", "labkit.engine.openai.null_server", "--port", str(port)]

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from labkit import config
-from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    PromptLogprobs,
+    StreamEvent,
+    TokenEvent,
+)
 from labkit.engine.openai import client_overhead
 from labkit.engine.openai.client_overhead import percentiles_ms
 from labkit.engine.openai.http_client import CompletedResponse, HttpClient
 from labkit.engine.openai.request_payload import PayloadBuilder
-from labkit.engine.openai.scored_response import ScoredResponse
 from labkit.engine.openai.server_process import ServerProcess
-from labkit.engine.openai.sse_decoder import StreamError
+from labkit.engine.openai.sse_decoder import StreamError, TokenUsage, parse_usage
 from labkit.engine.openai.streamed_response import StreamedResponse, error_event
 from labkit.engine.request import Request
 from labkit.models.detokenizer import Detokenizer
 
 MAX_RECORDED_DISAGREEMENTS = 8
 DYING_S = 0.5  # from a server's last response, which it may have failed to send, to its end
+WRONG_SHAPE = "the response has no prompt_logprobs of the prompt that was sent"
 COUNTER_NAMES = (
     "engine.openai",
     "requests.submitted",
@@ -65,19 +76,13 @@ class RemoteEngine:
         self._keys: dict[str, str] = {}  # by request id
         self._finished: list[StreamedResponse] = []
         self._scored: list[ScoredResponse] = []
-        self._pending_refusals: list[TokenEvent] = []
+        self._refused: list[TokenEvent] = []
         self._counters = Counters()
         self._client_overhead: Mapping[str, Any] | None = None
         self._cpu_s, self._loop_cpu_start_s = 0.0, client.cpu_seconds()
         self._num_sent = 0
 
     def submit(self, request: Request) -> None:
-        """Send a request to the server.
-
-        If the payload cannot express the request (for example, an unsupported sampling parameter),
-        nothing is sent and the next step returns an error event instead. Raises ``EngineError`` if
-        the request id is already in use.
-        """
         request_id = request.request_id
         if request_id in self._live:
             raise EngineError(f"request {request_id}: this id is already in use")
@@ -86,8 +91,7 @@ class RemoteEngine:
         except EngineError as error:
             self._counters.add("requests.refused")
             message = f"request {request_id}: {error}"
-            event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
-            self._pending_refusals.append(event)
+            self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=message))
             return
         self._counters.add("requests.submitted")
         self._num_sent += 1
@@ -100,9 +104,7 @@ class RemoteEngine:
         self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        self._pending_refusals = [
-            event for event in self._pending_refusals if event.request_id != request_id
-        ]
+        self._refused = [event for event in self._refused if event.request_id != request_id]
         if request_id in self._live:
             self._counters.add("requests.aborted")
             self._client.cancel(self._keys[request_id])
@@ -113,13 +115,13 @@ class RemoteEngine:
         del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        return bool(self._live or self._pending_refusals)
+        return bool(self._live or self._refused)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self._client.clock = clock
 
     def wait(self, seconds: float) -> None:
-        if not self._pending_refusals:
+        if not self._refused:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
@@ -128,7 +130,7 @@ class RemoteEngine:
         Raises ``EngineError`` if a request failed, and the server, which labkit started, has ended.
         """
         cpu = time.thread_time()
-        events, self._pending_refusals = self._pending_refusals, []
+        events, self._refused = self._refused, []
         for completed in self._client.completed_responses():
             request_id = self._request_ids.get(completed.key)
             if request_id is not None:  # else it was aborted
@@ -144,34 +146,27 @@ class RemoteEngine:
 
     def _response_events(self, request_id: str, completed: CompletedResponse) -> list[TokenEvent]:
         response = self._live[request_id]
-        if isinstance(response, ScoredResponse):
-            return [self._scored_event(response, completed)]
         events: list[TokenEvent] = []
         last: TokenEvent | None = None
-        try:
-            for part in completed.parts:
-                events += response.feed(part.data, part.at, self._counters)
-        except StreamError as error:
-            last = error_event(response.request, completed.at, str(error))
-        if last is None and completed.error is not None:
-            last = error_event(response.request, completed.at, completed.error)
-        if last is None:
-            last = response.final_event(completed.at, self._detokenizer, self._counters)
-        if last.error is None:
-            self._finished.append(response)
-        self._finish(last)
-        return [*events, last]
-
-    def _scored_event(self, response: ScoredResponse, completed: CompletedResponse) -> TokenEvent:
-        event = response.final_event(completed)
-        if event.error is None:
-            self._scored.append(response)
-        self._finish(event)
-        return event
-
-    def _finish(self, last: TokenEvent) -> None:
+        if isinstance(response, ScoredResponse):
+            last = response.final_event(completed)
+            if last.error is None:
+                self._scored.append(response)
+        else:
+            try:
+                for part in completed.parts:
+                    events += response.feed(part.data, part.at, self._counters)
+            except StreamError as error:
+                last = error_event(response.request, completed.at, str(error))
+            if last is None and completed.error is not None:
+                last = error_event(response.request, completed.at, completed.error)
+            if last is None:
+                last = response.final_event(completed.at, self._detokenizer, self._counters)
+            if last.error is None:
+                self._finished.append(response)
         self._forget(last.request_id)
         self._counters.add("requests.failed" if last.error else "requests.finished")
+        return [*events, last]
 
     def counters(self) -> dict[str, float]:
         """Return the streams' counters, and the served requests' tokens counted in three ways.
@@ -219,7 +214,7 @@ class RemoteEngine:
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
             "identity": "token ids" if means == {"token ids"} else "text",
             "counted_by": " and ".join(sorted(means)),
-            "counted_beyond_max": sum(count > r.max_tokens for r, count in counts),
+            "counted_beyond_max": sum(count > r.request.params.max_tokens for r, count in counts),
             # A parser or a final flush may split a single token's text.
             "counted_below_chunks": sum(count + 1 < r.num_chunks for r, count in counts),
             "first_chunk_excess_pct": 100 * fmean(excess) if excess else 0.0,
@@ -302,3 +297,56 @@ class RemoteEngine:
 
 def _num_streamed_tokens(response: StreamedResponse) -> int:
     return len(response.ids) if response.has_token_ids else response.num_chunks
+
+
+@dataclass(slots=True)
+class ScoredResponse:
+    """The response to a request with ``prompt_logprobs``: one JSON body, not a stream.
+
+    The format is vLLM's ``prompt_logprobs``: a list with one object per prompt token, and null for
+    the first token. An object maps token ids to entries with a log probability, for the prompt
+    token itself and for the likeliest tokens at its position. ``usage``: the server's token counts,
+    if the response has them.
+    """
+
+    request: Request
+    usage: TokenUsage | None = None
+
+    def final_event(self, completed: CompletedResponse) -> StreamEvent:
+        """Return the request's only event: an error event if the response lacks the scores."""
+        if completed.error is not None:
+            return error_event(self.request, completed.at, completed.error)
+        try:
+            body = json.loads(b"".join(part.data for part in completed.parts))
+            logprobs = self._logprobs(body["choices"][0]["prompt_logprobs"])
+            self.usage = parse_usage(body.get("usage"))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return error_event(self.request, completed.at, WRONG_SHAPE)
+        return StreamEvent(
+            self.request.request_id,
+            NO_TOKEN,
+            "length",
+            received=completed.at,
+            prompt_logprobs=logprobs,
+        )
+
+    def _logprobs(self, positions: list[Mapping[str, Mapping[str, Any]] | None]) -> PromptLogprobs:
+        """Return vLLM's objects as arrays, with as many likeliest tokens as were requested.
+
+        Raises ``ValueError``, ``KeyError``, ``TypeError`` if a position is missing, or has fewer
+        tokens than requested.
+        """
+        prompt, top = self.request.prompt_token_ids, self.request.params.prompt_logprobs or 0
+        count = len(prompt) - 1
+        own = np.empty(count)
+        ids, values = np.empty((count, top), np.int32), np.empty((count, top))
+        for row, (token, position) in enumerate(zip(prompt[1:], positions[1:], strict=True)):
+            logprobs = {int(key): float(item["logprob"]) for key, item in (position or {}).items()}
+            own[row] = logprobs[token]
+            if len(logprobs) < top:
+                raise ValueError(f"a position has {len(logprobs)} of {top} log probabilities")
+            likeliest = sorted(logprobs, key=lambda key: (-logprobs[key], key))[:top]
+            ids[row], values[row] = likeliest, [logprobs[key] for key in likeliest]
+        if not np.isfinite(own).all() or not np.isfinite(values).all():
+            raise ValueError("a log probability is not a finite number")
+        return PromptLogprobs(own, ids, values, np.empty((count, 0)))

@@ -189,7 +189,6 @@ class ServerProcess:
         return {"rss_bytes": float(rss_bytes)} if rss_bytes else {}
 
     def stop(self) -> None:
-        """Stop the server and its descendants, if labkit started it."""
         if self._supervised is not None:
             self._supervised.stop()
 
@@ -261,7 +260,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     if any("{model}" in word for word in words):
         values["model"] = str(_served_directory(server, model_dir))
     if any("{gguf}" in word for word in words):
-        from labkit.engine.model.float32_checkpoint import float32_directory, is_quantized
+        from labkit.engine.model.model_copies import float32_directory, is_quantized
         from labkit.models.gguf.gguf_writer import export_gguf
 
         is_packed = is_quantized(model_dir)
@@ -297,8 +296,11 @@ def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
 
 def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
     """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
-    from labkit.engine.model.float32_checkpoint import float32_directory, is_quantized
-    from labkit.engine.model.mlx_lm_compatible_copy import mlx_lm_directory
+    from labkit.engine.model.model_copies import (
+        float32_directory,
+        is_quantized,
+        mlx_lm_directory,
+    )
 
     preset = server.server_preset
     if server.float32 or (preset.float_weights and is_quantized(model_dir)):
@@ -326,11 +328,7 @@ def _blas_environment(options: config.Engine) -> list[str]:
             f"engine.blas=openblas: LD_PRELOAD cannot name {library}; set LABKIT_CACHE to a folder "
             "without spaces and colons in its path"
         )
-    return [
-        "env",
-        f"LD_PRELOAD={library}",
-        f"OPENBLAS_NUM_THREADS={threads}",
-    ]
+    return ["env", f"LD_PRELOAD={library}", f"OPENBLAS_NUM_THREADS={threads}"]
 
 
 def free_port() -> int:

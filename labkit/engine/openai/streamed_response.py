@@ -126,11 +126,6 @@ class StreamedResponse:
         )
 
     @property
-    def max_tokens(self) -> int:
-        """The number of output tokens that the request allows."""
-        return self.request.params.max_tokens
-
-    @property
     def _server_count(self) -> int | None:
         """The server's own number of output tokens, or None if it reports none.
 

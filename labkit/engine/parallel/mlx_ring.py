@@ -38,7 +38,7 @@ class Ring:
 def join_ring(rank: int, size: int) -> Ring:
     """Join the ring that the environment describes, and wait for all ``size`` ranks.
 
-    Raises ``RuntimeError`` if From MLX: a neighbour cannot be reached, or an address is in use.
+    MLX raises ``RuntimeError`` if a neighbour cannot be reached, or an address is in use.
     """
     import mlx.core as mx
 

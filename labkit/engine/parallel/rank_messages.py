@@ -49,20 +49,16 @@ class BarrierArrival:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """An engine's state after a call: the running requests' ids, KV bytes and computed tokens."""
+class RankReply:
+    """A message from a rank: the value that a call returned, and the engine's state afterwards.
 
+    ``running`` has the ids of the running requests.
+    """
+
+    value: Any
     running: frozenset[str]
     kv: KVBytes
     computed_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class RankReply:
-    """A message from a rank: the value that a call returned, and the engine's state afterwards."""
-
-    value: Any
-    snapshot: EngineSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class RankProcesses:
     """The processes of all ranks. A call goes to every rank and returns when all have replied.
 
     The ranks belong to the process group of the process that starts them, and are killed when that
-    process ends, however it ends (``machine.parent_death``).
+    process ends, however it ends (``machine.processes.parent_death``).
 
     ``size``: the number of ranks. ``environment``: variables to set in addition to the clean worker
     environment. ``thread_budget``: threads of all ranks together. ``command``: the command that
@@ -120,7 +120,6 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
         return [rank.child.pid for rank in self._ranks]
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
@@ -163,7 +162,6 @@ class RankProcesses:
                 raise RankError(self._describe_ended()) from None
 
     def _replies(self) -> list[Any]:
-        """Wait for one message from every rank and return the messages in rank order."""
         pipes = {rank.pipe: rank for rank in self._ranks}
         replies: dict[int, Any] = {}
         self._wait_for_first(list(pipes))

@@ -7,35 +7,73 @@ its pipe until the pipe closes. It ignores SIGINT, which the process that starte
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import pickle
 import resource
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from labkit.engine.engine_protocol import EngineError, KVBytes
+from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.rank_messages import (
     BarrierArrival,
     BarrierRelease,
-    EngineSnapshot,
     RankCall,
     RankFailure,
     RankReply,
     RankSetup,
     refusal,
 )
-from labkit.engine.parallel.schedule_check import ScheduleCheck
+from labkit.engine.scheduler.scheduler_output import SchedulerOutput
+from labkit.engine.step_loop import NoScheduleCheck
 from labkit.machine.processes import parent_death
 
 
 class RankShutdown(Exception):
     """The run's process has closed the pipe or sent ``close``, so the rank must end."""
+
+
+class ScheduleCheck(NoScheduleCheck):
+    """Compares this rank's schedule digest with the other ranks' before each step.
+
+    The ranks sum partial results in every layer. Ranks that scheduled different steps would sum
+    unrelated numbers, or wait for each other for ever. So no rank computes a step before all ranks
+    have the same ``digest`` (32 hex digits) of this step and of all steps before it. For every
+    chunk it covers the request, the token range, the preemptions, the request's number of tokens
+    and its last token, which depends on everything sampled before.
+
+    ``wait_at`` sends a digest and returns once all ranks have sent the same digest. The counter
+    ``ranks.agreed`` counts compared steps.
+    """
+
+    def __init__(self, ranks: int, wait_at: Callable[[str], None]) -> None:
+        self.ranks = ranks
+        self.digest = ""
+        self._wait_at = wait_at
+
+    def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
+        chunks = [
+            (
+                chunk.state.request_id,
+                chunk.start,
+                chunk.num_tokens,
+                chunk.preemption_count,
+                chunk.state.num_tokens,
+                chunk.state.token_ids[-1],
+            )
+            for chunk in scheduled.chunks
+        ]
+        text = repr((self.digest, chunks)).encode()
+        self.digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self._wait_at(self.digest)
+        if scheduled:
+            counters.add("ranks.agreed")
 
 
 class RankWorker:
@@ -83,10 +121,12 @@ class RankWorker:
             thread_pool.install()
         # One BLAS thread: numba's pool has the threads, and two spinning pools would compete.
         openblas_for_mlx.activate(setup.options.blas.value, 1)
-        _use_threads(setup.threads)
+        import numba
+
         from labkit.engine.engine_factory import create_rank
         from labkit.engine.parallel import mlx_ring
 
+        numba.set_num_threads(min(setup.threads, numba.config.NUMBA_NUM_THREADS))
         self._wait_at("ready for the ring")
         ring = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
         self._schedule_check = ScheduleCheck(ring.size, self._wait_at)
@@ -118,15 +158,7 @@ class RankWorker:
 
     def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
-        kv: KVBytes = engine.kv_bytes()
-        snapshot = EngineSnapshot(running, kv, engine.computed_tokens())
-        self._pipe.send(RankReply(value, snapshot))
-
-
-def _use_threads(threads: int) -> None:
-    import numba
-
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        self._pipe.send(RankReply(value, running, engine.kv_bytes(), engine.computed_tokens()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -56,7 +56,7 @@ class TensorParallelEngine:
     def __init__(self, name: str, ranks: RankProcesses, setup_replies: Sequence[RankReply]) -> None:
         self.name = name
         self._ranks = ranks
-        self._snapshot = setup_replies[0].snapshot
+        self._last = setup_replies[0]
         self._live: set[str] = set()
         self._step_ms = 0.0
         threads = count_text(ranks.threads, "thread")
@@ -72,7 +72,7 @@ class TensorParallelEngine:
         except BaseException:
             self._live.clear()
             raise
-        self._snapshot = replies[0].snapshot
+        self._last = replies[0]
         return [reply.value for reply in replies]
 
     def submit(self, request: Request) -> None:
@@ -106,20 +106,21 @@ class TensorParallelEngine:
         self._step_ms += (time.perf_counter() - start) * 1e3
         self._live -= {event.request_id for event in events if event.finish_reason}
         if any(_sampled_tokens(other) != _sampled_tokens(events) for other in others):
-            self._kill()
+            self._live.clear()
+            self._ranks.kill()
             raise RankError("the ranks sampled different tokens from the same step")
         return events
 
     def is_running(self, request_id: str) -> bool:
-        return request_id in self._snapshot.running
+        return request_id in self._last.running
 
     def kv_bytes(self) -> KVBytes:
-        size, kv = len(self._ranks.pids), self._snapshot.kv
+        size, kv = len(self._ranks.pids), self._last.kv
         total = None if kv.total is None else size * kv.total
         return KVBytes(size * kv.reserved, size * kv.used, total)
 
     def computed_tokens(self) -> float:
-        return self._snapshot.computed_tokens
+        return self._last.computed_tokens
 
     def max_request_tokens(self) -> int:
         tokens: int = self._call("max_request_tokens")[0]
@@ -153,10 +154,6 @@ class TensorParallelEngine:
     def close(self) -> None:
         self._live.clear()
         self._ranks.close()
-
-    def _kill(self) -> None:
-        self._live.clear()
-        self._ranks.kill()
 
 
 def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | None]]:

@@ -37,8 +37,8 @@ NO_REMAP: Remap = {}
 class PrefixCache:
     """Decides which blocks of a ``BlockPool`` stay cached. This base class caches no blocks.
 
-    A subclass overrides ``_lock``, ``_insert`` and ``_unlock``, and the methods that it needs from
-    ``match``, ``evict``, ``clear``, ``cached_blocks`` and ``check``.
+    A subclass overrides ``_lock``, ``_insert``, ``_unlock`` and ``_remove``, and the methods that
+    it needs from ``match``, ``cached_blocks`` and ``check``.
     """
 
     name = "none"
@@ -72,21 +72,10 @@ class PrefixCache:
     ) -> Remap:
         """Cache a request's full, computed blocks.
 
-        Parameters
-        ----------
-        request_id
-            A request that called ``acquire``.
-        token_ids
-            The request's tokens, enough to fill ``len(block_ids)`` blocks.
-        block_ids
-            All full, computed blocks from the first on, including those cached before. The request
-            must reference them.
-
-        Returns
-        -------
-        Remap
-            Cached blocks with the same contents, which the request must read instead of its own
-            blocks. It references and locks these now, and no longer its own.
+        ``block_ids`` are all of them from the first on, including those cached before. The request
+        must have called ``acquire`` and reference them, and its ``token_ids`` must fill them.
+        Returns cached blocks with the same contents, which the request must read instead of its own
+        blocks. It references and locks these now, and no longer its own.
         """
         remap = self._insert(request_id, token_ids, block_ids)
         if remap:
@@ -111,11 +100,18 @@ class PrefixCache:
 
         Raises ``ValueError`` if fewer than ``count`` blocks are evictable.
         """
-        if count > 0:
-            raise ValueError(f"evict({count}): no block is evictable")
+        evictable = self._pool.num_evictable
+        if count > evictable:
+            raise ValueError(f"evict({count}): the number of evictable blocks is {evictable}")
+        self._remove(count)
+        self.num_evicted += count
 
     def clear(self) -> None:
         """Evict every block that is not locked."""
+        self._remove(self._pool.num_evictable)
+
+    def _remove(self, count: int) -> None:
+        pass
 
     def cached_blocks(self) -> Iterator[int]:
         """Yield every cached block that can be reached from the root."""

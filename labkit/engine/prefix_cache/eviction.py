@@ -93,7 +93,6 @@ class EvictionOrder(Generic[Entry]):
         self._num_added = 0
 
     def __len__(self) -> int:
-        """Return the number of idle entries."""
         return len(self._places)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -133,5 +132,4 @@ class EvictionOrder(Generic[Entry]):
             raise failure
 
     def discard(self, entry: Entry) -> None:
-        """Remove an entry, if it is idle."""
         self._places.pop(entry, None)

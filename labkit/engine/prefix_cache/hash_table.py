@@ -152,15 +152,6 @@ class HashPrefixCache(PrefixCache):
         entry.block, entry.users = entry.copies.pop(0), 1
         self._pool.cache([entry.block])
 
-    def evict(self, count: int) -> None:
-        if count > len(self._idle):
-            raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._idle)}")
-        self._remove(count)
-        self.num_evicted += count
-
-    def clear(self) -> None:
-        self._remove(len(self._idle))
-
     def _remove(self, count: int) -> None:
         for _ in range(count):
             entry = self._idle.first

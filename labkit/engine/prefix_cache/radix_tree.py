@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache import PrefixCache, Remap
@@ -19,6 +20,7 @@ from labkit.engine.prefix_cache.eviction import EvictionOrder, EvictionPolicy, I
 Tokens = tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
@@ -27,16 +29,13 @@ class RadixNode:
     that of all requests that ever locked it. ``floor`` is the largest key of the nodes below it.
     """
 
-    __slots__ = ("blocks", "children", "floor", "locks", "num_uses", "parent", "tokens")
-
-    def __init__(self, parent: RadixNode | None, tokens: list[Tokens], blocks: list[int]) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.blocks = blocks
-        self.children: dict[Tokens, RadixNode] = {}
-        self.locks = 0
-        self.num_uses = 1
-        self.floor = -math.inf
+    parent: RadixNode | None
+    tokens: list[Tokens]
+    blocks: list[int]
+    children: dict[Tokens, RadixNode] = field(default_factory=dict)
+    locks: int = 0
+    num_uses: int = 1
+    floor: float = -math.inf
 
     def common_blocks(self, tokens: Sequence[Tokens]) -> int:
         """Return the length in blocks of the common prefix of the node's span and ``tokens``."""
@@ -177,19 +176,7 @@ class RadixPrefixCache(PrefixCache):
             depth -= len(node.blocks)
         self._idle.raise_failure()
 
-    def evict(self, count: int) -> None:
-        """Evict ``count`` blocks from the ends of the first nodes; see ``PrefixCache``."""
-        if count > self._pool.num_evictable:
-            raise ValueError(
-                f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
-            )
-        self._cut(count)
-        self.num_evicted += count
-
-    def clear(self) -> None:
-        self._cut(self._pool.num_evictable)
-
-    def _cut(self, count: int) -> None:
+    def _remove(self, count: int) -> None:
         """Remove ``count`` blocks from the ends of the first nodes in the order of eviction."""
         while count:
             node = self._idle.first

@@ -76,7 +76,6 @@ class StateGroup:
         return None if self.base is None else self.base[layer][entry]
 
     def write(self, part: int, layer: int, entry: int, state: mx.array) -> None:
-        """Store an entry of a layer's states after a part."""
         self.batch.parts[part][layer][entry] = state
 
 
@@ -158,7 +157,6 @@ class StateMemory:
             self.num_copied_bytes += self._slot_bytes
 
     def _write(self, slot: StateSlot, layers: Sequence[Sequence[Any]], row: int) -> None:
-        """Write a row of a batch's states to a slot of the pools."""
         self._has_written = True
         self.num_copied_bytes += self._slot_bytes
         for layer_pools, layer in zip(self._pools, layers, strict=True):

@@ -1,4 +1,4 @@
-"""From a schedule to logits: a ``SchedulerOutput`` comes in, ``LazyLogits`` go out.
+"""From a schedule to logits: a ``SchedulerOutput`` comes in, logits go out.
 
 ``input_builder`` packs the scheduled tokens into a ``Batch``, ``decode_padding`` pads it,
 ``model_runner`` runs a step in the calling thread, in a worker thread or lazily, and

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from labkit.engine.engine_protocol import Counters
@@ -25,11 +24,12 @@ class CompiledBlocks:
     """The feed-forward blocks of an mlx_lm model on MLX arrays, which can run compiled.
 
     Each block is replaced in its layer. Layers without a feed-forward block are not changed.
-    ``num_blocks`` is the number of blocks replaced.
+    ``num_blocks`` is the number of blocks replaced. They run compiled while ``enabled`` is true.
     """
 
     def __init__(self, model: Any) -> None:
-        self._state = _CompileState()
+        self.enabled = False
+        self.calls = self.traces = 0  # since the last call of ``count``
         blocks = [
             (layer, name)
             for layer in model.layers
@@ -38,17 +38,8 @@ class CompiledBlocks:
             and not hasattr(block, "takes_cache")
         ]
         for layer, name in blocks:
-            setattr(layer, name, _SwitchableBlock(getattr(layer, name), self._state))
+            setattr(layer, name, _SwitchableBlock(getattr(layer, name), self))
         self.num_blocks = len(blocks)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the blocks run compiled now."""
-        return self._state.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._state.enabled = value
 
     def count(self, counters: Counters) -> None:
         """Add the graphs traced and reused since the last call of ``count`` to the counters.
@@ -56,24 +47,16 @@ class CompiledBlocks:
         ``compile.count`` is the number of graphs traced, ``compile.reused`` the number of calls of
         a block that reused a graph.
         """
-        state = self._state
-        if state.calls:
-            counters.add("compile.count", state.traces)
-            counters.add("compile.reused", state.calls - state.traces)
-        state.calls = state.traces = 0
-
-
-@dataclass(slots=True)
-class _CompileState:
-    enabled: bool = False
-    calls: int = 0
-    traces: int = 0
+        if self.calls:
+            counters.add("compile.count", self.traces)
+            counters.add("compile.reused", self.calls - self.traces)
+        self.calls = self.traces = 0
 
 
 class _SwitchableBlock:
     """Replaces a feed-forward block, and runs it compiled while ``state.enabled`` is true."""
 
-    def __init__(self, block: Block, state: _CompileState) -> None:
+    def __init__(self, block: Block, state: CompiledBlocks) -> None:
         self._block = block
         self._state = state
         self._compiled = _CompiledFunction(block, state)
@@ -95,7 +78,7 @@ class _CompiledFunction(threading.local):
     weights of a model that no longer exists.
     """
 
-    def __init__(self, block: Block, state: _CompileState) -> None:
+    def __init__(self, block: Block, state: CompiledBlocks) -> None:
         import mlx.core as mx
 
         def trace(x: Any) -> Any:

@@ -42,15 +42,11 @@ def captured(needed: int, capacity: int, sizes: Sequence[int]) -> int:
     return next(fitting, needed)
 
 
-def _row_count(shape: DecodeShape, sizes: Sequence[int]) -> Callable[[int, int], int]:
-    """Return the function of ``engine.decode_shape``; ``captured`` has ``sizes``."""
-    functions: dict[DecodeShape, Callable[[int, int], int]] = {
-        DecodeShape.exact: exact,
-        DecodeShape.bucketed: bucketed,
-        DecodeShape.fixed: fixed,
-        DecodeShape.captured: functools.partial(captured, sizes=sizes),
-    }
-    return functions[shape]
+ROW_COUNTS: dict[DecodeShape, Callable[[int, int], int]] = {
+    DecodeShape.exact: exact,
+    DecodeShape.bucketed: bucketed,
+    DecodeShape.fixed: fixed,
+}
 
 
 class DecodePadding:
@@ -68,7 +64,8 @@ class DecodePadding:
     def __init__(
         self, shape: DecodeShape, capacity: int, counters: Counters, sizes: Sequence[int] = ()
     ) -> None:
-        self._row_count = _row_count(shape, sizes)
+        with_sizes = functools.partial(captured, sizes=sizes)
+        self._row_count = with_sizes if shape is DecodeShape.captured else ROW_COUNTS[shape]
         self._capacity = capacity
         self._counter = f"decode_shape.{shape.value}"
         self._counters = counters

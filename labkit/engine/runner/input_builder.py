@@ -72,7 +72,6 @@ class InputBuilder:
         self._logit_rows: Ints = read_only(np.zeros(0, np.int32))
 
     def build(self, output: SchedulerOutput) -> Batch:
-        """Return the batch of a step: its chunks, packed in their order."""
         if output.is_decode_only:
             return self._build_decodes(output)
         tokens: list[int] = []
@@ -117,7 +116,6 @@ class InputBuilder:
         )
 
     def _build_decodes(self, output: SchedulerOutput) -> Batch:
-        """Return the batch of a step of pure decodes: one token of each request."""
         tokens, positions, seq_lens, tables, sampling, placeholders = [], [], [], [], [], []
         for chunk in output.chunks:
             state, start = chunk.state, chunk.start

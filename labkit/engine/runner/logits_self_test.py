@@ -63,11 +63,9 @@ class ExpectedLogits:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """The number of tokens of the longest sequence."""
         return max(map(len, self.sequences))
 
     def create_kv_cache(self, factory: KVCacheFactory) -> KVCache:
-        """Create a KV cache just large enough for the sequences."""
         return factory.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
 
 
@@ -170,7 +168,6 @@ def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
 
 
 def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
-    """Return lazy logits [sequences, tokens, vocabulary]."""
     import mlx.core as mx
 
     return model(mx.array(ids), cache=caches).astype(mx.float32)

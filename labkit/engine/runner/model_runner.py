@@ -82,13 +82,9 @@ class PerRequestRunner(ModelRunner):
     This is what both schedulers of the article "Inference Engines 2/N" do.
     """
 
-    @property
-    def is_lazy(self) -> bool:
-        """False: each forward is computed before the next is launched."""
-        return False
+    is_lazy = False  # each forward is computed before the next is launched
 
     def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
-        """Compute a step, request by request, and return a function that returns its logits."""
         rows: list[np.ndarray] = []
         step_counters: defaultdict[str, float] = defaultdict(float)
         for part in split(batch):
@@ -119,14 +115,12 @@ class StepLauncher:
         self.run_model = run_model
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Return a function that runs the step and returns its logits."""
         return partial(self.run_model, batch)
 
     def wait_idle(self) -> None:
         """Return once no thread runs a step, whether or not the steps have failed."""
 
     def close(self) -> None:
-        """Drop the model, once the step in flight has ended."""
         self.run_model = _raise_closed
 
 
@@ -159,17 +153,14 @@ class ThreadStepLauncher(AsyncStepLauncher):
         self._last: Future[Logits] | None = None
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Submit a step to the worker thread."""
         self._last = self._worker.submit(self.run_model, batch)
         return partial(self._timed_wait, self._last.result)
 
     def wait_idle(self) -> None:
-        """Return once the worker thread runs no step."""
         if self._last is not None:
             futures.wait([self._last])
 
     def close(self) -> None:
-        """End the worker thread after the step in flight."""
         self._worker.shutdown()
         super().close()
 
@@ -180,7 +171,6 @@ class LazyStepLauncher(AsyncStepLauncher):
     run_model: ModelRunner
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Build a step's graph and start its computation."""
         return partial(self._timed_wait, self.run_model.launch(batch))
 
 

@@ -163,12 +163,10 @@ class PackedForward:
     def _replay(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
         """Replay the captured graph. Return the logits, or None if the step cannot be replayed."""
         if self._graph_runner is None:
-            if self.name != "numpy":
+            if self.replay_refusal(step.attention) is not None:
                 return None
-            from labkit.engine.numpy_port.graph_runner import GraphRunner, replay_obstacle
+            from labkit.engine.numpy_port.graph_runner import GraphRunner
 
-            if replay_obstacle(step.attention) is not None:
-                return None
             self._graph_runner = GraphRunner(self._model, self._caches)
         logits = self._graph_runner.run(batch, step.attention, step.metadata, counters)
         if logits is None or len(batch.tokens) == len(batch.logit_rows):
@@ -176,7 +174,6 @@ class PackedForward:
         return logits[batch.logit_rows]
 
     def _run_model(self, batch: Batch, context: ForwardContext) -> Any:
-        """Run the model and return the logits [rows, vocabulary]. MLX's logits are lazy."""
         if self._selector is not None:
             self._selector.rows = self._array(batch.logit_rows)
         try:

@@ -90,7 +90,6 @@ class StepClocks:
         return timed
 
     def time_parts(self, parts: StepParts) -> StepParts:
-        """Return functions that call the parts of a step and time them."""
         scheduled, built = self._timed(SCHEDULE, parts.schedule), self._timed(BUILD, parts.build)
         updated = self._timed(UPDATE, parts.update)
 
@@ -143,7 +142,6 @@ class StepClocks:
         launcher.run_model = timed
 
     def begin_step(self) -> None:
-        """Begin a step: the time until its first part is a gap."""
         self._enter_gap()
 
     def _enter_gap(self) -> None:
@@ -223,7 +221,6 @@ class ClockedEngine:
         return events
 
     def wait(self, seconds: float) -> None:
-        """Wait; the time counts as idle."""
         start = self._clock()
         self._wait(seconds)
         self._waited_s += self._clock() - start

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import InvalidLogitsError, PromptLogprobs
 from labkit.engine.request import ScoredRows
+from labkit.engine.sampling.sampler import top_ids
 from labkit.engine.sampling.step_logits import Logits, Rows
 
 # Rows per pass, so that the temporary arrays [rows, vocabulary] fit the CPU's cache.
@@ -68,17 +69,17 @@ def score_rows(
     whose log probabilities are returned, [rows, m] (None: none). Raises ``InvalidLogitsError`` if a
     row has a NaN, or nothing but infinities.
     """
+    if ids is None:
+        ids = np.zeros((len(tokens), 0), np.int32)
     passes = [
-        _score_pass(logits[i:stop], tokens[i:stop], top, None if ids is None else ids[i:stop])
+        _score_pass(logits[i:stop], tokens[i:stop], top, ids[i:stop])
         for i in range(0, len(tokens), ROWS_PER_PASS)
         for stop in (i + ROWS_PER_PASS,)
     ]
     return concatenate(passes)
 
 
-def _score_pass(
-    logits: Rows, tokens: NDArray[Any], top: int, ids: NDArray[Any] | None
-) -> PromptLogprobs:
+def _score_pass(logits: Rows, tokens: NDArray[Any], top: int, ids: NDArray[Any]) -> PromptLogprobs:
     peaks = logits.max(axis=1, keepdims=True)
     # float32 exponentials, added in float64: the error of the sum stays below 1e-6.
     sums = np.exp(logits - peaks).sum(axis=1, dtype=np.float64)
@@ -92,29 +93,21 @@ def _score_pass(
         values -= normalisers[:, None]
         return values
 
-    top_ids = _top_ids(logits, top)
+    likeliest = _top_ids(logits, top)
     return PromptLogprobs(
-        logprobs_of(tokens[:, None])[:, 0],
-        top_ids,
-        logprobs_of(top_ids),
-        logprobs_of(np.zeros((len(tokens), 0), np.int32) if ids is None else ids),
+        logprobs_of(tokens[:, None])[:, 0], likeliest, logprobs_of(likeliest), logprobs_of(ids)
     )
 
 
 def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
     """Return the ids of each row's ``count`` largest logits, largest first, equal logits by id."""
     count = min(count, logits.shape[1])
-    if count == 0:
-        return np.zeros((len(logits), 0), np.int32)
     if count == 1:
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best[:, None]
-    # The bound has more candidates than ``count`` only if logits are equal.
-    bounds = np.partition(logits, -count, axis=1)[:, -count]
     result = np.empty((len(logits), count), np.int32)
-    for row, (values, bound) in enumerate(zip(logits, bounds, strict=True)):
-        ids = np.flatnonzero(values >= bound)
-        result[row] = ids[np.argsort(-values[ids], kind="stable")[:count]]
+    for row, values in enumerate(logits if count else ()):
+        result[row] = top_ids(values, count)
     return result
 
 

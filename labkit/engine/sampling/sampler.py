@@ -50,7 +50,7 @@ class Sampler:
         """Return a token for each state from its row of ``logits``.
 
         ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``lazy_logits``). Rows after the last state are padding. Raises
+        greedy tokens already (``step_logits``). Rows after the last state are padding. Raises
         ``InvalidLogitsError`` if a row has a NaN, or nothing but infinities.
         """
         if isinstance(logits, np.ndarray):
@@ -153,7 +153,7 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     The candidates are in the order of their ids. In the order of their logits, two that are nearly
     equal would change places with a last bit, which depends on the batch.
     """
-    ids = np.sort(_top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
+    ids = np.sort(top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
     lead = logits[ids].astype(np.float64) - float(logits.max())
     with np.errstate(over="ignore"):
         weights = np.exp(lead / params.temperature)
@@ -168,7 +168,7 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     return Candidates(ids[selected], weights[selected])
 
 
-def _top_ids(logits: Rows, count: int) -> Ids:
+def top_ids(logits: Rows, count: int) -> Ids:
     """Return the ids of a row's ``count`` largest logits, largest first, equal logits by id."""
     count = min(count, len(logits))
     bound = np.partition(logits, -count)[-count]
@@ -223,5 +223,5 @@ def _logprobs(logits: Rows, token: int, count: int) -> Logprobs:
     """
     lead = logits.astype(np.float64) - float(logits.max())
     values = lead - np.log(np.exp(lead).sum())
-    top = _top_ids(logits, count).tolist() if count else []
+    top = top_ids(logits, count).tolist() if count else []
     return Logprobs(float(values[token]), tuple((i, float(values[i])) for i in top))

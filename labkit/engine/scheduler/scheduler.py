@@ -44,10 +44,16 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from labkit import config
-from labkit.engine.engine_protocol import Counters, EngineError, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    FinishReason,
+    TokenEvent,
+)
 from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
-from labkit.engine.sampling.prompt_logprobs import ScoredPart
+from labkit.engine.sampling.prompt_logprobs import ScoredPart, concatenate
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler import scheduling_policies
 from labkit.engine.scheduler.scheduler_output import (
@@ -57,7 +63,6 @@ from labkit.engine.scheduler.scheduler_output import (
     SchedulerOutput,
     StepBuilder,
 )
-from labkit.engine.scheduler.step_results import append_sampled, record_scored
 from labkit.engine.scheduler.waiting_queue import WaitingQueue
 
 QUEUE_KEY, PREEMPTION_KEY = attrgetter("queue_key"), attrgetter("preemption_key")
@@ -92,15 +97,14 @@ class Scheduler:
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(step):
             if phase is Phase.decode:
-                self._schedule_decodes(step)
+                for state in step.pending[phase]:
+                    self._schedule_chunk(step, phase, state, step.token_budget)
             elif step.pending[phase] or self._waiting:
                 self._schedule_prefills(step)
             if self._policies.split and step.only_phase is not None:
                 break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        decided = step.decisions()
-        if decided is not None:
-            scheduling_policies.count_decisions(self.counts, self._policies, decided)
+        scheduling_policies.count_decisions(self.counts, self._policies, step)
         return step.finish()
 
     def _phases(self, step: StepBuilder) -> scheduling_policies.Phases:
@@ -110,17 +114,10 @@ class Scheduler:
         if prefills_first is None:
             return usual
         decodes, prefills = map(len, step.pending)
-        if prefills_first(decodes, prefills, len(self._waiting)):
-            own = Phase.prefill, Phase.decode
-        else:
-            own = Phase.decode, Phase.prefill
+        first = prefills_first(decodes, prefills, len(self._waiting))
+        own = (Phase.prefill, Phase.decode) if first else (Phase.decode, Phase.prefill)
         step.num_by_queue += own != usual
         return own
-
-    def _schedule_decodes(self, step: StepBuilder) -> None:
-        """Schedule the running requests whose prompts are computed."""
-        for state in step.pending[Phase.decode]:
-            self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedule prompt tokens of running requests, then admit requests and schedule theirs."""
@@ -220,17 +217,9 @@ class Scheduler:
         """Record a step's results and return the events of its tokens.
 
         Advances each request, caches its full blocks and appends its sampled tokens. If a token
-        ends the request, its memory is freed.
-
-        Parameters
-        ----------
-        output
-            The return value of ``schedule``, with drafts added by speculation.
-        sampled
-            By request id, the new tokens of every chunk that samples: one token, and one more
-            for each accepted draft.
-        scored
-            By request id, the log probabilities of the prompt tokens that the step scored.
+        ends the request, its memory is freed. ``sampled`` has, by request id, the new tokens of
+        every chunk that samples: one, and one more for each accepted draft. ``scored`` has the log
+        probabilities of the prompt tokens that the step scored.
         """
         events: list[TokenEvent] = []
         num_failed = 0
@@ -260,18 +249,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Append a request to the waiting queue.
 
-        Raises ``EngineError`` if a live request has this id already, or the request needs more KV
-        memory than the whole KV cache has.
+        Raises ``EngineError`` if it needs more KV memory than the whole KV cache has.
         """
         state = RequestState(request, self._num_arrivals)
-        if request.request_id in self._live:
-            raise EngineError(f"request {request.request_id}: this id is already in use")
         reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:
             raise EngineError(
-                f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
-                f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
-                "(engine.budget)"
+                f"{state.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={request.params.max_tokens} {reason}; raise the budget (engine.budget)"
             )
         queue = self._policies.queue  # called once, because it may be a user's class
         state.queue_key, state.preemption_key = queue.key(state), queue.preemption_key(state)
@@ -301,7 +286,6 @@ class Scheduler:
             self.counts.add("preemptions")
 
     def close(self) -> None:
-        """Abort every live request."""
         for request_id in list(self._live):
             self.abort(request_id)
 
@@ -315,7 +299,6 @@ class Scheduler:
         self.counts.add(counter)
 
     def _release(self, state: RequestState) -> None:
-        """Remove a request from the waiting or running list, and release its KV memory."""
         if state.status is RequestStatus.running:
             del self._running[state.request_id]
         else:
@@ -329,26 +312,19 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait to be admitted."""
         return len(self._waiting)
 
     def has_work(self) -> bool:
-        """Return whether any request is waiting or running."""
         return bool(self._live)
 
     def is_live(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is waiting or running."""
         return request_id in self._live
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether the request ``request_id`` is admitted and has not ended."""
         return request_id in self._running
 
     def check(self) -> None:
-        """Check invariants for tests: the lists of requests and the KV cache must agree.
-
-        Raises ``AssertionError`` if the lists and the KV cache disagree.
-        """
+        """Raise ``AssertionError`` unless the lists of requests and the KV cache agree."""
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):
@@ -363,3 +339,65 @@ class Scheduler:
                     f"running request {state.request_id} has nothing left to compute"
                 )
         self._cache.check(running)
+
+
+def record_scored(state: RequestState, part: ScoredPart) -> None:
+    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
+
+    Raises ``RuntimeError`` if earlier rows are missing.
+    """
+    if part.start > state.num_scored_rows:
+        raise RuntimeError(
+            f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "
+            "not scored"
+        )
+    if part.start == state.num_scored_rows:
+        state.scored_parts.append(part.logprobs)
+        state.num_scored_rows += len(part.logprobs.tokens)
+
+
+def append_sampled(
+    state: RequestState, results: Sequence[Sampled], eos_token_ids: frozenset[int]
+) -> list[TokenEvent]:
+    """Append sampled tokens, up to one that ends the request, and return their events.
+
+    All but the first token of ``results`` are accepted drafts, which are computed already. A
+    request whose next token could not be sampled ends with an error event.
+    """
+    events = []
+    prompt_logprobs = None
+    if state.scored_parts and not state.num_output_tokens:
+        prompt_logprobs = concatenate(state.scored_parts)
+        state.scored_parts = []
+    state.num_output_placeholders -= 1
+    state.num_computed_tokens += len(results) - 1
+    for result in results:
+        if result.error is not None:
+            events.append(TokenEvent(state.request_id, NO_TOKEN, "error", error=result.error))
+            break
+        state.token_ids.append(result.token)
+        reason = _finish_reason(state, eos_token_ids)
+        events.append(
+            TokenEvent(
+                state.request_id,
+                result.token,
+                reason,
+                result.margin,
+                logprobs=result.logprobs,
+                num_cached_tokens=state.num_cached_tokens,
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+        prompt_logprobs = None
+        if reason is not None:
+            break
+    return events
+
+
+def _finish_reason(state: RequestState, eos_token_ids: frozenset[int]) -> FinishReason | None:
+    params, token = state.request.params, state.token_ids[-1]
+    if token in params.stop_token_ids:
+        return "stop"
+    if not params.ignore_eos and token in eos_token_ids:
+        return "stop"
+    return "length" if state.num_output_tokens >= params.max_tokens else None

@@ -87,7 +87,6 @@ class SchedulerOutput(NamedTuple):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens computed in the step, drafts included."""
         return sum(chunk.num_tokens for chunk in self.chunks) + sum(map(len, self.drafts.values()))
 
     @property
@@ -114,50 +113,23 @@ class PrefillShare(NamedTuple):
     spent: int
 
 
-NO_SHARE = PrefillShare(0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleDecisions:
-    """Where the policies of ``engine.scheduler`` made a difference in a step."""
-
-    phases_compete: bool  # decodes and prefills had work, so order and composition matter
-    is_full: bool  # the step has all tokens that ``max_num_batched_tokens`` allows
-    num_admitted: int
-    num_by_queue: int  # decisions of the queue that the order of arrival would not have made
-    most_running: int  # after any admission
-    num_capped: int  # chunks that ``chunk_policy`` made smaller
-    prefill_share: PrefillShare
-
-
 class StepBuilder:
     """A step under construction by the scheduler.
 
     ``token_budget`` is ``engine.scheduler.max_num_batched_tokens``, ``num_tokens`` the tokens
     scheduled so far. ``pending`` has, by phase, the running requests with tokens to compute, in
     the order in which they are served. ``chunks`` has, by phase, the chunks scheduled so far.
-    ``num_running`` is the number of requests that were running when the step began. The other
-    attributes become ``ScheduleDecisions``.
+    ``num_running`` is the number of requests that were running when the step began. The others say
+    where a policy made a difference: ``num_admitted`` requests, ``most_running`` of them after any
+    admission, ``num_by_queue`` decisions that the order of arrival would not have made,
+    ``num_capped`` chunks that ``chunk_policy`` made smaller, and the ``prefill_share``.
     """
-
-    __slots__ = (
-        "chunks",
-        "most_running",
-        "num_admitted",
-        "num_by_queue",
-        "num_capped",
-        "num_running",
-        "num_tokens",
-        "pending",
-        "prefill_share",
-        "token_budget",
-    )
 
     def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
         self.token_budget = token_budget
         self.num_tokens = self.num_running = 0
         self.num_capped = self.num_admitted = self.num_by_queue = self.most_running = 0
-        self.prefill_share = NO_SHARE
+        self.prefill_share = PrefillShare(0, 0, 0)
         decodes: list[RequestState] = []
         prefills: list[RequestState] = []
         for state in running:
@@ -170,6 +142,16 @@ class StepBuilder:
         self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
 
     @property
+    def phases_compete(self) -> bool:
+        """Whether decodes and prefills had work, so that order and composition matter."""
+        return all(self.pending)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the step has all tokens that ``max_num_batched_tokens`` allows."""
+        return self.num_tokens >= self.token_budget
+
+    @property
     def only_phase(self) -> Phase | None:
         """The phase that all chunks have, or None if the step is mixed or empty."""
         decodes, prefills = self.chunks
@@ -179,7 +161,6 @@ class StepBuilder:
 
     @property
     def num_scored_rows(self) -> int:
-        """Prompt rows scored by the chunks scheduled so far."""
         return sum(len(chunk.scored_rows) for chunks in self.chunks for chunk in chunks)
 
     def remove(self, state: RequestState) -> None:
@@ -199,22 +180,6 @@ class StepBuilder:
         self.num_admitted += 1
         self.num_by_queue += overtakes
         self.most_running = max(self.most_running, num_running)
-
-    def decisions(self) -> ScheduleDecisions | None:
-        """Return what the policies decided, or None in the usual step: a few decodes only."""
-        decodes, prefills = self.pending
-        full = self.num_tokens >= self.token_budget
-        if self.prefill_share is NO_SHARE and not (prefills or full or self.num_by_queue):
-            return None
-        return ScheduleDecisions(
-            phases_compete=bool(decodes and prefills),
-            is_full=full,
-            num_admitted=self.num_admitted,
-            num_by_queue=self.num_by_queue,
-            most_running=self.most_running,
-            num_capped=self.num_capped,
-            prefill_share=self.prefill_share,
-        )
 
     def finish(self) -> SchedulerOutput:
         """Return the step's chunks, decodes first. They are in flight from now on."""

@@ -28,7 +28,7 @@ from labkit.config import (
 from labkit.engine import user_classes
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.request import QueueKey, Request, RequestState
-from labkit.engine.scheduler.scheduler_output import Phase, ScheduleDecisions
+from labkit.engine.scheduler.scheduler_output import Phase, StepBuilder
 
 Phases = tuple[Phase, Phase]
 
@@ -86,10 +86,7 @@ def static(num_running: int, budget: int) -> bool:
     return num_running == 0
 
 
-ADMISSIONS: dict[Admission, Callable[[int, int], bool]] = {
-    Admission.continuous: continuous,
-    Admission.static: static,
-}
+ADMISSIONS = {Admission.continuous: continuous, Admission.static: static}
 
 
 # The largest number of tokens of one prompt in a step (None: no cap). ``chunk``:
@@ -157,10 +154,7 @@ def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple
     return state.num_tokens, watermark if num_running else 0.0
 
 
-RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, float]]] = {
-    Reservation.full: full,
-    Reservation.optimistic: optimistic,
-}
+RESERVATIONS = {Reservation.full: full, Reservation.optimistic: optimistic}
 
 
 # A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
@@ -280,24 +274,24 @@ def select(options: Scheduler) -> Policies:
     )
 
 
-def count_decisions(counts: Counters, policies: Policies, decided: ScheduleDecisions) -> None:
+def count_decisions(counts: Counters, policies: Policies, step: StepBuilder) -> None:
     """Add to ``<option>.<value>`` how often the choice of each option made a difference."""
-    options, share = policies.options, decided.prefill_share
-    if decided.phases_compete:
+    options, share = policies.options, step.prefill_share
+    if step.phases_compete:
         if policies.queue.prefills_first is None:
             counts.add(f"order.{options.order.value}")
         counts.add(f"composition.{options.composition.value}")
-    if decided.num_admitted:
-        counts.add(f"admission.{options.admission.value}", decided.num_admitted)
-        counts.add(f"reservation.{options.reservation.value}", decided.num_admitted)
-        counts.record_peak("requests.most_running", decided.most_running)
-    if decided.num_by_queue:
-        counts.add(f"queue.{policies.queue.name}", decided.num_by_queue)
-    if decided.num_capped:
-        counts.add(f"chunk.{options.chunk_policy.value}", decided.num_capped)
+    if step.num_admitted:
+        counts.add(f"admission.{options.admission.value}", step.num_admitted)
+        counts.add(f"reservation.{options.reservation.value}", step.num_admitted)
+        counts.record_peak("requests.most_running", step.most_running)
+    if step.num_by_queue:
+        counts.add(f"queue.{policies.queue.name}", step.num_by_queue)
+    if step.num_capped:
+        counts.add(f"chunk.{options.chunk_policy.value}", step.num_capped)
     if share.spent == share.budget < share.left:
         counts.add("steps.prefill_capped")
     if share.spent > share.left:
         counts.add("steps.prefill_floored")
-    if decided.is_full:
+    if step.is_full:
         counts.add("steps.full")

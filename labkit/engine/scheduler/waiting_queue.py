@@ -26,7 +26,6 @@ class WaitingQueue:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Yield every waiting request, in no particular order."""
         return iter(self._states.values())
 
     @property
@@ -44,7 +43,6 @@ class WaitingQueue:
         heappush(self._by_arrival, state.arrival_index)
 
     def remove(self, state: RequestState) -> None:
-        """Remove a request from any position."""
         del self._states[state.arrival_index]
         if self._by_key[0][1] == state.arrival_index:
             heappop(self._by_key)

@@ -9,14 +9,14 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.batch import Batch, Ints, pack
+from labkit.engine.batch import Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
 from labkit.engine.memory_budget import model_footprint
@@ -64,6 +64,18 @@ class _DraftState:
         return min(self.known + accepted, self.state.num_tokens - 1, num_kept)
 
 
+@dataclass(slots=True)
+class _Draft:
+    """The draft tokens of a request so far.
+
+    The draft model has computed the first ``num_computed`` of the request's tokens and these.
+    """
+
+    request: DraftRequest
+    num_computed: int
+    tokens: list[int] = field(default_factory=list)
+
+
 class DraftModelProposer:
     """Samples draft tokens from a smaller model, with the request's parameters and random stream.
 
@@ -82,73 +94,60 @@ class DraftModelProposer:
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Compute the keys and values that the draft model lacks, then draft token by token."""
         running = RequestStatus.running
         self._draft_states = {
             request_id: draft_state
             for request_id, draft_state in self._draft_states.items()
             if draft_state.state.status is running
         }
-        drafts: list[list[int]] = [[] for _ in draft_requests]
-        self._catch_up(draft_requests, drafts)
-        for length in range(1, max(request.limit for request in draft_requests)):
-            ahead = [i for i, request in enumerate(draft_requests) if request.limit > length]
-            segments = [(draft_requests[i].state.num_tokens + length - 1, 1) for i in ahead]
-            tokens = [drafts[i][-1] for i in ahead]
-            self._sample(tokens, segments, ahead, list(range(len(ahead))), draft_requests, drafts)
-        for request, tokens in zip(draft_requests, drafts, strict=True):
-            self._record(request.state, tokens)
-        return [tuple(tokens) for tokens in drafts]
-
-    def _catch_up(self, draft_requests: Sequence[DraftRequest], drafts: list[list[int]]) -> None:
-        """Compute the keys and values that the draft model lacks, and sample the first drafts."""
-        start = [self._num_valid_tokens(request.state) for request in draft_requests]
-        while behind := [
-            i for i, request in enumerate(draft_requests) if start[i] < request.state.num_tokens
-        ]:
+        drafts = [
+            _Draft(request, self._num_valid_tokens(request.state)) for request in draft_requests
+        ]
+        # Compute what the draft model lacks, which samples the first tokens.
+        while behind := [d for d in drafts if d.num_computed < d.request.state.num_tokens]:
             left = self._budget
-            tokens: list[int] = []
-            segments: list[tuple[int, int]] = []
-            indexes: list[int] = []
-            rows: list[int] = []
-            for i in behind:
-                state = draft_requests[i].state
-                count = min(left, state.num_tokens - start[i])
-                if count == 0:
-                    break
-                tokens += state.token_ids[start[i] : start[i] + count]
-                segments.append((start[i], count))
-                indexes.append(i)
-                start[i] += count
-                left -= count
-                if start[i] == state.num_tokens:
-                    rows.append(len(tokens) - 1)
-            self._sample(tokens, segments, indexes, rows, draft_requests, drafts)
+            chunks: list[tuple[_Draft, int]] = []
+            for draft in behind:
+                count = min(left, draft.request.state.num_tokens - draft.num_computed)
+                if count:
+                    chunks.append((draft, count))
+                    left -= count
+            self._compute(chunks)
+        for length in range(1, max(request.limit for request in draft_requests)):
+            self._compute([(draft, 1) for draft in drafts if draft.request.limit > length])
+        for draft in drafts:
+            state = draft.request.state
+            blocks = self._cache.table(state.request_id).block_ids
+            # The last draft token was never computed.
+            self._draft_states[state.request_id] = _DraftState(
+                state, state.num_tokens, tuple(draft.tokens[:-1]), blocks
+            )
+        return [tuple(draft.tokens) for draft in drafts]
 
-    def _sample(
-        self,
-        tokens: list[int],
-        segments: list[tuple[int, int]],
-        indexes: list[int],
-        rows: list[int],
-        draft_requests: Sequence[DraftRequest],
-        drafts: list[list[int]],
-    ) -> None:
-        """Run one forward over ``segments``, and append a draft token to some requests.
+    def _compute(self, chunks: Sequence[tuple[_Draft, int]]) -> None:
+        """Run one forward over the next tokens of some drafts, as many as each tuple says.
 
-        ``indexes[k]`` is the position in ``draft_requests`` of segment k's request. The first
-        ``len(rows)`` segments have a row of logits, so only their requests get a draft token.
+        A draft whose tokens are all computed then gets another.
         """
-        tables = stack_block_tables(
-            [self._cache.table(draft_requests[i].state.request_id) for i in indexes]
-        )
-        sampling = indexes[: len(rows)]
-        states = [draft_requests[i].state.with_output(drafts[i]) for i in sampling]
-        batch: Batch = pack(tokens, segments, tables, rows, states)
-        logits = self._run_model(batch)
-        for i, sampled in zip(sampling, self._sampler(logits, states), strict=True):
+        tokens: list[int] = []
+        segments: list[tuple[int, int]] = []
+        rows: list[int] = []
+        sampling: list[_Draft] = []
+        states: list[RequestState] = []
+        for draft, count in chunks:
+            state, start = draft.request.state.with_output(draft.tokens), draft.num_computed
+            draft.num_computed += count
+            tokens += state.token_ids[start : draft.num_computed]
+            segments.append((start, count))
+            if draft.num_computed == state.num_tokens:
+                rows.append(len(tokens) - 1)
+                sampling.append(draft)
+                states.append(state)
+        tables = [self._cache.table(draft.request.state.request_id) for draft, _ in chunks]
+        logits = self._run_model(pack(tokens, segments, stack_block_tables(tables), rows, states))
+        for draft, sampled in zip(sampling, self._sampler(logits, states), strict=True):
             # If sampling failed, any token may be the draft: the target rejects it.
-            drafts[i].append(sampled.token if sampled.error is None else 0)
+            draft.tokens.append(sampled.token if sampled.error is None else 0)
 
     def _num_valid_tokens(self, state: RequestState) -> int:
         draft_state = self._draft_states.get(state.request_id)
@@ -157,13 +156,6 @@ class DraftModelProposer:
         table = self._cache.table(state.request_id)
         block_size = self._cache.num_slots(table) // len(table)
         return draft_state.num_valid_tokens(table.block_ids, block_size)
-
-    def _record(self, state: RequestState, drafts: list[int]) -> None:
-        # The last draft token was never computed.
-        blocks = self._cache.table(state.request_id).block_ids
-        self._draft_states[state.request_id] = _DraftState(
-            state, state.num_tokens, tuple(drafts[:-1]), blocks
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +187,14 @@ def load_draft(
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
-    dtype, matrix_storage = (
-        compute_dtype.cast_target(options),
-        compute_dtype.matrix_storage(options),
-    )
+    dtype, storage = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     try:
         prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
             dtype=dtype,
-            matrix_storage=matrix_storage,
+            matrix_storage=storage,
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
             activations=options.activations,
@@ -231,7 +220,7 @@ def load_draft(
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
     layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
-    weights = directory, dtype, matrix_storage, drafts.draft_layers
+    weights = directory, dtype, storage, drafts.draft_layers
     sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
     source = f"{directory.name}{layers}"
     return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)

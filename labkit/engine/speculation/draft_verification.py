@@ -31,7 +31,6 @@ class Speculator:
     name = "none"
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Return the step with draft tokens added to its decodes."""
         return output
 
     def accept(

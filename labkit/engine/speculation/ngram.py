@@ -63,7 +63,6 @@ class _NgramIndex:
 
 
 def _continuation(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """Return ``count`` tokens from index ``start``, repeated if fewer than ``count`` follow."""
     drafts = list(tokens[start : start + count])
     period = len(tokens) - start
     while len(drafts) < count:

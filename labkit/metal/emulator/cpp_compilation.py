@@ -20,8 +20,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from labkit.machine import cache_dir as user_cache
+from labkit.metal.emulator import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.cpp_translation import Translation
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
 
 RUNTIME = (
     "runtime.h",

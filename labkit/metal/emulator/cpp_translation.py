@@ -1,16 +1,24 @@
-"""Translate the Metal text that MLX generates to a C++ file.
+"""Capture the Metal text that MLX generates for a kernel, without Metal, and translate it to C++.
 
-Only three things change: threadgroup arrays become arrays with guard pages, Metal's attributes
-are removed, and the explicit template instantiation becomes a call with the buffers as arguments.
+``mx.export_function`` passes the exported primitive to a callback (MLX 0.32 and later). The tuple
+of the primitive's arguments is internal to MLX, so every item that is used is checked.
+
+The translation changes three things: threadgroup arrays become arrays with guard pages, Metal's
+attributes are removed, and the explicit template instantiation becomes a call with the buffers as
+arguments.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
-from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.source_capture import CapturedKernel
+import mlx.core as mx
+
+from labkit.metal.emulator import EmulatorUnavailable, KernelFault
+from labkit.metal.kernel_call import KernelCall
 
 _ATTRIBUTES = {
     "thread_position_in_grid": "self.position_in_grid",
@@ -35,6 +43,56 @@ _PARAMETER = re.compile(
 
 
 @dataclass(frozen=True)
+class CapturedKernel:
+    """A kernel as MLX would hand it to Metal."""
+
+    name: str  # name of the instantiated function
+    text: str  # header, generated signature, body and explicit instantiation
+    # grid, threadgroup: sizes in threads along each axis.
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+
+
+def capture_kernel(call: KernelCall) -> CapturedKernel:
+    """Return the kernel that MLX generates for ``call``. Nothing is computed.
+
+    Raises ``EmulatorUnavailable`` if MLX is older than 0.32, or exports kernels in a form that this
+    module does not know.
+    """
+    events: list[dict[str, Any]] = []
+    try:
+        mx.export_function(
+            events.append, lambda *inputs: call(inputs, poison=False), *call.operands()
+        )
+    except RuntimeError as error:
+        raise EmulatorUnavailable(f"MLX {version('mlx')} cannot export kernels: {error}") from error
+    primitives = [event for event in events if event.get("type") == "primitive"]
+    kernels = [event for event in primitives if event.get("name") == "CustomKernel"]
+    if len(kernels) != 1:
+        raise _unknown_form(f"the export of one kernel contains {len(kernels)} kernels")
+    return _parse(kernels[0].get("arguments"))
+
+
+def _parse(arguments: Any) -> CapturedKernel:
+    if not isinstance(arguments, list | tuple) or len(arguments) < 8:
+        raise _unknown_form("the arguments are not a tuple of 8 or more items")
+    name, text, *sizes = arguments[:8]
+    if not isinstance(name, str) or not isinstance(text, str) or f"void {name}(" not in text:
+        raise _unknown_form("name and text are not the first two items")
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise _unknown_form("items 2 to 7 are not the six positive sizes of grid and threadgroup")
+    gx, gy, gz, tx, ty, tz = sizes
+    return CapturedKernel(name, text, (gx, gy, gz), (tx, ty, tz))
+
+
+def _unknown_form(difference: str) -> EmulatorUnavailable:
+    return EmulatorUnavailable(
+        f"MLX {version('mlx')} exports kernels in a form that this emulator does not know: "
+        f"{difference}"
+    )
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A kernel parameter that is bound to a buffer. Outputs have ``written`` set."""
 
@@ -44,11 +102,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Translation:
-    """C++ source, the buffers in order, and the Metal text to which error line numbers refer."""
+    """C++ source, and the buffers in order."""
 
     source: str
     buffers: tuple[Buffer, ...]
-    text: str
 
 
 def translate(captured: CapturedKernel) -> Translation:
@@ -88,7 +145,7 @@ void call_kernel(void* const* buffers, const Thread& self) {{
 }}
 }}  // namespace emulator
 """
-    return Translation(source, tuple(buffers), head)
+    return Translation(source, tuple(buffers))
 
 
 def _split(captured: CapturedKernel) -> tuple[str, str]:

@@ -8,8 +8,8 @@ import pytest
 from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
 from labkit.engine.attention.array_adapter import ArrayAdapter
+from labkit.metal.emulator import EmulatorUnavailable
 from labkit.metal.emulator.cpp_compilation import find_compiler
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 SWITCHES = ("device", "resolver", "split_kv", "unit", "window_skip", "tile_threshold")
 # (query length, context) of each sequence.

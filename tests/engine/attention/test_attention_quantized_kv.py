@@ -6,8 +6,9 @@ import pytest
 
 from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
-from labkit.engine.attention import quantized_kv_self_test as self_test
 from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout.paged import verify_quantised
 
 KINDS = tuple(kv_dtypes.QUANTIZED_BITS)
 # The kernels compile in seconds per type, so fast tests of all kernels cover one of them.
@@ -125,7 +126,7 @@ def test_pools_are_allocated_in_whole_groups(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
-    self_test.verify(kind)
+    verify_quantised(kind)
     groups = kv_dtypes.group_bytes(kind)
     quantize, dequantize = kv_quantization_reference.quantize, kv_quantization_reference.dequantize
 
@@ -145,5 +146,5 @@ def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(kv_quantization_reference, name, seeded)
             says = rf"{found} from their reference; set engine\.kv\.dtype"
-            with pytest.raises(self_test.KVMismatchError, match=says):
-                self_test.verify.__wrapped__(kind)
+            with pytest.raises(EngineError, match=says):
+                verify_quantised.__wrapped__(kind)

@@ -8,9 +8,8 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN
-from labkit.metal.emulator import kernel_emulator
+from labkit.metal.emulator import EmulatorUnavailable, kernel_emulator
 from labkit.metal.emulator.cpp_compilation import find_compiler
-from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 LENGTHS = (3, 20, 1)
 

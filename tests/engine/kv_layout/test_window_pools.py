@@ -12,10 +12,9 @@ from labkit import config
 from labkit.engine import Request, SamplingParams, create, memory_budget
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.window_blocks import WindowBlocks
-from labkit.engine.kv_layout.window_pools import WindowedKVCacheManager
+from labkit.engine.kv_layout.window_pools import WindowBlocks, WindowedKVCacheManager
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.memory_budget.window_pool_sizes import StepLimits, split_blocks
+from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_blocks
 from labkit.engine.request import RequestState
 from labkit.models.synthetic.synthetic_model import build
 

@@ -353,7 +353,7 @@ def test_embeddings_and_norms_are_views_of_mlx_arrays():
     ]  # fmt: skip
     assert convert(model).ok
     assert np.shares_memory(model.model.embed_tokens.weight, before[0])
-    assert np.shares_memory(model.model.norm._weight, before[1])
+    assert np.shares_memory(model.model.norm.keywords["weight"], before[1])
 
 
 def test_a_tied_embedding_is_stored_once():

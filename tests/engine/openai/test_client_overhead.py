@@ -23,10 +23,10 @@ def test_client_overhead_is_measured():
 
 def test_a_slow_client_is_detected(monkeypatch):
     """Each read is stamped 30 ms late; the overhead must show it."""
-    from labkit.engine.openai import http_exchange
+    from labkit.engine.openai import http_client
 
-    stamp = http_exchange.ReceivedBytes
-    monkeypatch.setattr(http_exchange, "ReceivedBytes", lambda at, data: stamp(at + 0.03, data))
+    stamp = http_client.ReceivedBytes
+    monkeypatch.setattr(http_client, "ReceivedBytes", lambda at, data: stamp(at + 0.03, data))
     overhead = client_overhead.measure(streams=2, silence_s=10.0)
     assert overhead["chunk_ms"]["p50"] >= 30 and overhead["ttft_ms"]["p50"] >= 30
 

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from labkit.engine.openai.http_client import CompletedResponse
-from labkit.engine.openai.http_exchange import ReceivedBytes
-from labkit.engine.openai.scored_response import WRONG_SHAPE, ScoredResponse
+from labkit.engine.openai.http_client import CompletedResponse, ReceivedBytes
+from labkit.engine.openai.remote_engine import WRONG_SHAPE, ScoredResponse
 from labkit.engine.request import Request, SamplingParams
 
 REQUEST = Request("r", (7, 8, 9), SamplingParams(prompt_logprobs=2, max_tokens=1))

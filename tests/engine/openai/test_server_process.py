@@ -357,7 +357,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
 def test_a_server_gets_float32_if_asked_or_if_it_reads_nothing_else(
     tiny_dir, monkeypatch, preset, float32, quantized, widened
 ):
-    module = "labkit.engine.model.float32_checkpoint"
+    module = "labkit.engine.model.model_copies"
     monkeypatch.setattr(f"{module}.is_quantized", lambda folder: quantized)
     monkeypatch.setattr(f"{module}.float32_directory", lambda folder: Path("/widened"))
     server = config.OpenAIServer(preset=preset, float32=float32)

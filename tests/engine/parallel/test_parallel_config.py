@@ -28,7 +28,7 @@ from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget.pool_sizing import size_pool
 from labkit.engine.parallel.model_sharding import sharding_error
-from labkit.engine.parallel.schedule_check import ScheduleCheck
+from labkit.engine.parallel.rank_worker import ScheduleCheck
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.facts import memory_capacity

@@ -27,7 +27,7 @@ from labkit.engine.engine_protocol import EngineError, LengthLimited
 from labkit.engine.parallel import rank_processes
 from labkit.engine.parallel.mlx_ring import Ring
 from labkit.engine.parallel.rank_messages import RankFailure
-from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.step_loop import NoScheduleCheck
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 
 SHARED = tuple(range(60, 84))

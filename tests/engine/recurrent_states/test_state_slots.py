@@ -2,8 +2,7 @@
 
 import pytest
 
-from labkit.engine.recurrent_states.state_slots import StateSlotManager
-from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
+from labkit.engine.recurrent_states.state_slots import StateSlotManager, StateSnapshots
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk
 

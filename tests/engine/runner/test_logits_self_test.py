@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.runner import logits_self_test, self_test_logits_cache
+from labkit.engine.runner import logits_self_test, shared_models
 from labkit.engine.runner.logits_self_test import ExpectedLogitsCache
 from labkit.machine import numpy_blas_threads
 
@@ -73,8 +73,8 @@ def test_another_process_finds_a_large_model_s_logits_in_the_cache(
     computed, model_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1)
-    monkeypatch.setattr(self_test_logits_cache, "SETTLED_S", 0)
+    monkeypatch.setattr(shared_models, "MIN_STORED_BYTES", 1)
+    monkeypatch.setattr(shared_models, "SETTLED_S", 0)
     path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
 
     def load_in_another_process():
@@ -89,20 +89,20 @@ def test_another_process_finds_a_large_model_s_logits_in_the_cache(
     os.utime(path / "model.safetensors", ns=(0, 0))
     assert load_in_another_process() == 3
     with monkeypatch.context() as patch:  # other code that only quantised models load
-        patch.setattr(self_test_logits_cache, "LOADED_LATER", "engine/batch.py")
+        patch.setattr(shared_models, "LOADED_LATER", "engine/batch.py")
         assert load_in_another_process() == 4
-    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1 << 30)
+    monkeypatch.setattr(shared_models, "MIN_STORED_BYTES", 1 << 30)
     assert load_in_another_process() == 5
 
 
 def test_a_change_of_a_module_that_the_class_imports_is_noticed(model_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(self_test_logits_cache, "MIN_STORED_BYTES", 1)
-    monkeypatch.setattr(self_test_logits_cache, "SETTLED_S", 0)
+    monkeypatch.setattr(shared_models, "MIN_STORED_BYTES", 1)
+    monkeypatch.setattr(shared_models, "SETTLED_S", 0)
     source, imported = tmp_path / "qwen3.py", tmp_path / "rope_utils.py"
     for file in (source, imported):
         file.write_text("")
-    monkeypatch.setattr(self_test_logits_cache.inspect, "getsourcefile", lambda cls: str(source))
+    monkeypatch.setattr(shared_models.inspect, "getsourcefile", lambda cls: str(source))
     path, computed = model_dir("qwen3"), []
 
     def compute():
@@ -112,7 +112,7 @@ def test_a_change_of_a_module_that_the_class_imports_is_noticed(model_dir, tmp_p
     for text in ("", "", "factor = 2\n", "factor = 2\n"):
         if imported.read_text() != text:
             imported.write_text(text)
-        self_test_logits_cache.get(path, object(), (), (np.zeros(2, np.int32),), compute)
+        shared_models.stored_logits(path, object(), (), (np.zeros(2, np.int32),), compute)
     assert computed == ["", "factor = 2\n"]
 
 

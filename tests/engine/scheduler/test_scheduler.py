@@ -10,7 +10,7 @@ from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.scheduler.scheduler import Scheduler, scheduling_policies
-from labkit.engine.scheduler.scheduler_output import PrefillShare, ScheduledChunk, ScheduleDecisions
+from labkit.engine.scheduler.scheduler_output import PrefillShare, ScheduledChunk, StepBuilder
 
 
 def make_scheduler(**options):
@@ -191,15 +191,20 @@ def test_a_chunk_beyond_the_known_tokens_cannot_be_made(start, count):
 
 def test_decisions_become_counters_of_the_options_that_made_a_difference():
     counts, policies = Counters(), scheduling_policies.select(config.Scheduler(chunk=4))
-    decided = ScheduleDecisions(True, True, 2, 1, 5, 3, PrefillShare(left=9, budget=4, spent=4))
-    scheduling_policies.count_decisions(counts, policies, decided)
+    state = RequestState(Request("a", (1, 2, 3)))
+    step = StepBuilder(4, [])
+    step.pending, step.num_tokens = [[state], [state]], 4
+    step.num_admitted, step.num_by_queue, step.most_running, step.num_capped = 2, 1, 5, 3
+    step.prefill_share = PrefillShare(left=9, budget=4, spent=4)
+    scheduling_policies.count_decisions(counts, policies, step)
     assert counts.as_dict() == {
         "order.decode_first": 1, "composition.mixed": 1, "admission.continuous": 2,
         "reservation.full": 2, "requests.most_running": 5, "queue.fcfs": 1, "chunk.static": 3,
         "steps.prefill_capped": 1, "steps.full": 1,
     }  # fmt: skip
-    nothing = ScheduleDecisions(False, False, 0, 0, 0, 0, PrefillShare(9, 9, 3))
-    scheduling_policies.count_decisions(counts, policies, nothing)
+    usual = StepBuilder(4, [])
+    usual.prefill_share = PrefillShare(9, 9, 3)
+    scheduling_policies.count_decisions(counts, policies, usual)
     assert counts.as_dict()["order.decode_first"] == 1
 
 

@@ -1,9 +1,9 @@
-// labkit.engine.memory_budget.slots_for_lengths.round_up_to_step
+// labkit.engine.memory_budget.required_kv_slots.round_up_to_step
 function roundUpToStep(tokens, step) {
   return Math.ceil(tokens / step) * step;
 }
 
-// labkit.engine.memory_budget.slots_for_lengths.slots_for
+// labkit.engine.memory_budget.required_kv_slots.slots_for
 function slotsFor(kv, lengths, step) {
   const sum = (slots) => lengths.reduce((total, length) => total + slots(length), 0);
   if (kv.layout === "padded") return lengths.length * roundUpToStep(Math.max(0, ...lengths), step);

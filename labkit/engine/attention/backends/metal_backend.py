@@ -114,7 +114,6 @@ class MetalBackend(MlxBackend):
         return result.astype(q.dtype)
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return the pools, and the arrays of stamps and counters that the kernels write."""
         rows = [array for one in metadata.launches for array in (one.rows, one.reduce_rows)]
         return [*super().pending(metadata), *(array for array in rows if array is not None)]
 

@@ -162,7 +162,6 @@ class ReplayState:
         ]
 
     def _deferred_counters(self) -> dict[str, float]:
-        """Return the counters of the steps since the last reports."""
         self._deferred_to, total = None, Counters()
         if self._metadata is not None and self._steps:
             for report in self._drain_reports(self._metadata):

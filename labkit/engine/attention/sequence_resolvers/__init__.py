@@ -1,4 +1,4 @@
-"""Resolvers, by name: from a unit of the kernel's grid to its sequence. See ``resolver.Resolver``.
+"""Resolvers, by name: from a unit of a kernel's grid to its sequence (``sequence_resolver``).
 
 A built-in resolver has a name in ``config.RESOLVERS``, a module with that name in this package, and
 a branch in ``metal/kernels/resolve.metal``. Its id in the kernels is its index in

@@ -33,7 +33,6 @@ class BinarySearchResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Find the largest ``i`` with ``cu[i] <= unit``."""
         prefix = lookup.cu_seqlens_q
         low, high, steps = 0, len(prefix) - 1, 0
         while low < high:
@@ -47,7 +46,6 @@ class BinarySearchResolver(Resolver):
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Find the largest ``i`` with ``cu[i] // BQ + i <= unit``."""
         prefix = lookup.cu_seqlens_q
         low, high, steps = 0, len(prefix) - 1, 0
         while low < high:
@@ -60,5 +58,4 @@ class BinarySearchResolver(Resolver):
         return low, (unit - (cu[low] // BQ + low)) * BQ, steps
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return ``iterations``, because each search step makes one load."""
         return iterations

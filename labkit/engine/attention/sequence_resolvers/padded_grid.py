@@ -62,5 +62,4 @@ class PaddedGridResolver(Resolver):
         return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
 
     def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:
-        """Return the axes: units per sequence, sequences."""
         return (lookup.qblocks if tiled else lookup.tokens, len(cu) - 1)

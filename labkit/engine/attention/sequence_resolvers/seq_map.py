@@ -81,11 +81,9 @@ class SeqMapResolver(Resolver):
         return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
-        """Return the map that the kernel reads: Q-blocks if ``tiled``, else tokens."""
         return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return ``units``, because each unit makes one load."""
         return units
 
 

@@ -28,6 +28,14 @@ def has_prefill(cu_seqlens_q: Int32Array) -> bool:
     return int(cu_seqlens_q[-1]) >= len(cu_seqlens_q)
 
 
+def units_of(lengths: Int32Array, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sequence of each unit of ``rows`` query tokens, and its first row in it."""
+    units = -(-lengths // rows)
+    sequence = np.repeat(np.arange(len(lengths)), units)
+    first = np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)
+    return sequence, first * rows
+
+
 class Resolver:
     """Builds a kernel's lookup on the host, and finds the sequence of a unit in the lookup.
 

@@ -14,6 +14,7 @@ from labkit.engine.attention.sequence_resolvers.sequence_resolver import (
     Int32Array,
     Resolver,
     has_prefill,
+    units_of,
 )
 from labkit.kernel_constants import BQ
 
@@ -64,11 +65,9 @@ class WorkPlanResolver(Resolver):
         return len(lookup.qblocks)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
-        """Return the plan that the kernel reads: Q-blocks if ``tiled``, else tokens."""
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return ``units``, because each unit makes one load."""
         return units
 
 
@@ -78,9 +77,7 @@ def work_plan(cu_seqlens_q: Int32Array, seq_lens: Int32Array, rows: int) -> Int3
     ``rows`` is the number of rows per unit: 1 for the decode kernel, ``BQ`` for the tiled one.
     """
     lengths = np.diff(cu_seqlens_q)
-    units = -(-lengths // rows)
-    sequence = np.repeat(np.arange(len(units)), units)
-    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
+    sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence])
     keys = seq_lens[sequence] - lengths[sequence] + last
     order = np.argsort(-keys, kind="stable")

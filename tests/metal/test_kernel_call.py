@@ -14,7 +14,7 @@ from metal_batches import RESOLVERS, attend, batch, check
 
 from labkit.engine.attention.backends.metal_backend import MetalBackend
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
-from labkit.metal import cuda_executor
+from labkit.metal import kernel_call
 from labkit.metal.gpu_properties import EMULATED
 from labkit.metal.kernel_call import KernelCall
 
@@ -63,9 +63,9 @@ def translation_unit(call):
         for name, value in call.template
     )
     return (
-        f"{INCLUDES}{cuda_executor.cuda_header(call.header)}\nnamespace kernels {{\n"
+        f"{INCLUDES}{kernel_call.cuda_header(call.header)}\nnamespace kernels {{\n"
         f"__global__ void kernel({', '.join(parameters)}) {{\n{template}"
-        f"{cuda_executor.cuda_body(call.body, scalars)}}}\n}}\n"
+        f"{kernel_call.cuda_body(call.body, scalars)}}}\n}}\n"
     )
 
 
@@ -99,7 +99,7 @@ def test_the_sources_compile_as_cuda(dtype, options, tmp_path):
 
 def test_no_word_of_metal_is_left_in_front_of_the_prelude():
     (call,) = calls(kernel="tiled")
-    header = cuda_executor.cuda_header(call.header)
+    header = kernel_call.cuda_header(call.header)
     assert "#include <metal" in call.header and "#include <metal" not in header
     assert header.index("#define device") < header.index("inline void write_report(device uint*")
 
@@ -111,8 +111,8 @@ def test_a_call_reaches_mlx(monkeypatch):
         made.update(definition)
         return lambda **call: run.update(call) or ["outputs"]
 
-    monkeypatch.setattr(cuda_executor, "mx", SimpleNamespace(cuda_kernel=None, fast=None))
-    monkeypatch.setattr(cuda_executor.mx, "fast", SimpleNamespace(cuda_kernel=cuda_kernel))
+    monkeypatch.setattr(kernel_call, "mx", SimpleNamespace(cuda_kernel=None, fast=None))
+    monkeypatch.setattr(kernel_call.mx, "fast", SimpleNamespace(cuda_kernel=cuda_kernel))
     values, scale = mx.zeros(3), mx.array(2.0)
     call = KernelCall(
         name="double",
@@ -124,7 +124,7 @@ def test_a_call_reaches_mlx(monkeypatch):
         groups=(2, 5, 7),
         threads=64,
     )
-    assert cuda_executor.on_cuda(call) == ["outputs"]
+    assert kernel_call.on_cuda(call) == ["outputs"]
     assert made["input_names"] == ["values", "scale_pointer"]
     assert made["output_names"] == ["out"]
     assert made["source"] == "const auto scale = *scale_pointer;\n" + call.body
@@ -132,7 +132,7 @@ def test_a_call_reaches_mlx(monkeypatch):
     assert run["grid"] == (128, 5, 7) and run["threadgroup"] == (64, 1, 1)
     assert run["template"] == [("N", 3)]
     assert run["output_shapes"] == [(3,)] and run["output_dtypes"] == [mx.float32]
-    assert np.isnan(cuda_executor.on_cuda(call, poison=True) and run["init_value"])
+    assert np.isnan(kernel_call.on_cuda(call, poison=True) and run["init_value"])
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from labkit.engine.openai.http_client import HttpClient
-from labkit.engine.openai.http_exchange import HttpExchange
+from labkit.engine.openai.http_client import HttpClient, HttpExchange
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
