@@ -57,10 +57,7 @@ def _default_value(key: str) -> Any:
 def compose(overrides: Sequence[str]) -> ServeConfig:
     """Compose and validate the config.
 
-    Raises
-    ------
-    ConfigError
-        The config is invalid; the message is one line about the first error.
+    Raises ``ConfigError`` if the config is invalid; the message is one line about the first error.
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -89,10 +86,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
 def _become_server(config: ServeConfig) -> NoReturn:
     """Replace this process with the server's.
 
-    Raises
-    ------
-    ConfigError
-        Packages of the extra ``server`` are not installed.
+    Raises ``ConfigError`` if packages of the extra ``server`` are not installed.
     """
     from labkit.machine import worker_environment
 

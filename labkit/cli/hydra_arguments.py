@@ -68,10 +68,7 @@ class Command:
 def parse(argv: Sequence[str]) -> Command:
     """Parse the command line.
 
-    Raises
-    ------
-    ConfigError
-        A flag is unknown, or an argument is not an override.
+    Raises ``ConfigError`` if a flag is unknown, or an argument is not an override.
     """
     flags: list[str] = []
     overrides: list[str] = []

@@ -57,11 +57,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     is therefore a single cell, without the searched options.
 
     Nothing is written, except that a model given as a GGUF file may be converted into the cache.
-
-    Raises
-    ------
-    ConfigError
-        A cell or an arm is invalid. The message is one line about the first error.
+    Raises ``ConfigError`` if a cell or an arm is invalid. The message is one line about the first
+    error.
     """
     from hydra import compose
 
@@ -198,12 +195,8 @@ def _experiment_makes_cells(hydra: Sequence[str], task: Sequence[str]) -> bool:
 def launcher_of(command: Command) -> JobLauncher:
     """Return the launcher that the command selects, after checking that it can work here.
 
-    A search needs a launcher that runs its cells in this process.
-
-    Raises
-    ------
-    ConfigError
-        The launcher cannot work here. The message is one line with the reason.
+    A search needs a launcher that runs its cells in this process. Raises ``ConfigError`` if the
+    launcher cannot work here. The message is one line with the reason.
     """
     from hydra import compose
 

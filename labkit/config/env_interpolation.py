@@ -32,10 +32,7 @@ class EnvironmentText(str):
     def of(cls, expression: str) -> EnvironmentText:
         """Return the text of an expression.
 
-        Raises
-        ------
-        ConfigError
-            A variable is not set in the environment.
+        Raises ``ConfigError`` if a variable is not set in the environment.
         """
         text = cls(EXPRESSION.sub(_value, expression))
         text.expression = expression

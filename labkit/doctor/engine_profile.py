@@ -56,12 +56,8 @@ class EngineProfile:
 def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
     """Serve requests in short processes and return their records.
 
-    Raises
-    ------
-    ConfigError
-        An override is wrong.
-    MeasurementError
-        A process failed, or the engine's steps have no clocks.
+    Raises ``ConfigError`` if an override is wrong. Raises ``MeasurementError`` if a process failed,
+    or the engine's steps have no clocks.
     """
     named = {word.split("=")[0].split(".")[0] for word in overrides}
     defaults = [word for group, words in DEFAULTS.items() if group not in named for word in words]

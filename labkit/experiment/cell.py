@@ -379,12 +379,9 @@ def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int | None]) ->
 def _normalized_design(design: Design) -> Design:
     """Return a design with an explicit final look.
 
-    Raises
-    ------
-    ConfigError
-        The arms take turns, but have several runs per block. Properties of a whole process (where
-        its code and memory lie) affect every run in it, so two runs of an arm in one process are
-        not independent: the process is the unit of inference.
+    Raises ``ConfigError`` if the arms take turns, but have several runs per block. Properties of a
+    whole process (where its code and memory lie) affect every run in it, so two runs of an arm in
+    one process are not independent: the process is the unit of inference.
     """
     runs, isolation = design.runs_per_block, design.isolation
     require(

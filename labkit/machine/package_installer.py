@@ -77,10 +77,7 @@ def install(
 ) -> None:
     """Install packages for an interpreter. ``log``: a file that gets the installer's messages.
 
-    Raises
-    ------
-    InstallError
-        They cannot be installed. The message ends with the path of the log.
+    Raises ``InstallError`` if they cannot be installed. The message ends with the path of the log.
     """
     print(f"labkit: installing {' '.join(requirements)} (once)", file=sys.stderr)
     command = [*_installer(python, "install"), *options, *requirements]

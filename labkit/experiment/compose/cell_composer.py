@@ -117,12 +117,8 @@ def compose_cell(
 ) -> ComposedCell:
     """Compose and check one cell with all its arms. Hydra must be initialised.
 
-    ``composer`` caches parsed files for all cells of a command.
-
-    Raises
-    ------
-    ConfigError
-        An arm or a claim is invalid. The message is one line with the arm and the key.
+    ``composer`` caches parsed files for all cells of a command. Raises ``ConfigError`` if an arm or
+    a claim is invalid. The message is one line with the arm and the key.
     """
     composer = composer or Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
@@ -191,12 +187,8 @@ def checked_cell(
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
     """Return a cell's overrides, preceded by those of the experiment's scale.
 
-    The cell's own overrides take precedence.
-
-    Raises
-    ------
-    ConfigError
-        The overrides are invalid, or the experiment lacks the selected scale.
+    The cell's own overrides take precedence. Raises ``ConfigError`` if the overrides are invalid,
+    or the experiment lacks the selected scale.
     """
     experiment = _base_of(overrides, composer)
     given = {override.split("=", 1)[0] for override in overrides}
@@ -315,11 +307,8 @@ def resolve_isolation(
 
     ``imports``: what the arms with environments of their own import, by the arm's name.
 
-    Raises
-    ------
-    ConfigError
-        The arms do not allow the isolation that the design sets (``in_process`` or ``live``). Or
-        the workload compares arms while they run, and these arms would run one after another.
+    Raises ``ConfigError`` if the arms do not allow the isolation that the design sets (``in_process``
+    or ``live``), or the workload compares arms while they run and these would run one after another.
     """
     from labkit import workload
 

@@ -63,11 +63,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
     """Refuse claims on a storage format of weights that the arm's model will not have.
 
     If the headers of the model's files do not list the formats, only the run checks the claim.
-
-    Raises
-    ------
-    ConfigError
-        A claim cannot hold. The message names the arm, the counter and the model's formats.
+    Raises ``ConfigError`` if a claim cannot hold. The message names the arm, the counter and the
+    model's formats.
     """
     for arm, experiment in arms.items():
         claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
@@ -101,10 +98,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
 def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
     """Refuse claims on counters of engine steps if the workload times single kernel launches.
 
-    Raises
-    ------
-    ConfigError
-        A claim cannot hold. The message names the arm and the counter.
+    Raises ``ConfigError`` if a claim cannot hold. The message names the arm and the counter.
     """
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():

@@ -23,10 +23,8 @@ ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 def rows_of_cell(published: Any, experiment: Experiment) -> Any:
     """Return the published numbers without the rows of other cells; None if there are none.
 
-    Raises
-    ------
-    ConfigError
-        A key is unknown, a row has no case or metric, or ``when`` names an unknown option.
+    Raises ``ConfigError`` if a key is unknown, a row has no case or metric, or ``when`` names an
+    unknown option.
     """
     if published is None:
         return None

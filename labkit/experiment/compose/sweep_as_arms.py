@@ -106,12 +106,7 @@ def with_swept_arms(experiment: Experiment, choices: Mapping[str, str]) -> Exper
 
     The baseline is the combination of the values that the experiment has without the sweep. If the
     sweep does not contain it, the first combination is the baseline. ``choices``: the files that
-    the experiment chooses, by group.
-
-    Raises
-    ------
-    ConfigError
-        The ablation has several arms.
+    the experiment chooses, by group. Raises ``ConfigError`` if the ablation has several arms.
     """
     ablation = experiment.ablation
     require(

@@ -40,10 +40,8 @@ class Composer:
     def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
         """Return the checked config of a list of overrides.
 
-        Raises
-        ------
-        ConfigError
-            The config is invalid. The message is one line that begins with ``where``.
+        Raises ``ConfigError`` if the config is invalid. The message is one line that begins with
+        ``where``.
         """
         from omegaconf import OmegaConf
 

@@ -87,10 +87,8 @@ class JobLauncher:
     def check(self, multirun: bool) -> None:
         """Refuse a launcher that cannot work.
 
-        Raises
-        ------
-        ConfigError
-            The launcher's plugin is not installed, ``-m`` is missing, or this host has no Slurm.
+        Raises ``ConfigError`` if the launcher's plugin is not installed, ``-m`` is missing, or this
+        host has no Slurm.
         """
         require(
             multirun or not self.is_search,

@@ -138,10 +138,8 @@ class PythonEnvironment:
     def resolve(cls, plain: Any) -> PythonEnvironment:
         """Return the environment that an arm's override ``environment`` describes.
 
-        Raises
-        ------
-        ConfigError
-            The description is invalid, or the interpreter or the revision does not exist.
+        Raises ``ConfigError`` if the description is invalid, or the interpreter or the revision
+        does not exist.
         """
         requested = from_plain(_Arm, {"environment": plain}).environment
         python = requested.python and shutil.which(os.path.expanduser(requested.python))
@@ -176,12 +174,8 @@ class PythonEnvironment:
     def build(self) -> None:
         """Fetch and install the requirements and export the revision, unless the cache has them.
 
-        Raises
-        ------
-        ConfigError
-            A requirement cannot be installed.
-        RevisionError
-            The revision cannot be exported.
+        Raises ``ConfigError`` if a requirement cannot be installed. Raises ``RevisionError`` if the
+        revision cannot be exported.
         """
         if self.requirements and not self._packages.is_dir():
             self._install()

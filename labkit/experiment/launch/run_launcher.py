@@ -55,12 +55,8 @@ class RunLauncher(Protocol):
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Do one run, or all runs that share a process; return all records, including failed ones.
 
-        Raises
-        ------
-        Interrupted
-            A signal was received; no process of the runs is left.
-        StudyError, OSError
-            An error that would also stop every further run (full disk, ...).
+        Raises ``Interrupted`` after a signal; no process of the runs is left. Raises ``StudyError``
+        or ``OSError`` for an error that would also stop every further run (full disk, ...).
         """
 
 

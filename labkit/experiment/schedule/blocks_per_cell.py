@@ -74,10 +74,7 @@ class CellAllocator:
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.
 
-        Raises
-        ------
-        ConfigError
-            The folder holds another cell. The message is one line.
+        Raises ``ConfigError`` if the folder holds another cell. The message is one line.
         """
         path = cell.dir / ALLOCATION
         if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
@@ -229,10 +226,8 @@ def earlier_limits(cell: ReadyCell, cell_dir: StudyPath) -> UnitLimits | None:
 def with_allocation(cell: ReadyCell) -> ReadyCell:
     """Return a cell with the allocation in its folder; the cell itself if there is none.
 
-    Raises
-    ------
-    ConfigError
-        The file was made for another ``design.time``, or is damaged. The message is one line.
+    Raises ``ConfigError`` if the file was made for another ``design.time``, or is damaged. The
+    message is one line.
     """
     path = cell.dir / ALLOCATION
     if not cell.follows_time or not path.exists():

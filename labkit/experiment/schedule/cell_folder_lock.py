@@ -37,12 +37,7 @@ def cell_lock(
     The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait`` is
     called with one line on the lock's holder when the wait begins, and again every minute.
     ``check`` is called at every poll (``poll_s`` seconds); it may raise an exception to stop
-    waiting.
-
-    Raises
-    ------
-    StudyError
-        The folder's file system has no locks.
+    waiting. Raises ``StudyError`` if the folder's file system has no locks.
     """
     cell_dir.mkdir(parents=True, exist_ok=True)
 

@@ -148,11 +148,8 @@ def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
 def refuse_changes(cell: ReadyCell) -> None:
     """Check that the cell's folder does not hold different arms or a different design.
 
-    Raises
-    ------
-    ConfigError
-        The folder differs (only ``design.blocks`` may grow), or it holds a link. The message is one
-        line with the first difference.
+    Raises ``ConfigError`` if the folder differs (only ``design.blocks`` may grow), or it holds a
+    link. The message is one line with the first difference.
     """
     refuse_links((cell.dir, *cell.dir.rglob("*")))
     if not (cell.dir / "arms").is_dir() and not _exists(cell):
@@ -168,10 +165,7 @@ def refuse_changes(cell: ReadyCell) -> None:
 def refuse_links(paths: Iterable[Path]) -> None:
     """Refuse a study's files or folders that are links: they lead to files of somebody else.
 
-    Raises
-    ------
-    ConfigError
-        One is a link. The message is one line.
+    Raises ``ConfigError`` if one is a link. The message is one line.
     """
     for path in paths:
         if path.is_symlink():
@@ -244,10 +238,7 @@ def _changed_input(old: Arm, new: Arm) -> str | None:
 def refuse_changed_inputs(cell: ReadyCell) -> None:
     """Check that no file which an arm reads has changed since the cell began.
 
-    Raises
-    ------
-    ConfigError
-        A file differs. The message is one line.
+    Raises ``ConfigError`` if a file differs. The message is one line.
     """
     arms = {arm.name: arm for arm in read_arms(cell.dir)}
     for arm in cell.arms:
@@ -327,12 +318,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
 
     ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays. The
     question and the published numbers are those of the last command: a correction of them changes
-    nothing that was measured.
-
-    Raises
-    ------
-    OSError
-        The folder can't be written.
+    nothing that was measured. Raises ``OSError`` if the folder can't be written.
     """
     write_arms(cell)
     old = _old_design(cell)
