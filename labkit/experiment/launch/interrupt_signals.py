@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from labkit.experiment import Interrupted
@@ -52,12 +52,7 @@ class InterruptSignals:
                 self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._defer)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handlers, and suspend this process if that is still due."""
         self.suspend_if_due()
         for number, handler in self._previous.items():

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -106,12 +105,7 @@ class SupervisedServer:
     def __enter__(self) -> SupervisedServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
