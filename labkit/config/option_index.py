@@ -1,6 +1,6 @@
 """The index of options: every key of the schema with its type, default, range and meaning.
 
-``--help``, ``docs/options.md`` and error messages look options up here.
+``--help``, ``docs/options.md``, overrides and error messages look options up here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -22,6 +24,17 @@ from labkit.config.option import Option, options, override_text
 from labkit.config.server import ServeConfig
 
 KIND_NAMES = {bool: "true, false", int: "an integer", float: "a number", str: "a string"}
+FACTORS: dict[str, dict[str, int]] = {
+    "bytes": {
+        **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
+        **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)},
+    },
+    "seconds": {"s": 1, "m": 60, "min": 60, "h": 3600},
+}
+NUMBERS = {
+    unit: re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?)({'|'.join(factors)})(?![\w.])")
+    for unit, factors in FACTORS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,32 @@ def child_names(path: Sequence[str], root: Any = Experiment) -> list[str]:
         kind = _non_null(hints.get(name))
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return [item.name for item in fields]
+
+
+def override_key(override: str) -> str:
+    """Return the key of an override such as ``++engine.threads=2``."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def in_units_of_option(override: str) -> str:
+    """Convert numbers such as ``1GiB`` or ``10m`` in an override to the unit of its option.
+
+    >>> in_units_of_option("engine.memory_limit=512MiB,1GiB")
+    'engine.memory_limit=536870912,1073741824'
+    >>> in_units_of_option("design.time=10m")
+    'design.time=600'
+    """
+    key, equals, value = override.partition("=")
+    entry = find_option(key.lstrip("+"))
+    unit = entry.option.unit if entry is not None else ""
+    if not equals or unit not in FACTORS:
+        return override
+
+    def number(match: re.Match[str]) -> str:
+        product = Decimal(match.group(1)) * FACTORS[unit][match.group(2)]
+        return f"{product.normalize():f}"
+
+    return f"{key}={NUMBERS[unit].sub(number, value.strip(chr(39)))}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from labkit.experiment.launch.crash_reason import EMPTY_LOG, crash_reason
+from labkit.experiment.launch.failed_run_records import EMPTY_LOG, crash_reason
 from labkit.experiment.launch.run_launcher import _work_text
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.worker.worker_status import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.engine.openai_server import PRESETS
-from labkit.config.option_index import did_you_mean
+from labkit.config.option_index import did_you_mean, override_key
 from labkit.experiment.hydra.job_launchers import not_installed
 
 HELP = "python -m labkit --help lists them"
@@ -99,15 +99,9 @@ def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
     from labkit.experiment.hydra.yaml_validation import locate
 
     key = full.group(1)
-    given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), None)
-    where = (
-        f"{given}: "
-        if given
-        else "".join(
-            f"{w}: " for w in [locate(key, config_folders(overrides), overrides), key] if w
-        )
-    )
-    return _flat(f"{where}{match.group(1)}")
+    given = next((o for o in overrides if override_key(o) == key), None)
+    places = [given] if given else [locate(key, config_folders(overrides), overrides), key]
+    return _flat("".join(f"{place}: " for place in places if place) + match.group(1))
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
@@ -126,8 +120,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         )
         return f"{group_only.group(1)}: no such option or group; " + HELP if group_only else None
     group, option = match.groups()
-    elsewhere = _misplaced_choice(overrides)
-    if elsewhere is not None:
+    if (elsewhere := _misplaced_choice(overrides)) is not None:
         return elsewhere
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
@@ -165,7 +158,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     key = match.group(1)
     full = re.search(r"full_key: (\S+)", text)
     path = full.group(1) if full else key
-    override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
+    override = next((o for o in overrides if override_key(o).endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"{file.group(1)}.yaml: {path}" if file else path)
     names = option_index.child_names(path.split(".")[:-1], root)
@@ -197,8 +190,7 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
         value = match.group(1)
         return f"{_key(text, value, overrides)}={value}: must be a list: [{value}]"
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
-    if not match:
-        match = re.search(r"Value '(.*)' is not a valid (bool)", text)
+    match = match or re.search(r"Value '(.*)' is not a valid (bool)", text)
     if not match:
         return None
     value, kind = match.groups()
@@ -225,11 +217,7 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
     full = re.search(r"full_key: (\S+)", text)
     if full:
         path = full.group(1)
-        for override in overrides:
-            name = override.lstrip("+~").split("=")[0]
-            if name.endswith(path):
-                return name
-        return path
+        return next((key for key in map(override_key, overrides) if key.endswith(path)), path)
     merging = re.search(r"Error merging override (\S+?)=", text)
     return merging.group(1) if merging else "the config"
 
@@ -244,11 +232,8 @@ def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     if not match or "ListConfig" not in text:
         return None
     file = match.group(1)
-    what = (
-        f"ablation.arms: {hint}"
-        if file.startswith("ablation/")
-        else "a list was found where a map is required"
-    )
+    is_ablation = file.startswith("ablation/")
+    what = f"ablation.arms: {hint}" if is_ablation else "a list was found where a map is required"
     return f"{file}.yaml: {what}"
 
 
@@ -290,8 +275,6 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
         return f"{group}: a group cannot be null; choose one of its files; " + HELP
     match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
-    return (
-        _flat(f"not an override: {match.group(0)}; put special characters in quotes")
-        if match
-        else None
-    )
+    if match:
+        return _flat(f"not an override: {match.group(0)}; put special characters in quotes")
+    return None
