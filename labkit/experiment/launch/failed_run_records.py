@@ -102,18 +102,17 @@ def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
     """
     if ending.code == 0:
         return None
-    status = ending.signal_name or f"exit {ending.code}"
     lines = last_lines(log)
     by_itself = ending.code > 0 and not ending.timed_out
     written = RunFailure.from_line(lines[-1]) if lines and by_itself else None
     if written is not None:
         return written
+    status = ending.signal_name or f"exit {ending.code}"
     reason = MODULE.sub("", crash_reason(log)) if lines else status
-    memory = ("MemoryError", *OUT_OF_MEMORY_MESSAGES)
-    out_of_memory = ending.killed_for_memory or any(message in reason for message in memory)
     if ending.timed_out:
         return RunFailure("timeout", reason)
-    if out_of_memory:
+    memory = ("MemoryError", *OUT_OF_MEMORY_MESSAGES)
+    if ending.killed_for_memory or any(message in reason for message in memory):
         return RunFailure("oom", reason)
     # EX_DATAERR: this config is not valid for the worker's labkit, which may be an arm's own.
     return RunFailure("refused" if ending.code == os.EX_DATAERR else "crashed", reason)
@@ -128,8 +127,8 @@ def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, ArmFai
     failures = {}
     for arm in cell.arms:
         own = [r for r in records if r.arm == arm.name and "failed_by" not in r.notes]
-        outcomes = {record.outcome for record in own}
-        if len(own) < FAILED_RUNS or len(outcomes) > 1 or own[0].ok or arm.out_of_memory:
+        alike = len({record.outcome for record in own}) == 1
+        if len(own) < FAILED_RUNS or not alike or own[0].ok or arm.out_of_memory:
             continue
         reason = f"not run, as the first {FAILED_RUNS} runs failed ({own[0].run}: {own[0].detail})"
         failures[arm.name] = ArmFailure(own[0].outcome, reason, own[0].notes.get("log"))

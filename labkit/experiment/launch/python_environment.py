@@ -96,43 +96,21 @@ class _Arm:
 
 @dataclass(frozen=True)
 class Imports:
-    """The results of importing labkit in an environment.
+    """The results of importing labkit in an environment."""
 
-    Parameters
-    ----------
-    protocol
-        The version of the turn protocol in the imported labkit; None if it has no turn protocol.
-    defaults
-        The default value of each option of the imported labkit.
-    missing
-        Those modules of the user's own that do not exist in the environment.
-    """
-
-    protocol: int | None
-    defaults: Mapping[str, Any]
-    missing: tuple[str, ...]
+    protocol: int | None  # the version of its turn protocol; None if it has none
+    defaults: Mapping[str, Any]  # of each option of the imported labkit
+    missing: tuple[str, ...]  # modules of the user's own that do not exist in the environment
 
 
 @dataclass(frozen=True)
 class PythonEnvironment:
-    """An arm's environment.
+    """An arm's environment."""
 
-    Parameters
-    ----------
-    python
-        The absolute path of the interpreter; None: the study's own.
-    requirements
-        Packages as pip spells them.
-    revision
-        The full hash of a commit; None: labkit's own files.
-    repository
-        The absolute path of the checkout of ``revision``; None: labkit's own.
-    """
-
-    python: str | None = None
-    requirements: tuple[str, ...] = ()
-    revision: str | None = None
-    repository: str | None = None
+    python: str | None = None  # the absolute path of the interpreter; None: the study's own
+    requirements: tuple[str, ...] = ()  # packages as pip spells them
+    revision: str | None = None  # the full hash of a commit; None: labkit's own files
+    repository: str | None = None  # the absolute path of the revision's checkout; None: labkit's
 
     @classmethod
     def resolve(cls, plain: Any) -> PythonEnvironment:
@@ -187,13 +165,7 @@ class PythonEnvironment:
         return [self.python or command[0], *command[1:]]
 
     def variables(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of a worker.
-
-        Parameters
-        ----------
-        base
-            The variables of a worker in the study's own environment.
-        """
+        """Return the variables of a worker; ``base``: those in the study's own environment."""
         if not any(vars(self).values()):
             return dict(base)
         exported = self._exported
@@ -317,10 +289,7 @@ def imports_of(
     return environment.imports(modules, program)
 
 
-@cache
-def refusal_of(environment: PythonEnvironment, config: str) -> str | None:
-    """Return :meth:`PythonEnvironment.refusal`. The result is cached for this process."""
-    return environment.refusal(config)
+refusal_of = cache(PythonEnvironment.refusal)
 
 
 def default_options() -> dict[str, Any]:
@@ -335,21 +304,9 @@ def known_options(
     """Return a config with the options that another revision of labkit has.
 
     A default null is left out where the other revision has another default, which then applies: it
-    may not read null.
-
-    Parameters
-    ----------
-    config
-        An arm's config, or a part of it.
-    theirs, ours
-        The defaults of the other revision's options, and of this one's.
-    where
-        The prefix of the part's keys, such as ``engine.``.
-
-    Raises
-    ------
-    RevisionError
-        The config changes an option that the other revision does not have.
+    may not read null. ``theirs``, ``ours``: the defaults of the other revision's options, and of
+    this one's. ``where``: the prefix of the keys of a part, such as ``engine.``. Raises
+    ``RevisionError`` if the config changes an option that the other revision does not have.
     """
     known: dict[str, Any] = {}
     for key, value in config.items():
