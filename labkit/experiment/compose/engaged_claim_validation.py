@@ -26,21 +26,10 @@ def check_names(
     arms: Mapping[str, Engine],
     dropped: Sequence[str] = (),
 ) -> None:
-    """Refuse claims on an arm or a counter that does not exist.
+    """Raise ``ConfigError`` for claims on an arm or a counter that does not exist.
 
-    Parameters
-    ----------
-    engaged
-        The claimed counters by arm.
-    arms
-        The arms' engines.
-    dropped
-        Arms that the command line removed; claims on them are ignored.
-
-    Raises
-    ------
-    ConfigError
-        An arm or a counter does not exist. The message suggests the closest name.
+    ``engaged``: the claimed counters by arm. ``dropped``: arms that the command line removed;
+    claims on them are ignored. The message suggests the closest name.
     """
     for arm, claimed in engaged.items():
         if arm in dropped:

@@ -27,14 +27,8 @@ def explain_config_error(
 ) -> str:
     """Return one line that names the wrong file or override, the key and the allowed values.
 
-    Parameters
-    ----------
-    error
-        An exception of Hydra, OmegaConf or the schema.
-    overrides
-        The overrides in effect; the message names the wrong one.
-    root
-        The schema's class.
+    ``error``: of Hydra, OmegaConf or the schema. ``overrides``: those in effect; the message names
+    the wrong one. ``root``: the schema's class.
     """
     for item in _causes(error):
         if isinstance(item, ConfigError):

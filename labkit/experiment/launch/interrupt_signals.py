@@ -23,13 +23,8 @@ class InterruptSignals:
     """Context manager in which a signal sets a flag and makes the descriptors ``fds`` readable.
 
     Python installs signal handlers only in the main thread. In another thread the context does
-    nothing. ``suspended_s``: the seconds in which this process was suspended, as far as they are
-    known.
-
-    Parameters
-    ----------
-    defer_suspension
-        Whether SIGTSTP waits until ``suspend_if_due`` is called.
+    nothing. ``defer_suspension``: whether SIGTSTP waits until ``suspend_if_due`` is called.
+    ``suspended_s``: the seconds in which this process was suspended, as far as they are known.
     """
 
     def __init__(self, *, defer_suspension: bool = False) -> None:

@@ -57,22 +57,12 @@ Block = Sequence[Run]  # all runs of one block, in their order
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """The result of :func:`run_cell`.
+    """The result of :func:`run_cell`."""
 
-    Parameters
-    ----------
-    ran, already_done
-        The number of runs done by this call, and of runs whose records existed before.
-    failed
-        The names of failed runs.
-    seconds
-        Wall time of the call.
-    """
-
-    ran: int
-    already_done: int
-    failed: tuple[str, ...]
-    seconds: float
+    ran: int  # the number of runs done by this call
+    already_done: int  # the number of runs whose records existed before
+    failed: tuple[str, ...]  # the names of failed runs
+    seconds: float  # wall time of the call
 
 
 def run_cell(
@@ -98,14 +88,9 @@ def run_cell(
     analysis
         Analyses the cell at an interim look. Needed if the design has looks.
 
-    Raises
-    ------
-    ConfigError
-        The folder holds records of other arms or another design.
-    StudyError
-        The disk is full, the folder can't be written, ... Records already written stay.
-    Interrupted
-        SIGINT or SIGTERM was received. Running the same command again continues the cell.
+    Raises ``ConfigError`` if the folder holds records of other arms or another design;
+    ``StudyError`` if the disk is full, the folder can't be written, ...: records already written
+    stay; ``Interrupted`` after SIGINT or SIGTERM: the same command continues the cell.
     """
     progress = Progress() if progress is None else progress
     launcher = WorkerLauncher(progress=progress) if launcher is None else launcher
@@ -372,15 +357,12 @@ def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockSta
 def _prepare_blocks(
     cell: ReadyCell, progress: Progress, redo_failed: bool
 ) -> tuple[list[Block], list[Record]]:
-    """Check the cell's folder, move leftovers aside, write the manifest; find the blocks to run.
+    """Check the cell's folder, move leftovers aside, and write the manifest.
 
-    Returns
-    -------
-    blocks to run, records of the finished blocks
+    Returns the blocks to run, and the records of the finished blocks.
     """
     refuse_changes(cell)
-    warning = exploratory_warning(cell)
-    if warning is not None:
+    if warning := exploratory_warning(cell):
         progress.note(warning)
     write_manifest(cell, cell.stopping_points[0])
     _move_unpublished_files(cell)
@@ -411,8 +393,7 @@ def _abandon_block(block: Block, cell: ReadyCell, progress: Progress, reason: st
     for path in files:
         paths.move_to_abandoned(path)
     if files:
-        noun = "file" if len(files) == 1 else "files"
-        moved = f"{len(files)} {noun} moved to {paths.abandoned}"
+        moved = f"{count_text(len(files), 'file')} moved to {paths.abandoned}"
         progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
 
 

@@ -39,12 +39,8 @@ class MeasuredCell:
 class StudyHistory:
     """The newest cells measured on this kind of machine, each read once.
 
-    Parameters
-    ----------
-    out
-        A folder to search for cells, besides ``outputs``.
-    authors
-        Cells of somebody else's study, on any machine. They count where this machine has none.
+    ``out``: a folder to search for cells, besides ``outputs``. ``authors``: cells of somebody
+    else's study, on any machine. They count where this machine has none.
     """
 
     def __init__(self, out: Path, authors: Sequence[MeasuredCell] = ()) -> None:

@@ -53,46 +53,22 @@ MAX_ROWS = 12  # of a schedule's table
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell's schedule and estimates.
-
-    Parameters
-    ----------
-    to_run
-        The number of runs not done yet.
-    seconds, bytes
-        The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
-        largest run or, if arms take turns, of all arms of a block together.
-    measured_in
-        The earlier cell whose blocks gave ``seconds``, as text; None if a model of the workload's
-        cost gave it.
-    detectable_effect, one_minute, start_up
-        Lines of text for the plan, from the functions ``detectable_effect_line``,
-        ``one_minute_line`` and ``start_up_line`` of
-        :mod:`labkit.experiment.schedule.power_forecast`. ``one_minute`` is None for the cell that
-        ``design.confirm`` adds.
-    separate_processes_reason
-        The reason that the arms do not share a process; None if they do.
-    timing
-        Lines on what follows from ``design.time``; empty if nothing does.
-    warnings
-        Warnings, for example that the server will refuse some of the arms' requests.
-    """
+    """A cell's schedule and estimates, and lines of text for the plan."""
 
     cell: ReadyCell
-    to_run: int
-    seconds: float
-    bytes: int
-    measured_in: str | None
+    to_run: int  # the number of runs not done yet
+    seconds: float  # estimated wall time of these
+    bytes: int  # estimated, of the largest run or, if arms take turns, of a block's arms together
+    measured_in: str | None  # the earlier cell that gave ``seconds``; None if a model of cost did
     detectable_effect: str
-    one_minute: str | None
+    one_minute: str | None  # None for the cell that ``design.confirm`` adds
     start_up: str
-    separate_processes_reason: str | None
-    timing: tuple[str, ...]
+    separate_processes_reason: str | None  # None if the arms share a process
+    timing: tuple[str, ...]  # what follows from ``design.time``, if something does
     warnings: tuple[str, ...]
 
     @property
     def runs(self) -> int:
-        """The number of all runs of the design."""
         return len(_schedule(self.cell))
 
 

@@ -127,12 +127,7 @@ def allocate_units(
 ) -> Allocation:
     """Return the blocks, and the requests of each run, that fit into ``time_s`` seconds.
 
-    Parameters
-    ----------
-    arms
-        The number of arms that are tested together.
-    blocks
-        The number of blocks, if it is fixed.
+    ``arms``: how many are tested together. ``blocks``: their number, if it is fixed.
     """
     (case,) = pilot.cases
 

@@ -148,16 +148,9 @@ class Measured:
 def allocate(
     pilot: CellPilot, design: Design, arms: int, time_s: float | None, blocks: int | None = None
 ) -> Allocation:
-    """Return the division of ``time_s`` seconds that decides most cases.
+    """Return the division of ``time_s`` seconds that decides most cases; None: all they need.
 
-    Parameters
-    ----------
-    arms
-        The number of arms that are tested together.
-    time_s
-        The seconds left; None: as many as all cases need.
-    blocks
-        The number of processes, if it is fixed.
+    ``arms``: how many are tested together. ``blocks``: the number of processes, if it is fixed.
     """
     counts = [blocks] if blocks is not None else range(fewest_blocks(design, arms), MAX_BLOCKS + 1)
     return best_allocation([divide(pilot, design, arms, time_s, n) for n in counts], time_s)

@@ -87,22 +87,11 @@ def timing_lock(
 ) -> Iterator[None]:
     """Hold the host's timing lock; wait for all processes that arrived before.
 
-    Parameters
-    ----------
-    holder
-        A name for this process, shown to other processes that wait for the lock.
-    device
-        The device that is timed; each has a lock of its own.
-    on_wait
-        Called with one line when the wait begins, when the process that is timing changes, and
-        again every minute.
-    check
-        Called at every poll (``poll_s`` seconds); may raise an exception to stop waiting.
-
-    Raises
-    ------
-    StudyError
-        The folder of the locks can't be used.
+    ``holder``: a name for this process, shown to others that wait. ``device``: what is timed; each
+    has a lock of its own. ``on_wait`` is called with one line when the wait begins, when the
+    process that is timing changes, and again every minute. ``check`` is called at every poll
+    (``poll_s`` seconds); it may raise an exception to stop waiting. Raises ``StudyError`` if the
+    folder of the locks can't be used.
     """
     with ExitStack() as held:
         with _errors_as_one_line():
@@ -117,9 +106,8 @@ def timing_lock(
                 on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
             ahead = [before for before in ahead if before.is_live]
-        _write(
-            descriptor, holder, time.time(), time.monotonic()
-        )  # for the date and the duration in describe()
+        # For the date and the duration in describe().
+        _write(descriptor, holder, time.time(), time.monotonic())
         yield
 
 

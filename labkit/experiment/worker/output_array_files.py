@@ -26,14 +26,9 @@ MAX_BYTES = 128 << 20  # per run; outputs beyond this are not stored
 
 
 def save(cell_dir: Path, values: Values) -> None:
-    """Store each array that has no file yet, atomically (by rename).
+    """Store each array that has no file yet, by rename: arrays by digest, in the order of cases.
 
     If a file cannot be written, print one line and store no more.
-
-    Parameters
-    ----------
-    values
-        Arrays by digest, in the order of the cases.
     """
     import numpy as np
 
