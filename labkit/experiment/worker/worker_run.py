@@ -71,11 +71,7 @@ class WorkerProcess:
         self.status = WorkerStatus() if status is None else status
         self.shared = RunDraft(records[0], timer)
         self.runs = [
-            ArmRun(
-                RunDraft(record, StageTimer(timer.spawned_ns)),
-                arm,
-                experiment_of(arm),
-            )
+            ArmRun(RunDraft(record, StageTimer(timer.spawned_ns)), arm, experiment_of(arm))
             for record, arm in zip(records, arms, strict=True)
         ]
         self.running: ArmRun | None = None
@@ -135,10 +131,7 @@ class WorkerProcess:
     def prepare(self) -> RunFailure | None:
         """Compile, build and cache what the arms' runs need, without measuring.
 
-        Returns
-        -------
-        RunFailure | None
-            What the arms' runs would record as their failure; None if nothing failed.
+        Returns what the runs would record as their failure; None if nothing failed.
         """
         with self.shared.catch_failures():
             self._prepare()
@@ -189,11 +182,7 @@ class WorkerProcess:
     @property
     def output_values(self) -> dict[str, NDArray[np.float32]]:
         """The array outputs of all arms, by digest."""
-        return {
-            digest: values
-            for run in self.runs
-            for digest, values in run.draft.output_values.items()
-        }
+        return {k: values for run in self.runs for k, values in run.draft.output_values.items()}
 
     @property
     def step_traces(self) -> list[Mapping[str, Any] | None]:
