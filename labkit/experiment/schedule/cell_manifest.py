@@ -189,10 +189,8 @@ def _difference(cell: ReadyCell) -> str | None:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        change = first_difference(
-            _comparable(old[name], defaults), _comparable(new[name], defaults)
-        )
-        change = change or _changed_input(old[name], new[name])
+        pair = (_comparable(arms[name], defaults) for arms in (old, new))
+        change = first_difference(*pair) or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)
@@ -268,12 +266,8 @@ def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
     """
     blocks, looks = cell.design.blocks, old.get("looks")
     end = looks[-1]["blocks"] if looks else old.get("blocks")
-    turns = cell.design.isolation.takes_turns
-    if (
-        key not in ("blocks", "looks")
-        or not turns
-        or end != resumed_legacy_cell.RUNS_PER_BLOCK * blocks
-    ):
+    doubled = end == resumed_legacy_cell.RUNS_PER_BLOCK * blocks
+    if key not in ("blocks", "looks") or not cell.design.isolation.takes_turns or not doubled:
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "
@@ -286,17 +280,15 @@ def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
     last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
     if last_blocks[0] == last_blocks[1]:
         return list(old) == list(new)
-    earlier = min(last_blocks)
-    old_early, new_early = (
-        [look for look in looks if look["blocks"] < earlier] for looks in (old, new)
-    )
-    return old_early == new_early
+    end = min(last_blocks)
+    early = [[look for look in looks if look["blocks"] < end] for looks in (old, new)]
+    return early[0] == early[1]
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
     """Return the first difference of two JSON values (``engine.blas was x, now y``), or None."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
+        for key in {**old, **new}:
             key_path = f"{path}.{key}" if path else str(key)
             if key not in new:
                 return f"{key_path} was {old[key]}, now it is not set"
@@ -389,17 +381,13 @@ def exploratory_warning(cell: ReadyCell) -> str | None:
         return None
     return (
         f"results were shown after {count_text(shown[0], 'block')}, so a study of "
-        f"{cell.design.blocks} blocks is "
-        "exploratory and claims nothing; for a claim, start a new study (another out=) with "
-        f"design.looks at {shown[0]} and {cell.design.blocks} blocks"
+        f"{cell.design.blocks} blocks is exploratory and claims nothing; for a claim, start a new "
+        f"study (another out=) with design.looks at {shown[0]} and {cell.design.blocks} blocks"
     )
 
 
 def kept_arms(cell: ReadyCell) -> dict[int, list[str]]:
-    """Return the names of the arms that remain after each look that dropped arms.
-
-    The keys are the looks' numbers of blocks.
-    """
+    """Return the names of the arms that remain after each look (its blocks) that dropped arms."""
     taken = _old_design(cell).get("looks_taken", [])
     return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
 

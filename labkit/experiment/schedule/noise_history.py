@@ -118,16 +118,13 @@ def _manifests(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class CellNoise:
-    """The noise of a cell: medians over its arms and over its rows of certain metrics.
+    """The noise of a cell: medians over its arms and over its rows of certain metrics."""
 
-    ``sd``: standard deviation between runs (log scale). ``alpha_share``: the share of an arm's
-    alpha that each of its rows gets; None if no p-value could reach alpha.
-    ``degrees_of_freedom``: those of ``sd``, the smallest of all rows and arms.
-    """
-
-    sd: float
+    sd: float  # standard deviation between runs (log scale)
+    # The share of an arm's alpha that each of its rows gets; None if it is unknown, or no p-value
+    # could reach alpha.
     alpha_share: float | None
-    degrees_of_freedom: int
+    degrees_of_freedom: int | None  # of ``sd``, the smallest of all rows and arms; None: unknown
 
 
 def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> CellNoise | None:
@@ -178,10 +175,7 @@ def median_block_s(cell_dir: StudyPath) -> float | None:
 
 
 def median_start_up_s(cell_dir: StudyPath) -> float | None:
-    """Return the median seconds that a cell's runs take outside their measurement.
-
-    Returns None if no run has recorded them.
-    """
+    """Return the median seconds that a cell's runs take outside their measurement, if recorded."""
     try:
         records = read_runs(cell_dir)
     except RecordError:
