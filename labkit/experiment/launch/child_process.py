@@ -15,8 +15,7 @@ from pathlib import Path
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.machine.facts import linux
 from labkit.machine.processes import process_memory_limit
-from labkit.machine.processes.process_tree import ProcessTree
-from labkit.machine.processes.signal_names import signal_name
+from labkit.machine.processes.process_tree import ProcessTree, signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from labkit.machine.processes.signal_names import signal_name
+from labkit.machine.processes.process_tree import signal_name
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP_COMMAND = b"stop\n"
