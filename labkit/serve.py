@@ -64,23 +64,19 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from omegaconf import OmegaConf
 
     from labkit.cli.hydra_arguments import CONF, read_override
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")
     words = [read_override(override) for override in overrides]
     ConfigStore.instance().store(name="serve_schema", node=ServeConfig)
-    try:
+    with config_errors_in_one_line(overrides, ServeConfig):
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             composed = compose("serve", overrides=words)
         plain = OmegaConf.to_container(
             composed, resolve=True, throw_on_missing=True, enum_to_str=True
         )
         return from_plain(ServeConfig, plain)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(explain_config_error(error, overrides, ServeConfig)) from None
 
 
 def _become_server(config: ServeConfig) -> NoReturn:

@@ -69,13 +69,12 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         first_cell,
         fixed_overrides,
     )
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
     from labkit.experiment.hydra.job_launchers import is_search
 
-    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
-    task = [o for o in command.overrides if o not in hydra]
+    hydra, task = _hydra_and_task(command)
     with initialized():
-        try:
+        with config_errors_in_one_line(command.overrides):
             if command.multirun:
                 first = [*hydra, *first_cell(task)]
                 config = compose("config", overrides=first, return_hydra_config=True)
@@ -85,24 +84,25 @@ def compose_cells(command: Command) -> list[ComposedCell]:
                     cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
                     _check_swept_experiments(cells, hydra)
             else:
-                swept = next((o for o in task if len(expand_sweep([o])) > 1), None)
-                if swept is not None:
-                    raise ConfigError(
-                        f"{swept}: several values need -m; add it at the end of the command"
+                for override in task:
+                    require(
+                        len(expand_sweep([override])) == 1,
+                        f"{override}: several values need -m; add it at the end of the command",
                     )
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(explain_config_error(error, command.overrides)) from None
-        # Without -m, Hydra names the folder after the overrides as the user typed them.
-        if not command.multirun:
-            cells = [task]
+                # Hydra names the folder after the overrides as the user typed them.
+                cells = [task]
         composer = Composer()
         composed = [compose_cell(hydra, cell, composer) for cell in cells]
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
         raise ConfigError(_same_name(max(names, key=names.count), composed))
     return composed
+
+
+def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
+    """Return the overrides of Hydra itself, and those of the cells."""
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    return hydra, [o for o in command.overrides if o not in hydra]
 
 
 def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
@@ -121,9 +121,8 @@ def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
 def _sweeper_params(params: Any) -> dict[str, Any]:
     """Return ``hydra.sweeper.params``, whose values become names of folders."""
     for key in params:
-        secret = "oc.env" in str(params._get_node(key))
         require(
-            not secret,
+            "oc.env" not in str(params._get_node(key)),
             f"hydra.sweeper.params: {key}: the value of an environment variable would become the "
             "name of a folder; set it in an arm or on the command line",
         )
@@ -157,23 +156,17 @@ def with_sweep_as_arms(command: Command) -> Command:
     """
     from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
     from labkit.experiment.hydra.hydra_composer import Composer
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
 
     plugins = ("hydra/launcher=", "hydra/sweeper=")
     launched = any(o.startswith(plugins) for o in command.overrides)
     if not command.multirun or launched:
         return command
-    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
-    task = [o for o in command.overrides if o not in hydra]
-    with initialized():
-        try:
-            if _experiment_makes_cells(hydra, task):
-                return command
-            swept = sweep_as_arms(task, Composer(), hydra)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(explain_config_error(error, command.overrides)) from None
+    hydra, task = _hydra_and_task(command)
+    with initialized(), config_errors_in_one_line(command.overrides):
+        if _experiment_makes_cells(hydra, task):
+            return command
+        swept = sweep_as_arms(task, Composer(), hydra)
     return replace(command, overrides=(*hydra, *swept))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
@@ -49,6 +50,17 @@ def explain_config_error(
         if line:
             return line
     return _flat(str(error).split("\n")[0] or type(error).__name__)
+
+
+@contextmanager
+def config_errors_in_one_line(overrides: Sequence[str], root: Any = Experiment) -> Iterator[None]:
+    """Raise any other exception of the ``with`` block as the ``ConfigError`` that explains it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(explain_config_error(error, overrides, root)) from None
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
