@@ -71,13 +71,10 @@ class CellPaths:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The rounds of each case in a block of kernel runs, and what they cost by the pilot.
+    """The rounds of each case in a block of kernel runs, and what they cost by the pilot."""
 
-    ``rounds``, ``round_s`` and ``warm_up_s`` are by case; ``start_s`` is what else a block costs.
-    """
-
-    rounds: Mapping[str, int]
-    start_s: float = 0.0
+    rounds: Mapping[str, int]  # by case, as are the costs
+    start_s: float = 0.0  # what a block costs besides its cases
     round_s: Mapping[str, float] = field(default_factory=dict)
     warm_up_s: Mapping[str, float] = field(default_factory=dict)
 

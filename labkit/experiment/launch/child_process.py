@@ -28,16 +28,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a process. ``code`` is its exit status, or minus the signal's number.
+    """The end of a process."""
 
-    ``wall_s``: the seconds that it took, without ``suspended_s``: those in which this process was
-    suspended (ctrl-Z) and could not see whether the child had ended.
-    """
-
-    code: int
+    code: int  # its exit status, or minus the signal's number
     timed_out: bool
     oom_kills: int
-    wall_s: float
+    wall_s: float  # without ``suspended_s``
+    # When this process was suspended (ctrl-Z) and could not see whether the child had ended.
     suspended_s: float = 0.0
 
     @property

@@ -61,17 +61,14 @@ TURNS_PER_PLACEMENT = 5
 
 @dataclass(frozen=True)
 class LiveCommand:
-    """A worker's command (``--turns FD`` is appended to it), environment variables and log.
+    """How a worker is started."""
 
-    ``servers``: the ids of server processes that labkit did not start. They and their descendants
-    are stopped together with the worker, but never killed.
-    ``status``: memory that the worker inherits; the durations of its stops are written to it.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # ``--turns FD`` is appended to it
     environment: Mapping[str, str]
     log: Path
-    status: SharedStatus
+    status: SharedStatus  # which the worker inherits; the durations of its stops are written to it
+    # The ids of server processes that labkit did not start. They and their descendants are stopped
+    # together with the worker, but never killed.
     servers: tuple[int, ...] = ()
 
 

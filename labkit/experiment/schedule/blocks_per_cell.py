@@ -57,19 +57,14 @@ MAX_BLOCKS = 100
 
 @dataclass(frozen=True)
 class CellAllocator:
-    """Reads the allocation of a cell from its folder, or makes it.
-
-    ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
-    records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
-    timing lock. ``analysis`` judges the quality of scored texts.
-    """
+    """Reads the allocation of a cell from its folder, or makes it."""
 
     launcher: RunLauncher
     progress: Progress
-    run_first_block: Callable[[ReadyCell], Sequence[Record]]
-    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
-    timing_lock: Callable[[], AbstractContextManager[None]]
-    analysis: LookAnalysis | None = None
+    run_first_block: Callable[[ReadyCell], Sequence[Record]]  # unless it is finished
+    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]  # which does not count
+    timing_lock: Callable[[], AbstractContextManager[None]]  # the host's
+    analysis: LookAnalysis | None = None  # judges the quality of scored texts
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.

@@ -330,13 +330,10 @@ def _scheduled_blocks(cell: ReadyCell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records so far.
-
-    ``run_reason``: why the block must run (again); None if the block is finished.
-    """
+    """A block's records so far."""
 
     records: list[Record]
-    run_reason: str | None
+    run_reason: str | None  # why the block must run (again); None if it is finished
 
 
 def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockStatus:

@@ -48,13 +48,10 @@ MOST_BLOCKS = 100
 
 @dataclass(frozen=True)
 class UnitLimits:
-    """The numbers of requests or windows (``noun``) that a run may have.
-
-    ``together``: those that are in flight together. ``least``, ``total``: the fewest, and all.
-    """
+    """The numbers of requests or windows (``noun``) that a run may have."""
 
     noun: str
-    together: int
+    together: int  # those that are in flight together
     least: int
     total: int
 
