@@ -20,6 +20,7 @@ from labkit.config.engine import (
     Pipeline,
     PrefixAlign,
     PrefixCache,
+    TensorParallel,
     Weights,
     user_classes,
 )
@@ -50,7 +51,6 @@ from labkit.config.engine.openai_server import (
     OpenAIServer,
     ServerPreset,
 )
-from labkit.config.engine.python_environment import Environment
 from labkit.config.engine.scheduler import (
     DEFAULT_WATERMARK,
     Admission,
@@ -61,12 +61,12 @@ from labkit.config.engine.scheduler import (
     Scheduler,
 )
 from labkit.config.engine.speculation import Drafts, Speculation, Verification
-from labkit.config.engine.tensor_parallel import TensorParallel
 from labkit.config.experiment import (
     CONTROL,
     YAML_KEYWORDS,
     Ablation,
     Claims,
+    Environment,
     Experiment,
     Identity,
     Redo,
