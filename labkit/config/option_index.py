@@ -59,7 +59,7 @@ class OptionEntry:
         if self.option.choices or self.option.range:
             return self.option.allowed
         kind = ", ".join(self.choices) or self.option.type_name or KIND_NAMES.get(self.kind)
-        kind = kind or _container(self.kind)
+        kind = kind or ("a list" if typing.get_origin(self.kind) is list else "a map")
         null = f", or {self.option.allowed}" if self.option.allowed else ""
         return kind + null
 
@@ -182,8 +182,3 @@ def _non_null(kind: Any) -> Any:
     """Return ``T`` for ``T | None``, and any other type as it is."""
     choices = [item for item in typing.get_args(kind) if item is not NoneType]
     return choices[0] if NoneType in typing.get_args(kind) else kind
-
-
-def _container(kind: Any) -> str:
-    names = {list: "a list", dict: "a map"}
-    return names.get(typing.get_origin(kind), "a map")

@@ -39,7 +39,8 @@ def sweep_as_arms(
     given = list(overrides)
     swept, others = _split(given)
     keys = {override.split("=", 1)[0] for override in given}
-    if not swept or any(_is_swept(override) for override in others if _asks(override)):
+    questions = [o for o in others if o.split("=", 1)[0] in QUESTION_KEYS]
+    if not swept or any(len(expand_sweep([question])) > 1 for question in questions):
         return given
     cells = expand_sweep(given)
     folders = study_folders(given)
@@ -84,14 +85,6 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         else:
             others[key] = text
     return swept, list(others.values())
-
-
-def _asks(override: str) -> bool:
-    return override.split("=", 1)[0] in QUESTION_KEYS
-
-
-def _is_swept(override: str) -> bool:
-    return len(expand_sweep([override])) > 1
 
 
 def with_swept_arms(experiment: Experiment, choices: Mapping[str, str]) -> Experiment:

@@ -70,7 +70,8 @@ class StudyHistory:
     def _cells(self) -> Sequence[MeasuredCell]:
         """The cells of this kind of machine."""
         cells, this_machine = [], fingerprint.take()
-        files = {path for root in self._roots for path in _manifests(root)}
+        patterns = ["*/" * depth + "cell.json" for depth in range(1, 5)]
+        files = {path for root in self._roots for one in patterns for path in root.glob(one)}
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
         for path in newest[:MAX_CELLS]:
             try:
@@ -109,11 +110,6 @@ def _has(options: Any, old: Any) -> bool:
     if not isinstance(options, dict) or not isinstance(old, dict):
         return bool(options == old)
     return all(key in options and _has(options[key], value) for key, value in old.items())
-
-
-def _manifests(root: Path) -> Iterator[Path]:
-    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json", "*/*/*/*/cell.json"):
-        yield from root.glob(pattern)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ def timing_lock(
     with ExitStack() as held:
         with _errors_as_one_line():
             ticket, descriptor = held.enter_context(_take_ticket(holder, device))
-            ahead = _live_tickets(ticket, device)
+            tickets = timing_tickets(device)
+            ahead = [t for t in tickets if t.number < ticket.number and t.is_live]
         last_call, last_first = -float("inf"), None
         while ahead:
             check()
@@ -173,11 +174,6 @@ def timing_tickets(device: str = "cpu") -> list[Ticket]:
 def _folder() -> Path:
     chosen = os.environ.get(LOCK_DIR)
     return Path(chosen).resolve() if chosen else SHARED_FOLDER
-
-
-def _live_tickets(mine: Ticket, device: str) -> list[Ticket]:
-    """Return the tickets before ``mine`` whose processes are alive."""
-    return [t for t in timing_tickets(device) if t.number < mine.number and t.is_live]
 
 
 def _queue_text(others: int) -> str:
