@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from labkit.cli.program_base import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
         epilog="Options:\n\n"
-        + option_index.help_lines(_default_value, ServeConfig).replace("%", "%%"),
+        + option_index.help_lines(ServeConfig).replace("%", "%%"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
@@ -47,11 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _become_server(compose(options.overrides))
 
     return parser.run(argv, body, refused=(ConfigError,))
-
-
-def _default_value(key: str) -> Any:
-    leaf = option_index.find_option(key)
-    return leaf.option.default if leaf else None
 
 
 def compose(overrides: Sequence[str]) -> ServeConfig:

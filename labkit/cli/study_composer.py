@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Register the schema and the OmegaConf resolvers that ``conf/`` uses.
-
-    Repeated calls are harmless.
-    """
+    """Register the schema and the resolvers that ``conf/`` uses; repeated calls are harmless."""
     import warnings
 
     from hydra.core.config_store import ConfigStore

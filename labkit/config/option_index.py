@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -158,10 +158,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
-    """Return the text of ``--help``: every option with its value, meaning and allowed values."""
+def help_lines(root: Any) -> str:
+    """Return the text of ``--help``: every option with its default, meaning and allowed values."""
     entries = (entry for group in option_groups(root) for entry in group.entries)
-    return "\n".join(line for entry in entries for line in entry_lines(entry, value_of(entry.key)))
+    return "\n".join(line for entry in entries for line in entry_lines(entry, entry.option.default))
 
 
 def entry_lines(entry: OptionEntry, value: Any) -> list[str]:

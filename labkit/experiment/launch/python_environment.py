@@ -185,21 +185,11 @@ class PythonEnvironment:
     def imports(self, modules: Sequence[str], program: str | None = None) -> Imports:
         """Import labkit and its dependencies in this environment, and return the results.
 
-        Parameters
-        ----------
-        modules
-            Modules of the user's own that the arm's options name. They are imported only if the
-            environment has a repository, of whose checkout they must import nothing. The result
-            says which are missing.
-        program
-            A module or a script that the arm's server runs. It is not imported, and matters only if
-            the environment has a repository.
-
-        Raises
-        ------
-        RevisionError
-            An import fails, the program is not a Python interpreter, or a module of the repository
-            is not the revision's.
+        ``modules``: those of the user's own that the arm's options name. They are imported only if
+        the environment has a repository, of whose checkout they must import nothing. ``program``: a
+        module or a script that the arm's server runs. It is not imported, and matters only with a
+        repository. Raises ``RevisionError`` if an import fails, the interpreter is not Python, or a
+        module of the repository is not the revision's.
         """
         imported = [] if self.repository is None else list(modules)
         named = [*modules, *([program] if program and self.repository is not None else [])]

@@ -365,20 +365,11 @@ def run(
 ) -> list[ProcessExit]:
     """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
 
-    Parameters
-    ----------
-    commands
-        By arm, in the order in which the processes are started.
-    order
-        Random stream for the order of turns.
-    timeout_s
-        Seconds of work after which a process is killed. Time without a turn does not count.
-    on_tick
-        Called about once a second.
-    slice_s
-        Seconds of a turn of an engine or a server.
-    load_together
-        Whether the processes load at the same time, or one after the other.
+    ``commands``: by arm, in the order in which the processes are started. ``order``: the random
+    stream for the order of turns. A process is killed after ``timeout_s`` seconds of work; time
+    without a turn does not count. ``on_tick`` is called about once a second. ``slice_s``: seconds
+    of a turn of an engine or a server. ``load_together``: whether the processes load at the same
+    time, or one after the other.
 
     Raises ``Interrupted`` after a signal, when all processes have been killed; ``StudyError`` if a
     worker uses another version of the protocol, or violates it; ``OSError`` if a log can't be

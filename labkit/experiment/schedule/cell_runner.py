@@ -76,17 +76,9 @@ def run_cell(
     """Run the missing runs of a cell, while holding the cell's lock.
 
     The host's timing lock is held from the first missing run on, so a finished cell never waits
-    for another study.
-
-    Parameters
-    ----------
-    launcher
-        Carries out the runs; by default, every run gets a fresh process.
-    redo_failed
-        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``. A run
-        that runs out of memory as its arm claims has not failed.
-    analysis
-        Analyses the cell at an interim look. Needed if the design has looks.
+    for another study. ``redo_failed``: repeat the blocks with a failed run, whose old records move
+    to ``runs/abandoned``. A run that runs out of memory as its arm claims has not failed.
+    ``analysis`` judges the cell at an interim look, and is needed if the design has looks.
 
     Raises ``ConfigError`` if the folder holds records of other arms or another design;
     ``StudyError`` if the disk is full, the folder can't be written, ...: records already written

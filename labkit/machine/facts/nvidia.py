@@ -39,10 +39,7 @@ def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
 
 
 def parse_query(text: str) -> list[dict[str, Any]]:
-    """Parse the output of ``--format=csv,noheader,nounits``, one dict per device.
-
-    Fields like ``[N/A]`` are left out.
-    """
+    """Parse the query's CSV output, one dict per device, without fields like ``[N/A]``."""
     devices = []
     for line in filter(str.strip, text.splitlines()):
         words = (word.strip() for word in line.split(","))
