@@ -77,7 +77,7 @@ def perform(
     records = list(map(_new_record, arms, arm_paths, run_paths))
     process = WorkerProcess(records, arms, timer, granted, status)
     records = [worker_stages.without_values(record, arms) for record in process.run()]
-    if outputs_dir is not None:
+    if outputs_dir is not None and process.output_values:
         output_array_files.save(outputs_dir, process.output_values)
     traces = zip(records, process.step_traces, strict=True)
     return [_with_step_trace(record, trace, outputs_dir) for record, trace in traces]
