@@ -90,13 +90,13 @@ def option_groups(group: Any = Experiment, path: str = "") -> Iterator[OptionGro
 
     The group of a list's items has the path ``key[]``, where ``key`` is the list's key.
     """
-    metadata, kinds = options(group), typing.get_type_hints(group)
+    metadata = options(group)
     entries: list[OptionEntry] = []
     children: list[tuple[Any, str]] = []
-    for item in dataclasses.fields(group):
-        key, kind = f"{path}.{item.name}" if path else item.name, _non_null(kinds[item.name])
-        if item.name in metadata:
-            entries.append(OptionEntry(key, kind, metadata[item.name]))
+    for name, kind in field_kinds(group).items():
+        key = f"{path}.{name}" if path else name
+        if name in metadata:
+            entries.append(OptionEntry(key, kind, metadata[name]))
         (item_kind,) = typing.get_args(kind) if typing.get_origin(kind) is list else (kind,)
         if dataclasses.is_dataclass(item_kind):
             children.append((item_kind, key if item_kind is kind else f"{key}[]"))
@@ -116,14 +116,26 @@ def _entries_by_key() -> dict[str, OptionEntry]:
     return {entry.key: entry for group in groups for entry in group.entries}
 
 
+@functools.cache
+def field_kinds(group: Any) -> dict[str, Any]:
+    """Return the types of a group's options and groups, without None; empty for another type."""
+    if not dataclasses.is_dataclass(group):
+        return {}
+    hints = typing.get_type_hints(group)
+    kinds = {}
+    for item in dataclasses.fields(group):
+        choices = typing.get_args(hints[item.name])
+        known = next((choice for choice in choices if choice is not NoneType), None)
+        kinds[item.name] = known if NoneType in choices else hints[item.name]
+    return kinds
+
+
 def child_names(path: Sequence[str], root: Any = Experiment) -> list[str]:
     """Return the names of the options and groups directly under a path of the schema."""
     kind: Any = root
     for name in path:
-        hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-        kind = _non_null(hints.get(name))
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return [item.name for item in fields]
+        kind = field_kinds(kind).get(name)
+    return list(field_kinds(kind))
 
 
 def override_key(override: str) -> str:
@@ -176,9 +188,3 @@ def entry_lines(entry: OptionEntry, value: Any) -> list[str]:
 
 def _first_line(group: Any) -> str:
     return (inspect.getdoc(group) or "").split("\n")[0].replace("``", "`")
-
-
-def _non_null(kind: Any) -> Any:
-    """Return ``T`` for ``T | None``, and any other type as it is."""
-    choices = [item for item in typing.get_args(kind) if item is not NoneType]
-    return choices[0] if NoneType in typing.get_args(kind) else kind

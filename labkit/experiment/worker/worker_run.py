@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ class WorkerProcess:
         show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
-        try:
+        with closing(arms):
             if self.granted is not None:
                 self.granted.wait_to_warm_up()
             self._test_known_answers()
@@ -120,8 +120,6 @@ class WorkerProcess:
                 measurements = arms.measure(show)
             show("checking")
             self._test_known_answers()
-        finally:
-            arms.close()
         return measurements
 
     def _time_probe(self, probe: Any, when: str) -> None:
@@ -150,11 +148,8 @@ class WorkerProcess:
             for experiment in self._experiments:
                 workload.prepare(experiment)
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
-        try:
-            with shared.stage("warm_up"):
-                arms.prepare()
-        finally:
-            arms.close()
+        with closing(arms), shared.stage("warm_up"):
+            arms.prepare()
         self._measure_peak_rates()
 
     def pilot(self, seconds: float) -> dict[str, Any]:
@@ -164,11 +159,9 @@ class WorkerProcess:
         arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
         if not isinstance(arms, PilotedArms):
             raise TypeError(f"{type(arms).__name__} has no pilot")
-        try:
+        with closing(arms):
             loaded = self.shared.timer.since_spawn()
             cases = arms.pilot(seconds)
-        finally:
-            arms.close()
         measured = self.shared.timer.since_spawn()
         probe.time()
         fingerprint.take()
