@@ -116,7 +116,7 @@ def compose_cell(
 
 
 def _cell_config(overrides: Sequence[str], composer: Composer) -> tuple[list[str], Experiment]:
-    """Return a cell's overrides with those of its scale, and its config with a sweep's arms."""
+    """Return a cell's overrides, with those of its scale, and its config, with a sweep's arms."""
     cell = with_scale_overrides(overrides, composer)
     experiment = _base_of(cell, composer)
     if experiment.ablation.sweep:
@@ -368,11 +368,11 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     if not confirm or not cell.design.isolation.takes_turns:
         return [cell]
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
-    separate, alone = composed.experiment.design, Isolation.process
-    separate = replace(
-        separate, isolation=alone, blocks=confirm, looks=[], eliminate=False, confirm=0
+    design = composed.experiment.design
+    design = replace(
+        design, isolation=Isolation.process, blocks=confirm, looks=[], eliminate=False, confirm=0
     )
-    design = as_begun(separate, alone, folder, blocks_given=False)
+    design = as_begun(design, Isolation.process, folder, blocks_given=False)
     confirming = replace(
         cell,
         dir=folder,
