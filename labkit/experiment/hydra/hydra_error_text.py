@@ -106,7 +106,9 @@ def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
 
     key = full.group(1)
     given = next((o for o in overrides if override_key(o) == key), None)
-    places: list[str | None] = [given] if given else [locate(key, config_folders(overrides), overrides), key]
+    places = [given]
+    if given is None:
+        places = [locate(key, config_folders(overrides), overrides), key]
     return _flat("".join(f"{place}: " for place in places if place) + match.group(1))
 
 
