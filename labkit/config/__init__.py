@@ -37,6 +37,7 @@ from labkit.config.engine.memory_budget import (
     DEFAULT_FRACTION,
     DEFAULT_FREE_FRACTION,
     DEFAULT_POOL_BYTES,
+    FRACTION_POLICIES,
     SIMULATED_MAC_NAMES,
     Budget,
     BudgetPolicy,
