@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n"
-        + option_index.help_lines(ServeConfig).replace("%", "%%"),
+        epilog="Options:\n\n" + option_index.help_lines(ServeConfig).replace("%", "%%"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")

@@ -52,7 +52,10 @@ class WiredCollector(Enum):
 POLICY = "engine.budget.policy"
 # Policies that take a share of some memory.
 FRACTION_POLICIES = (
-    BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs, BudgetPolicy.free_memory
+    BudgetPolicy.fraction,
+    BudgetPolicy.vllm,
+    BudgetPolicy.mistralrs,
+    BudgetPolicy.free_memory,
 )
 
 

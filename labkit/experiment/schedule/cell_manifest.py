@@ -189,8 +189,8 @@ def _difference(cell: ReadyCell) -> str | None:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        pair = (_comparable(arms[name], defaults) for arms in (old, new))
-        change = first_difference(*pair) or _changed_input(old[name], new[name])
+        before, now = (_comparable(arms[name], defaults) for arms in (old, new))
+        change = first_difference(before, now) or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)

@@ -33,7 +33,9 @@ def surroundings() -> dict[str, Any]:
                 "time_machine": _time_machine(run("tmutil", "status")),
                 "spotlight": _spotlight(run("ps", "-Aceo", "pcpu=,comm=")),
             },
-            "top_foreign": lambda: _top_foreign(run("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()),
+            "top_foreign": lambda: _top_foreign(
+                run("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()
+            ),
             "thermal_pressure": thermal_pressure,
         }
     )
